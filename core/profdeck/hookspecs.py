@@ -1,0 +1,54 @@
+"""The whole extension surface of profdeck: three hooks.
+
+A backend (see `profdeck.Backend`) records; a listener (any object with these hooks, found under the entry-point
+group ``profdeck.listeners``) is told what happens, to upload or notify, say. Both implement the same hooks and
+mark them with `hookimpl`; a hook may leave out arguments that it does not need.
+
+The order within one capture is always ``profile_start``, any number of ``profile_step``, ``profile_stop``.
+Backends are called before listeners. ``profile_stop`` is called for every plugin whose ``profile_start``
+returned, whatever happened in between and whatever the other plugins raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from profdeck.capture import Artifact, Capture, Step
+
+NAMESPACE = "profdeck"
+
+hookspec = pluggy.HookspecMarker(NAMESPACE)
+hookimpl = pluggy.HookimplMarker(NAMESPACE)
+
+
+class Hooks:
+    """The hook specifications. Each hook may return an awaitable, which the caller's façade awaits."""
+
+    @hookspec
+    def profile_start(self, capture: Capture) -> Awaitable[None] | None:
+        """Begin recording into ``capture.directory``.
+
+        A backend names its files with ``capture.artifact_path(suffix)`` and may set ``capture.annotate`` to a
+        function that makes a context manager from a name: stages then appear in the recording. To refuse, raise;
+        nothing of this plugin may then still be recording.
+        """
+
+    @hookspec
+    def profile_step(self, capture: Capture, step: Step) -> Awaitable[None] | None:
+        """A boundary inside the running capture was passed: ``step`` says which unit ended and its index.
+
+        Global steps are reported between two steps of one capture, so never after its last one: there
+        ``profile_stop`` follows instead.
+        """
+
+    @hookspec
+    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[Artifact]] | Sequence[Artifact] | None:
+        """End the recording and return the artifacts that it left, whole or not.
+
+        Listeners are called after the backend, when ``capture.artifacts`` and ``capture.status`` are final and
+        the manifest is written; what they return is ignored.
+        """

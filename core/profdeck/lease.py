@@ -1,0 +1,110 @@
+"""Leases of devices: two recordings of one device never run at once, across processes and plugins of a host.
+
+A lease is a POSIX record lock on a file per device. The kernel drops it when its process ends in any way, so a
+lease of a dead process is free at once; unlike ``flock`` it is not inherited by forked data loaders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from profdeck.errors import LeaseError
+
+DIRECTORY_VARIABLE = "PROFDECK_LEASE_DIR"
+
+# Record locks do not exclude the process that holds them, and closing any descriptor of the file drops them:
+# within the process this table decides, and a file is opened only by the holder of its entry.
+_held: dict[Path, tuple[int, str]] = {}
+_mutex = threading.Lock()
+
+
+@attrs.define
+class Lease:
+    """Devices held for one capture."""
+
+    _files: list[tuple[Path, int]] = attrs.field(factory=list)
+
+    def release(self) -> None:
+        """Give the devices back; a second call does nothing."""
+        while self._files:
+            path, descriptor = self._files.pop()
+            with _mutex:
+                if _held.get(path, (0, ""))[0] == os.getpid():
+                    del _held[path]
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+
+def acquire(devices: Iterable[str], *, holder: str) -> Lease:
+    """Lease all devices or none, without waiting.
+
+    Args:
+        devices: names that are the same in every process of this host, such as a GPU's UUID.
+        holder: who asks, in words that tell another process whom to wait for.
+
+    Raises:
+        LeaseError: a device is held by a living process, which the message names.
+        OSError: the lease directory cannot be used.
+    """
+    lease = Lease()
+    try:
+        for device in sorted(set(devices)):  # one order for all, so that two processes cannot block each other
+            lease._files.append(_lock(_path(device), device, holder))  # noqa: SLF001  # same module
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def _path(device: str) -> Path:
+    # Shared by all users of the host and by its containers when they share the directory.
+    directory = Path(os.environ.get(DIRECTORY_VARIABLE) or Path(tempfile.gettempdir(), "profdeck-leases"))
+    if not directory.is_dir():
+        directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            directory.chmod(0o1777)
+    return directory / f"{re.sub(r'[^A-Za-z0-9._-]', '_', device)}.lease"
+
+
+def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
+    with _mutex:
+        pid, words = _held.get(path, (0, ""))
+        if pid == os.getpid():
+            raise LeaseError(_busy(device, f"this process ({words})"))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(descriptor, 4096).decode(errors="replace")
+            os.close(descriptor)
+            raise LeaseError(_busy(device, _owner_words(owner))) from None
+        record = json.dumps({"pid": os.getpid(), "holder": holder}).encode()
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, record, 0)
+        _held[path] = (os.getpid(), holder)
+        return path, descriptor
+
+
+def _busy(device: str, owner: str) -> str:
+    return (
+        f"The device {device} is being recorded by {owner}. Two recordings of one device lose data: "
+        "let the other one end first, or capture the roles that share a device at different steps."
+    )
+
+
+def _owner_words(record: str) -> str:
+    try:
+        owner = json.loads(record)
+        return f"process {owner['pid']} ({owner['holder']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

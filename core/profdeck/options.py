@@ -1,0 +1,109 @@
+"""What every backend understands, and how a backend's options describe themselves.
+
+A backend's own options are a frozen attrs class that extends `CommonOptions`, with a docstring under each
+field: meaning, default, consequence. The command line and the reference pages are printed from those docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from enum import StrEnum
+from typing import Any
+
+import attrs
+from attrs import validators
+
+
+class Activity(StrEnum):
+    """What a recorder observes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    NPU = "npu"
+
+
+@attrs.frozen(kw_only=True)
+class CommonOptions:
+    """Options that mean the same in every backend."""
+
+    activities: tuple[Activity, ...] | None = None
+    """What to observe. Default: the CPU and the device that is there. Asking for an absent device is an error
+    at start-up, not an empty trace."""
+
+    record_shapes: bool = False
+    """Record operator input shapes. Default: off. Larger traces; small cost per operator."""
+
+    with_stack: bool = False
+    """Record Python call stacks. Default: off. Traces grow about tenfold and every step slows down."""
+
+    profile_memory: bool = False
+    """Record tensor allocations and releases as events. Default: off."""
+
+    with_flops: bool = False
+    """Estimate FLOPs of matrix products and convolutions from shapes. Default: off."""
+
+    with_modules: bool = False
+    """Record the module hierarchy of operators (TorchScript modules only, in PyTorch). Default: off."""
+
+    max_capture_s: float = attrs.field(default=1800.0, validator=validators.gt(0.0))
+    """Longest duration of one capture in seconds. Default: 1800. When it passes, the capture is stopped, its
+    trace is kept and marked partial, and the job goes on."""
+
+
+@attrs.frozen
+class OptionDoc:
+    """One option as documentation shows it."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def describe(options: type) -> list[OptionDoc]:
+    """List the fields of an options class with the docstrings that stand under them, own fields first."""
+    texts: dict[str, str] = {}
+    for cls in reversed(options.__mro__[:-1]):
+        texts.update(_field_docstrings(cls))
+    own = set(inspect.get_annotations(options))
+    fields = sorted(attrs.fields(options), key=lambda field: field.name not in own)
+    return [
+        OptionDoc(
+            name=field.name,
+            type=_type_name(field.type),
+            default=_default_text(field.default),
+            text=" ".join(texts.get(field.name, "").split()),
+        )
+        for field in fields
+    ]
+
+
+def _field_docstrings(cls: type) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):  # no source: a frozen or interactive program
+        return {}
+    body = tree.body[0].body  # type: ignore[attr-defined]  # the source of a class is one ClassDef
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return text.replace("profdeck.options.", "")
+
+
+def _default_text(default: Any) -> str:
+    if default is attrs.NOTHING:
+        return "required"
+    return "automatic" if default is None else str(default).lower()

@@ -1,0 +1,188 @@
+"""Finds the configured plugins by entry point and calls their hooks through a typed façade over pluggy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+import attrs
+import pluggy
+
+from profdeck.backend import Backend
+from profdeck.capture import Artifact, Capture, Step
+from profdeck.errors import (
+    BrokenPluginError,
+    ProfdeckError,
+    UnknownPluginError,
+    nearest,
+)
+from profdeck.hookspecs import NAMESPACE, Hooks
+
+BACKENDS = "profdeck.backends"
+LISTENERS = "profdeck.listeners"
+
+Settle = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""How a façade brings an awaitable that a hook returned to its result."""
+
+
+def installed(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of a group by name, without importing any of them."""
+    return {point.name: point for point in sorted(metadata.entry_points(group=group), key=lambda p: p.name)}
+
+
+def load(group: str, name: str) -> Any:
+    """Import the object behind an entry point.
+
+    Raises:
+        UnknownPluginError: no distribution offers that name.
+        BrokenPluginError: the import fails.
+    """
+    kind = group.rpartition(".")[2].rstrip("s")
+    found = installed(group)
+    if name not in found:
+        listed = ", ".join(found) or "none"
+        raise UnknownPluginError(f"There is no {kind} '{name}'.{nearest(name, found)} Installed: {listed}.")
+    try:
+        return found[name].load()
+    except Exception as error:
+        origin = found[name].dist
+        package = f"{origin.name} {origin.version}" if origin else "an unknown distribution"
+        raise BrokenPluginError(
+            f"The {kind} '{name}' of {package} fails to import ({found[name].value}): "
+            f"{type(error).__name__}: {error}. Reinstall or remove that package."
+        ) from error
+
+
+def load_backend(name: str) -> type[Backend]:
+    """Import a backend's class; the library that it drives is not needed for that.
+
+    Raises:
+        PluginError: it is unknown, fails to import, or is not a backend.
+    """
+    cls = load(BACKENDS, name)
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise BrokenPluginError(f"The backend '{name}' is {cls!r}, not a subclass of profdeck.Backend.")
+    if not attrs.has(cls.Options):
+        raise BrokenPluginError(f"The backend '{name}' has Options that are not an attrs class: {cls.Options!r}.")
+    for hook in ("profile_start", "profile_stop"):
+        if not hasattr(getattr(cls, hook, None), f"{NAMESPACE}_impl"):
+            raise BrokenPluginError(f"The backend '{name}' does not mark a method {hook} with @profdeck.hookimpl.")
+    return cls
+
+
+def require_libraries(cls: type[Backend]) -> None:
+    """Check that what the backend drives is installed in supported versions.
+
+    Raises:
+        MissingLibraryError: something is not installed.
+        IncompatibleLibraryError: a version is not supported.
+    """
+    for library in cls.libraries:
+        library.require(cls.name)
+
+
+class Plugins:
+    """The plugins of one process: its backend and its listeners, called one by one so that none hides another."""
+
+    def __init__(self, backend: Backend, listeners: Iterable[tuple[str, object]] = ()) -> None:
+        self._backend = _member(backend.name, backend)
+        self._listeners = [_member(name, listener) for name, listener in listeners]
+
+    async def start(self, capture: Capture, settle: Settle) -> None:
+        """Start the backend, then the listeners. A listener that fails is noted as a problem and passed over.
+
+        Raises:
+            Exception: whatever the backend raised; nothing is then recording.
+        """
+        await self._backend.call("profile_start", settle, capture=capture)
+        for listener in self._listeners:
+            try:
+                await listener.call("profile_start", settle, capture=capture)
+            except Exception as error:  # noqa: BLE001  # a listener's failure must not end a recording
+                capture.problems.append(f"Listener {listener.name}: {describe(error)}")
+            else:
+                listener.started = True
+
+    def step(self, capture: Capture) -> Callable[[Step], Sequence[Awaitable[Any]]]:
+        """Freeze the step hooks of all plugins into one plain callable for the time of a capture."""
+        members = [self._backend, *(listener for listener in self._listeners if listener.started)]
+        hooks = [(member.name, member.hooks.profile_step) for member in members]
+
+        def passed(step: Step) -> Sequence[Awaitable[Any]]:
+            pending: list[Awaitable[Any]] = []
+            for name, hook in hooks:
+                try:
+                    pending += filter(inspect.isawaitable, hook(capture=capture, step=step))
+                except Exception as error:  # noqa: BLE001  # the next plugin and the host's step go on
+                    capture.problems.append(f"{name} at {step.unit} {step.index}: {describe(error)}")
+            return pending
+
+        return passed
+
+    async def stop(self, capture: Capture, settle: Settle) -> tuple[Artifact, ...]:
+        """Stop the backend and return its artifacts; a failure is noted in the capture's problems."""
+        try:
+            artifacts = await self._backend.call("profile_stop", settle, capture=capture)
+            return tuple(artifacts or ())
+        except Exception as error:  # noqa: BLE001  # judged by the caller through capture.problems
+            capture.problems.append(describe(error))
+            return ()
+
+    async def announce(self, capture: Capture, settle: Settle) -> None:
+        """Tell every listener that started that the capture has ended; failures are noted."""
+        for listener in self._listeners:
+            if not listener.started:
+                continue
+            listener.started = False
+            try:
+                await listener.call("profile_stop", settle, capture=capture)
+            except Exception as error:  # noqa: BLE001  # every listener is told, whatever another one does
+                capture.problems.append(f"Listener {listener.name}: {describe(error)}")
+
+
+@attrs.define
+class _Member:
+    name: str
+    hooks: Any
+    started: bool = False
+
+    async def call(self, hook: str, settle: Settle, **arguments: object) -> Any:
+        result = next(iter(getattr(self.hooks, hook)(**arguments)), None)
+        return await settle(result) if inspect.isawaitable(result) else result
+
+
+def _member(name: str, plugin: object) -> _Member:
+    # A manager each: pluggy's own fan-out ends at the first exception.
+    manager = pluggy.PluginManager(NAMESPACE)
+    manager.add_hookspecs(Hooks)
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise BrokenPluginError(f"The plugin '{name}' does not follow the hook specification: {error}") from None
+    return _Member(name, manager.hook)
+
+
+def load_plugins(backend: Backend, listeners: Iterable[str]) -> Plugins:
+    """Build the façade for a backend and listeners by name.
+
+    Raises:
+        PluginError: a listener is unknown or broken, or a plugin does not follow the hook specification.
+    """
+    objects = []
+    for name in listeners:
+        plugin = load(LISTENERS, name)
+        try:
+            objects.append((name, plugin() if isinstance(plugin, type) else plugin))
+        except Exception as error:
+            raise BrokenPluginError(f"The listener '{name}' cannot be built: {describe(error)}") from error
+    return Plugins(backend, objects)
+
+
+def describe(error: BaseException) -> str:
+    """Say an error in one line: our own as they are, others with their type."""
+    if isinstance(error, ProfdeckError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

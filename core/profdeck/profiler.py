@@ -1,0 +1,311 @@
+"""What a host calls: start, step and stop, as methods, context managers and decorators, sync and async.
+
+Both façades run the same coroutines of the controller. The sync one drives them by hand: with a recorder whose
+hooks are plain functions nothing ever suspends, and no event loop is involved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+
+from profdeck.capture import Capture, Step, Unit
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.identity import NAME
+from profdeck.settle import drive, settle_later
+
+if TYPE_CHECKING:
+    from profdeck.controller import Controller
+    from profdeck.identity import Identity
+    from profdeck.session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CLOSED = "the profiler was closed in mid-capture"
+
+
+class StepCall(Protocol):
+    """The type of `Profiler.step`."""
+
+    def __call__(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+        """Report that the unit ``index`` has ended."""
+
+
+def _idle_step(index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    """Do nothing: no capture is running."""
+
+
+class Profiler:
+    """Captures the global steps that the config selects, in this process.
+
+    Call ``start(n)`` when global step ``n`` begins and ``stop()`` when it ends, or wrap the step in
+    ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
+    and ``step(i, "mini_batch")`` that of a mini-batch. None of them raises because profiling went wrong, unless
+    the config says ``on_error: raise``.
+    """
+
+    step: StepCall
+    """Report a boundary inside the running capture; a bound no-op while none is running."""
+
+    def __init__(self, session: Session | None = None) -> None:
+        """Use `from_config`. Without a session the profiler does nothing, at no cost."""
+        self.step = _idle_step
+        self._runner: asyncio.Runner | None = None
+        self._controller: Controller | None = None
+        if session is not None:
+            from profdeck.controller import Controller
+
+            self._controller = Controller(session, self._bind_step, self._settle_now)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | os.PathLike[str] | None = None,
+        *,
+        role: str = "trainer",
+        identity: Identity | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Build the profiler of this process; everything that can be wrong is found here, before training.
+
+        Args:
+            config: a YAML or TOML file. Without one, the file that ``PROFDECK_CONFIG`` names; without that and
+                without settings, the profiler does nothing.
+            role: what this process does in the job; selects the role in the config.
+            identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
+                backend's library knows them. Its role wins over ``role``.
+            settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
+
+        Raises:
+            ConfigError: the config or an option is wrong.
+            PluginError: the backend cannot be used, or cannot record in this process.
+        """
+        from profdeck.session import Session
+
+        return cls(Session.open(config, role=role, identity=identity, settings=settings))
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this process can record anything at all: its role and rank are selected by the config."""
+        return self._controller is not None
+
+    @property
+    def active(self) -> Capture | None:
+        """The capture that is running, if any."""
+        return self._controller.capture if self._controller else None
+
+    # The sync façade.
+
+    def start(self, global_step: int) -> Capture | None:
+        """Begin global step ``global_step``: start a capture, go on with one, or do nothing, as the config says.
+
+        Returns:
+            The running capture, or None.
+        """
+        if self._controller is None or self._controller.idle_at(global_step):
+            return None
+        return drive(self._controller.start(global_step, self._settle_now))
+
+    def stop(self) -> None:
+        """End the global step: end the capture, unless the next step belongs to it too. Harmless when idle."""
+        if self._controller is not None:
+            drive(self._controller.stop(self._settle_now))
+
+    def close(self, reason: str = _CLOSED) -> None:
+        """End any capture now, marking it partial. Harmless when idle; the profiler can be used again."""
+        if self._controller is not None:
+            drive(self._controller.close(reason, self._settle_now))
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        self.close(_reason(error) or _CLOSED)
+
+    # The async façade.
+
+    async def astart(self, global_step: int) -> Capture | None:
+        """Do what `start` does, without blocking the event loop while the backend waits."""
+        if self._controller is None or self._controller.idle_at(global_step):
+            return None
+        return await self._controller.start(global_step, settle_later)
+
+    async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+        """Do what `step` does, without blocking the event loop while the backend waits."""
+        if self._controller is not None and self._controller.capture is not None:
+            await self._controller.step(Step(Unit(unit), index), settle_later)
+
+    async def astop(self) -> None:
+        """Do what `stop` does, without blocking the event loop while the backend waits."""
+        if self._controller is not None:
+            await self._controller.stop(settle_later)
+
+    async def aclose(self, reason: str = _CLOSED) -> None:
+        """Do what `close` does, without blocking the event loop while the backend waits."""
+        if self._controller is not None:
+            await self._controller.close(reason, settle_later)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        await self.aclose(_reason(error) or _CLOSED)
+
+    # Parts of a step.
+
+    def capture(self, global_step: int) -> Scope:
+        """Return a context manager, sync and async, around one global step: start at entry, stop at exit.
+
+        An exception inside ends the capture, whose trace is kept and marked partial, and goes on to the caller.
+        """
+        return Scope(self, self._controller, global_step)
+
+    def stage(self, name: str) -> Stage:
+        """Return a decorator and context manager, sync and async, that names a part of the global step.
+
+        In continuous mode the stage is marked in the trace; in discrete mode it is a capture of its own.
+
+        Raises:
+            ConfigError: the name cannot be used in file names.
+        """
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', as files are named so."
+            )
+        return Stage(name, self._controller, self._settle_now)
+
+    def _bind_step(self, capture: Capture | None) -> None:
+        self.step = _idle_step if capture is None else self._recording_step
+
+    def _recording_step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+        drive(cast("Controller", self._controller).step(Step(Unit(unit), index), self._settle_now))
+
+    async def _settle_now(self, awaitable: Awaitable[Any]) -> Any:
+        """Bring an awaitable to its result by blocking; it never suspends the coroutine that calls it."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._runner = self._runner or asyncio.Runner()
+            return self._runner.run(settle_later(awaitable))
+        if inspect.iscoroutine(awaitable):
+            awaitable.close()
+        raise CaptureError(
+            "start, step and stop cannot wait inside a running event loop, and this backend has to: "
+            "call 'await profiler.astart(...)', 'astep' and 'astop', or use 'async with'."
+        )
+
+
+class Scope:
+    """One global step as a context manager; see `Profiler.capture`."""
+
+    def __init__(self, profiler: Profiler, controller: Controller | None, global_step: int) -> None:
+        self._profiler = profiler
+        self._controller = controller
+        self._global_step = global_step
+        self._nested = False
+
+    def _enter(self) -> None:
+        # Who finds its step already begun did not begin it, and must not end it either.
+        self._nested = self._controller is not None and self._controller.under_way(self._global_step)
+
+    def __enter__(self) -> Capture | None:
+        self._enter()
+        return self._profiler.start(self._global_step)
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._nested:
+            return
+        if error is None:
+            self._profiler.stop()
+        else:
+            self._profiler.close(cast("str", _reason(error)))
+
+    async def __aenter__(self) -> Capture | None:
+        self._enter()
+        return await self._profiler.astart(self._global_step)
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._nested:
+            return
+        if error is None:
+            await self._profiler.astop()
+        else:
+            await self._profiler.aclose(cast("str", _reason(error)))
+
+
+class Stage:
+    """A named part of a global step, as a decorator or context manager; see `Profiler.stage`. Can be re-entered."""
+
+    def __init__(self, name: str, controller: Controller | None, settle_now: Callable[[Any], Awaitable[Any]]) -> None:
+        self._name = name
+        self._controller = controller
+        self._settle_now = settle_now
+        self._marks: list[AbstractContextManager[object] | None] = []
+
+    def __call__(self, function: F) -> F:
+        """Wrap a function or coroutine function, so that every call of it is the stage."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"stage {self._name!r} cannot decorate the generator {function.__qualname__}: its body runs after "
+                "the call. Use 'with profiler.stage(...)' inside of it."
+            )
+        if self._controller is None:
+            return function
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def arun(*args: Any, **kwargs: Any) -> Any:
+                async with Stage(self._name, self._controller, self._settle_now):
+                    return await function(*args, **kwargs)
+
+            return cast("F", arun)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with Stage(self._name, self._controller, self._settle_now):
+                return function(*args, **kwargs)
+
+        return cast("F", run)
+
+    def __enter__(self) -> Self:
+        if self._controller is not None:
+            self._push(drive(self._controller.enter_stage(self._name, self._settle_now)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._controller is not None and self._pop(error):
+            drive(self._controller.end(_reason(cast("BaseException | None", error[1])), self._settle_now))
+
+    async def __aenter__(self) -> Self:
+        if self._controller is not None:
+            self._push(await self._controller.enter_stage(self._name, settle_later))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._controller is not None and self._pop(error):
+            await self._controller.end(_reason(cast("BaseException | None", error[1])), settle_later)
+
+    def _push(self, mark: AbstractContextManager[object] | None) -> None:
+        if mark is not None:
+            mark.__enter__()
+        self._marks.append(mark)
+
+    def _pop(self, error: tuple[Any, ...]) -> bool:
+        """Leave the stage; True if it was a capture of its own, which must now end."""
+        mark = self._marks.pop()
+        if mark is not None:
+            mark.__exit__(*error)
+        return mark is None
+
+
+def _reason(error: BaseException | None) -> str | None:
+    return None if error is None else f"an exception ended it: {type(error).__name__}: {error}"

@@ -1,0 +1,298 @@
+"""The run directory: its names, and the manifests that each process writes about itself.
+
+::
+
+    <output>/<run>/run.json
+    <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.trace.json.gz
+    <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.json
+    <output>/<run>/step_000010/rollout/replica_002/rank_0001.step10.trace.json.gz
+
+A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
+costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from profdeck.capture import Artifact, Capture, ClockAnchor, Status
+from profdeck.errors import CaptureError, ProfdeckError
+from profdeck.files import publish
+from profdeck.identity import Identity
+
+SCHEMA = 1
+RUN_FILE = "run.json"
+RUN_VARIABLE = "PROFDECK_RUN"
+
+# Launchers that name the job, the same in all of its processes; "none" is torchrun's default.
+_JOB_IDS = (("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_JOB_ID", "slurm"), ("RAY_JOB_ID", "ray"))
+
+
+@attrs.frozen(kw_only=True)
+class ArtifactRecord:
+    """An artifact in a manifest; ``name`` is relative to the manifest's directory."""
+
+    name: str
+    kind: str
+    size_bytes: int
+    whole: bool
+    events: int | None = None
+    problem: str | None = None
+    iterations: tuple[int, int] | None = None
+    base_time_ns: int | None = None
+    anchors: tuple[ClockAnchor, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What one rank says of one capture. Times are Unix nanoseconds."""
+
+    schema: int
+    profdeck: str
+    capture: str
+    role: str
+    rank: int
+    world_size: int
+    replica: int | None
+    parallel: dict[str, int]
+    host: str
+    pid: int
+    process_started: str | None
+    """When the process started, in the kernel's words; tells a process from a later one with the same pid."""
+    first_step: int
+    last_step: int
+    """The last global step that was under way; below ``first_step`` if the capture ended while warming up."""
+    stage: str | None
+    window: dict[str, int] | None
+    """The mini-batch window, as in the config."""
+    backend: str
+    versions: dict[str, str]
+    """Versions of what recorded, by distribution."""
+    options: dict[str, Any]
+    expected_ranks: tuple[int, ...]
+    """The ranks of this role and replica that should have recorded this capture."""
+    status: Status
+    started_ns: int
+    ended_ns: int | None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    artifacts: tuple[ArtifactRecord, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Recorder:
+    """What is the same in all manifests that a process writes."""
+
+    backend: str
+    versions: Mapping[str, str]
+    options: Mapping[str, Any]
+    expected_ranks: tuple[int, ...]
+
+
+def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Name the run so that all processes of one job agree without talking to each other.
+
+    In this order: ``PROFDECK_RUN``, the config's ``run``, the launcher's job id, the start time of the launcher
+    on this host (torchrun on one node), the rendezvous address, and for a single process its own start time.
+    """
+    if chosen := environ.get(RUN_VARIABLE) or configured:
+        return _component(chosen)
+    for variable, launcher in _JOB_IDS:
+        job = environ.get(variable, "none")
+        if job != "none":
+            return _component(f"{launcher}-{job}")
+    world_size = environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        if environ.get("LOCAL_WORLD_SIZE") == world_size:
+            return f"{_started_at(os.getppid())}-{os.getppid()}"
+        return _component(f"job-{environ.get('MASTER_ADDR', 'unknown')}-{environ.get('MASTER_PORT', '0')}")
+    return f"{_started_at(os.getpid())}-{os.getpid()}"
+
+
+class RunDirectory:
+    """The directory of one run, as the processes of the job write it."""
+
+    def __init__(self, output: Path, name: str, about: Mapping[str, Any]) -> None:
+        self.path = output / name
+        self._output = output
+        self._about = about
+
+    def prepare(self) -> None:
+        """Create the run directory and its ``run.json``; whoever comes first writes it.
+
+        Raises:
+            OSError: it cannot be created or written.
+            CaptureError: it leads out of the output directory.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._check_inside(self.path)
+        record = {"schema": SCHEMA, "created_ns": time.time_ns(), **self._about}
+        with contextlib.suppress(FileExistsError):
+            _write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+    def claim(self, capture: Capture, recorder: Recorder) -> None:
+        """Create the capture's directory and first manifest; moves on to a free id if the names are taken.
+
+        Names are taken when a job repeats a step, after a restart from a checkpoint, say. Nothing is overwritten.
+
+        Raises:
+            OSError: something cannot be created or written.
+            CaptureError: the directory leads out of the output directory.
+        """
+        capture.directory.mkdir(parents=True, exist_ok=True)
+        self._check_inside(capture.directory)
+        wanted, take = capture.id, 1
+        while True:
+            try:
+                _write_new(capture.manifest_path, _encode(_manifest(capture, recorder)))
+            except FileExistsError:
+                take += 1
+                capture.id = f"{wanted}-take{take}"
+            else:
+                return
+
+    def directory(self, first_step: int, identity: Identity) -> Path:
+        """Name the directory of a step's artifacts for a process."""
+        directory = self.path / f"step_{first_step:06d}" / identity.role
+        return directory if identity.replica is None else directory / f"replica_{identity.replica:03d}"
+
+    def _check_inside(self, path: Path) -> None:
+        output = self._output.resolve()
+        if not path.resolve().is_relative_to(output):
+            raise CaptureError(
+                f"{path} leads to {path.resolve()}, outside of the output directory {output}. "
+                "Remove that link, or set output to where the files should go."
+            )
+
+
+def write_manifest(capture: Capture, recorder: Recorder) -> None:
+    """Replace the capture's manifest by its present state.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = _temporary(capture.manifest_path)
+    try:
+        _write(temporary, _encode(_manifest(capture, recorder)))
+        temporary.replace(capture.manifest_path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest; keys of later versions are passed over.
+
+    Raises:
+        ProfdeckError: it cannot be read or is not a manifest of a known schema.
+    """
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ProfdeckError(f"{path}: not a readable manifest: {error}.") from None
+    if manifest.schema > SCHEMA:
+        raise ProfdeckError(
+            f"{path}: written by profdeck {manifest.profdeck} in a later format; update profdeck to read it."
+        )
+    return manifest
+
+
+def process_started(pid: int) -> str | None:
+    """Say when a process of this host started, in clock ticks since boot; None if that cannot be known.
+
+    Source: field 22 of ``/proc/<pid>/stat``, counted after the name in parentheses (proc(5)).
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _manifest(capture: Capture, recorder: Recorder) -> Manifest:
+    from profdeck import __version__
+
+    identity = capture.identity
+    return Manifest(
+        schema=SCHEMA,
+        profdeck=__version__,
+        capture=capture.id,
+        role=identity.role,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        replica=identity.replica,
+        parallel=dict(identity.parallel),
+        host=identity.host,
+        pid=identity.pid,
+        process_started=process_started(identity.pid),
+        first_step=capture.first_step,
+        last_step=capture.current_step,
+        stage=capture.stage,
+        window=attrs.asdict(capture.window) if capture.window else None,
+        backend=recorder.backend,
+        versions=dict(recorder.versions),
+        options=dict(recorder.options),
+        expected_ranks=recorder.expected_ranks,
+        status=capture.status,
+        started_ns=capture.started_ns,
+        ended_ns=capture.ended_ns,
+        problems=tuple(capture.problems),
+        notes=tuple(capture.notes),
+        artifacts=tuple(_artifact_record(artifact, capture.directory) for artifact in capture.artifacts),
+    )
+
+
+def _artifact_record(artifact: Artifact, directory: Path) -> ArtifactRecord:
+    fields = attrs.asdict(artifact, recurse=False, filter=lambda attribute, _: attribute.name != "path")
+    return ArtifactRecord(name=str(artifact.path.relative_to(directory)), **fields)
+
+
+def _encode(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(attrs.asdict(manifest)), indent=1)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that must not exist yet, whole or not at all."""
+    temporary = _temporary(path)
+    try:
+        _write(temporary, content)
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _component(name: str) -> str:
+    """Make one safe path component of any text."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-")[:128] or "run"
+
+
+def _started_at(pid: int) -> str:
+    """Say when a process started, as local time; now, where the kernel does not tell."""
+    try:
+        boot = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()
+            if line.startswith("btime ")
+        )
+        started = boot + int(process_started(pid) or "") / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, StopIteration):
+        started = time.time()
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(started))

@@ -1,0 +1,179 @@
+"""Which global steps are captured, and which iterations inside a capture. Pure functions, no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+import attrs
+from attrs import validators
+
+_RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
+_EVERY = re.compile(r"\s*every\s+(\d+)(?:\s+from\s+(\d+))?(?:\s+to\s+(\d+))?\s*")
+
+GRAMMAR = (
+    "a step number such as 10, a range such as '20..22' (both ends included), 'every 500', "
+    "'every 500 from 7' or 'every 500 from 7 to 5000'"
+)
+
+
+@attrs.frozen
+class Span:
+    """Global steps ``first``, ``first + every``, ... up to ``last`` (None: without end)."""
+
+    first: int
+    last: int | None
+    every: int = 1
+
+    @property
+    def spec(self) -> int | str:
+        """The entry of ``steps`` that gives this span."""
+        if self.first == self.last:
+            return self.first
+        if self.every == 1 and self.last is not None:
+            return f"{self.first}..{self.last}"
+        end = "" if self.last is None else f" to {self.last}"
+        return f"every {self.every} from {self.first}{end}"
+
+    def __contains__(self, step: int) -> bool:
+        return step >= self.first and (self.last is None or step <= self.last) and (step - self.first) % self.every == 0
+
+    def after(self, step: int) -> int | None:
+        """Return the first selected step beyond ``step``, or None."""
+        if step < self.first:
+            return self.first
+        found = step + self.every - (step - self.first) % self.every
+        return found if self.last is None or found <= self.last else None
+
+
+def parse_span(spec: int | str) -> Span:
+    """Parse one entry of ``steps``.
+
+    Raises:
+        ValueError: the entry has another form than `GRAMMAR`.
+        TypeError: the entry is neither a number nor text.
+    """
+    if isinstance(spec, bool) or not isinstance(spec, int | str):
+        raise TypeError(f"{spec!r} is not a step: expected {GRAMMAR}")
+    if isinstance(spec, int) or spec.strip().isdecimal():
+        number = int(spec)
+        if number < 0:
+            raise ValueError(f"{number} is not a step: steps count from 0")
+        return Span(number, number)
+    if match := _RANGE.fullmatch(spec):
+        first, last = int(match[1]), int(match[2])
+        if last < first:
+            raise ValueError(f"the range {spec!r} is empty: its end is below its start")
+        return Span(first, last)
+    if match := _EVERY.fullmatch(spec):
+        every = int(match[1])
+        if every == 0:
+            raise ValueError(f"{spec!r}: the interval must be at least 1")
+        first = int(match[2]) if match[2] else every
+        end = int(match[3]) if match[3] else None
+        if end is not None and end < first:
+            raise ValueError(f"{spec!r} selects nothing: its end is below its start")
+        return Span(first, end, every)
+    raise ValueError(f"{spec!r} is not a step: expected {GRAMMAR}")
+
+
+@attrs.frozen
+class Schedule:
+    """The selected global steps, as a union of spans. The order of the entries does not matter."""
+
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def parse(cls, specs: Sequence[int | str]) -> Schedule:
+        """Build a schedule from entries as the config has them: `GRAMMAR`."""
+        return cls(tuple(parse_span(spec) for spec in specs))
+
+    def __contains__(self, step: int) -> bool:
+        return any(step in span for span in self.spans)
+
+    def after(self, step: int) -> int | None:
+        """Return the first selected step beyond ``step``; None when no later step is selected."""
+        return min((found for span in self.spans if (found := span.after(step)) is not None), default=None)
+
+    def is_last(self, step: int, final_step: int | None = None) -> bool:
+        """Tell whether no selected step follows ``step`` in a job that ends with ``final_step`` (None: unknown).
+
+        Depends on nothing that was captured before, so it holds for a job that resumes in the middle.
+        """
+        following = self.after(step)
+        return following is None or (final_step is not None and following > final_step)
+
+    def steps(self, first: int, final_step: int) -> Iterator[int]:
+        """Yield the selected steps from ``first`` to ``final_step``, both included, in order."""
+        step = self.after(first - 1)
+        while step is not None and step <= final_step:
+            yield step
+            step = self.after(step)
+
+    def runs(self, first: int, final_step: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs of adjacent selected steps between ``first`` and ``final_step``: one capture each."""
+        start = previous = None
+        for step in self.steps(first, final_step):
+            if previous is not None and start is not None and step != previous + 1:
+                yield start, previous
+                start = step
+            start = step if start is None else start
+            previous = step
+        if start is not None and previous is not None:
+            yield start, previous
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the schedule ends by itself."""
+        return all(span.last is not None for span in self.spans)
+
+
+class Phase(StrEnum):
+    """What a recorder does during one iteration of a window."""
+
+    OFF = "off"
+    WARMUP = "warmup"
+    RECORD = "record"
+    RECORD_LAST = "record_last"
+    """Record, and write the cycle's trace when the iteration ends."""
+
+
+@attrs.frozen(kw_only=True)
+class Window:
+    """Iterations to record inside a capture: ``skip_first``, then cycles of ``wait``, ``warmup``, ``active``.
+
+    The fields mean what they mean in ``torch.profiler.schedule``; each cycle gives one trace.
+    """
+
+    active: int = attrs.field(validator=validators.ge(1))
+    """Iterations recorded per cycle."""
+    wait: int = attrs.field(default=0, validator=validators.ge(0))
+    """Iterations not recorded at the start of each cycle. Default: 0."""
+    warmup: int = attrs.field(default=0, validator=validators.ge(0))
+    """Iterations observed and thrown away before recording, so that start-up cost stays out. Default: 0."""
+    repeat: int = attrs.field(default=1, validator=validators.ge(0))
+    """Cycles per capture; 0 goes on until the capture ends. Default: 1."""
+    skip_first: int = attrs.field(default=0, validator=validators.ge(0))
+    """Iterations skipped once, before the first cycle. Default: 0."""
+
+    @property
+    def cycle(self) -> int:
+        """Iterations per cycle."""
+        return self.wait + self.warmup + self.active
+
+    def phase(self, iteration: int) -> Phase:
+        """Return the phase of an iteration, counted from 0 at the start of the capture."""
+        position = iteration - self.skip_first
+        if position < 0 or (self.repeat and position >= self.repeat * self.cycle):
+            return Phase.OFF
+        offset = position % self.cycle
+        if offset < self.wait:
+            return Phase.OFF
+        if offset < self.wait + self.warmup:
+            return Phase.WARMUP
+        return Phase.RECORD_LAST if offset == self.cycle - 1 else Phase.RECORD
+
+    def ended(self, iterations: int) -> bool:
+        """Tell whether nothing is left to record after that many iterations."""
+        return bool(self.repeat) and iterations >= self.skip_first + self.repeat * self.cycle

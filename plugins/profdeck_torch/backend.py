@@ -1,0 +1,115 @@
+"""The backend `torch`: what core builds and calls."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import attrs
+from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
+from profdeck.errors import CaptureError, ConfigError
+
+from profdeck_torch.options import TorchOptions
+
+if TYPE_CHECKING:
+    from profdeck_torch.recorder import Recorder
+
+
+@attrs.define
+class TorchBackend(Backend):
+    """Records this process with ``torch.profiler``: CUDA when present, CPU otherwise."""
+
+    name: ClassVar[str] = "torch"
+    Options: ClassVar[type[TorchOptions]] = TorchOptions
+    libraries: ClassVar[tuple[Library, ...]] = (Library(("torch",), ">=2.6,<3"),)
+
+    _recorder: Recorder | None = attrs.field(default=None, init=False)
+    _end: ExitStack = attrs.field(factory=ExitStack, init=False)
+
+    @property
+    def _own(self) -> TorchOptions:
+        return cast("TorchOptions", self.options)
+
+    def preflight(self) -> None:
+        """Check that this process can record what the options ask for."""
+        import torch
+        from torch.profiler import supported_activities
+
+        import profdeck_torch.recorder  # noqa: F401  # paid for now rather than in the first captured step
+
+        if Activity.CUDA in (self._own.activities or ()):
+            if not torch.cuda.is_available():
+                built = f"torch {torch.__version__} sees no CUDA device"
+                raise ConfigError(
+                    f"options.activities asks for cuda, but {built}, so the trace would be empty. "
+                    "Remove cuda, or run where a device is visible (CUDA_VISIBLE_DEVICES, driver, CUDA build of torch)."
+                )
+            if torch.profiler.ProfilerActivity.CUDA not in supported_activities():
+                raise ConfigError(
+                    f"options.activities asks for cuda, but torch {torch.__version__} was built without CUPTI."
+                )
+        for option in ("cuda_profiler_range", "memory_snapshot"):
+            if getattr(self._own, option) and not torch.cuda.is_available():
+                raise ConfigError(f"options.{option} needs CUDA, and torch {torch.__version__} sees no CUDA device.")
+
+    def identify(self) -> Identity | None:
+        """Return the rank that ``torch.distributed`` knows, if it is initialised."""
+        if importlib.util.find_spec("torch") is None:
+            return None
+        from profdeck_torch.identity import identity
+
+        return identity()
+
+    def activities(self) -> tuple[Activity, ...]:
+        """Return what is observed: as asked, else the CPU and the device that is there."""
+        import torch
+
+        if self._own.activities is not None:
+            return self._own.activities
+        device = torch.cuda.is_available() and not self._own.cuda_profiler_range
+        return (Activity.CPU, Activity.CUDA) if device else (Activity.CPU,)
+
+    def devices(self) -> tuple[str, ...]:
+        """Name the GPU that this process uses; the CPU records each process by itself and is not leased."""
+        if Activity.CUDA not in self.activities() and not self._own.cuda_profiler_range:
+            return ()
+        import torch
+
+        return (f"gpu-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}",)
+
+    @hookimpl
+    def profile_start(self, capture: Capture) -> None:
+        """Begin to record."""
+        from profdeck_torch import cuda
+        from profdeck_torch.recorder import Recorder
+
+        if self._recorder is not None:
+            raise CaptureError("This backend is recording already; one capture at a time.")
+        artifacts: list[Artifact] = []
+        with ExitStack() as recording:  # ended in reverse: nsys does not see the export, the snapshot sees it all
+            if self._own.memory_snapshot:
+                recording.enter_context(cuda.memory_history(capture, self._own.memory_snapshot_entries, artifacts))
+            recorder = Recorder(self._own, self.activities(), capture, artifacts)
+            recorder.start()
+            recording.callback(recorder.stop)
+            if self._own.cuda_profiler_range:
+                recording.enter_context(cuda.profiler_range())
+            self._end = recording.pop_all()
+            self._recorder = recorder
+
+    @hookimpl
+    def profile_step(self, capture: Capture, step: Step) -> None:
+        """Pass a boundary of the unit that the capture counts; others leave the recording as it is."""
+        if self._recorder is not None and step.unit is capture.unit:
+            self._recorder.step()
+
+    @hookimpl
+    def profile_stop(self, capture: Capture) -> Sequence[Artifact]:  # noqa: ARG002  # the recorder knows it
+        """End the recording and write the trace."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return ()
+        self._end.close()
+        return recorder.artifacts

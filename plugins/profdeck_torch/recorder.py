@@ -1,0 +1,211 @@
+"""Drives one ``torch.profiler.profile`` for one capture and writes what it recorded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import attrs
+import torch
+from profdeck import Activity, Artifact, Capture, ClockAnchor
+from profdeck.errors import CaptureError, TraceError
+from profdeck.schedule import Phase
+from profdeck.traces.pack import Packed, pack_trace
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+
+from profdeck_torch.options import TorchOptions
+
+ANCHOR = "profdeck.clock_anchor"
+
+_ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.CUDA: ProfilerActivity.CUDA}
+
+
+class Recorder:
+    """Records one capture: a cycle per window cycle, or one cycle for all of its global steps.
+
+    Steps in the trace are named ``ProfilerStep#<global step>``, or ``ProfilerStep#<mini-batch>`` in a window.
+    """
+
+    def __init__(
+        self,
+        options: TorchOptions,
+        activities: Sequence[Activity],
+        capture: Capture,
+        artifacts: list[Artifact],
+    ) -> None:
+        """Args:
+        options: what to record.
+        activities: what to observe.
+        capture: where to and which steps.
+        artifacts: where artifacts are added as they are written.
+        """
+        self.artifacts = artifacts
+        self._options = options
+        self._activities = [_ACTIVITIES[activity] for activity in activities]
+        self._capture = capture
+        self._position = 0 if capture.window else capture.current_step
+        self._cycle: _Cycle | None = None
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            CaptureError: another profiler is active in this process.
+        """
+        if torch.autograd._profiler_enabled():  # noqa: SLF001  # the only way to ask
+            raise CaptureError(
+                "A torch profiler that is not profdeck's is already active in this process; its data would be lost. "
+                "Remove it, or capture other steps than it does."
+            )
+        self._capture.annotate = _annotate
+        self._move()
+
+    def step(self) -> None:
+        """Pass from one global step or mini-batch to the next."""
+        if self._phase(self._position) is Phase.RECORD_LAST:
+            self._end_cycle(self._position)
+        self._position += 1
+        self._move()
+
+    def stop(self) -> None:
+        """End, and write what was recorded since the last cycle ended."""
+        # At a normal end the host has reported its last mini-batch, and the one that then began is empty. Before
+        # that, core has noted why the capture ends early.
+        self._end_cycle(self._position if self._capture.problems else self._position - 1)
+        if not self.artifacts:
+            self._capture.problems.append("The capture ended before anything was to be recorded.")
+
+    def _phase(self, position: int) -> Phase:
+        if self._capture.window is not None:
+            return self._capture.window.phase(position)
+        return Phase.WARMUP if position < self._capture.first_step else Phase.RECORD
+
+    def _move(self) -> None:
+        if self._cycle is not None:
+            self._cycle.step()
+        elif self._phase(self._position) is not Phase.OFF:
+            cycle = _Cycle(self._profile(), self._position, self._about())
+            cycle.start()
+            self._cycle = cycle
+
+    def _profile(self) -> profile:
+        # A new one per cycle: used again it warns at every cycle and, where warnings are errors, crashes at stop.
+        return profile(
+            activities=self._activities,
+            schedule=self._action,
+            record_shapes=self._options.record_shapes,
+            with_stack=self._options.with_stack,
+            profile_memory=self._options.profile_memory,
+            with_flops=self._options.with_flops,
+            with_modules=self._options.with_modules,
+        )
+
+    def _action(self, number: int) -> ProfilerAction:
+        # profile() asks for its number 0 when it is built, wherever the cycle begins.
+        warming = self._phase(max(number, self._position)) is Phase.WARMUP
+        return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
+
+    def _end_cycle(self, last: int) -> None:
+        cycle, self._cycle = self._cycle, None
+        if cycle is None:
+            return
+        cycle.stop()
+        if cycle.first is None:
+            return  # it only warmed up
+        iterations = part = None
+        if self._capture.window is not None:
+            if last < cycle.first and self.artifacts:
+                return
+            iterations = (cycle.first, max(last, cycle.first))
+            part = "mb{:04d}-{:04d}".format(*iterations)
+        path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part)
+        self.artifacts.append(self._write(cycle, path, iterations))
+
+    def _write(self, cycle: _Cycle, path: Path, iterations: tuple[int, int] | None) -> Artifact:
+        # The trace repeats the path it is exported to: only the directory is a temporary one.
+        raw = path.with_name(f".{path.name}.tmp") / path.name.removesuffix(".gz")
+        try:
+            raw.parent.mkdir()
+            cycle.export(raw)
+            packed = pack_trace(raw, path, gzip=self._options.gzip, anchor_name=ANCHOR)
+        except (OSError, RuntimeError, TraceError) as error:
+            text = f"the trace could not be written: {type(error).__name__}: {error}"
+            return Artifact(path=path, whole=False, problem=text, iterations=iterations)
+        finally:
+            shutil.rmtree(raw.parent, ignore_errors=True)
+        return _artifact(path, packed, cycle.clock, iterations)
+
+    def _about(self) -> str:
+        options = attrs.asdict(self._options, value_serializer=lambda _, __, value: _plain(value))
+        return json.dumps({"capture": self._capture.id, **attrs.asdict(self._capture.identity), "options": options})
+
+
+class _Cycle:
+    """One ``torch.profiler.profile`` from its warm-up to its end."""
+
+    def __init__(self, prof: profile, position: int, about: str) -> None:
+        self.clock: list[ClockAnchor] = []
+        self.first: int | None = None
+        """The first position that was recorded."""
+        self._profile = prof
+        prof.preset_metadata_json("profdeck", about)
+        prof.step_num = position  # its marks say ProfilerStep#<step_num>
+
+    def start(self) -> None:
+        self._profile.start()
+        self._moved()
+
+    def step(self) -> None:
+        self._profile.step()
+        self._moved()
+
+    def stop(self) -> None:
+        if self.first is not None:
+            self._mark_clock()
+        self._profile.stop()
+
+    def export(self, path: Path) -> None:
+        self._profile.export_chrome_trace(str(path))
+
+    def _moved(self) -> None:
+        if self.first is None and self._profile.current_action is ProfilerAction.RECORD:
+            self.first = self._profile.step_num
+            self._mark_clock()
+
+    def _mark_clock(self) -> None:
+        before = time.time_ns()
+        mark = record_function(ANCHOR)
+        mark.__enter__()
+        after = time.time_ns()
+        mark.__exit__(None, None, None)
+        self.clock.append(ClockAnchor((before + after) // 2, (after - before + 1) // 2, ""))
+
+
+def _artifact(path: Path, packed: Packed, clock: Sequence[ClockAnchor], iterations: tuple[int, int] | None) -> Artifact:
+    check = packed.check
+    anchors = tuple(
+        attrs.evolve(reading, trace_us=str(event.ts_us)) for reading, event in zip(clock, packed.anchors, strict=False)
+    )
+    return Artifact(
+        path=path,
+        size_bytes=check.size_bytes,
+        whole=check.whole,
+        events=check.events,
+        problem=check.problem,
+        iterations=iterations,
+        base_time_ns=packed.base_time_ns,
+        anchors=anchors if len(packed.anchors) == len(clock) else (),
+    )
+
+
+def _annotate(name: str) -> AbstractContextManager[object]:
+    mark: AbstractContextManager[object] = record_function(name)
+    return mark
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Activity) else value

@@ -1,0 +1,129 @@
+"""``profdeck run``: profiles a PyTorch script that knows nothing of profdeck.
+
+A global step ends whenever the script's first optimizer steps; steps count from 1. Later optimizers do not count,
+so a script with a critic or a discriminator has one step per update of its first model.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from profdeck import Profiler
+from profdeck.errors import ConfigError
+from profdeck.layers import load, parse_setting
+
+if TYPE_CHECKING:
+    from profdeck import Capture
+
+
+class StepSource:
+    """Turns the optimizer's steps into global steps of a profiler."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self.profiler = profiler
+        self._optimizer: object = None
+        self._seen: dict[str, Capture] = {}
+        self.step = 1
+
+    @property
+    def captures(self) -> list[Capture]:
+        """The captures that have begun, in order."""
+        return list(self._seen.values())
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Follow the optimizers of this process, from global step 1 on."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        handle = register_optimizer_step_post_hook(self._passed)
+        try:
+            self._begin()
+            yield
+        finally:
+            handle.remove()
+
+    def _passed(self, optimizer: object, *_: Any) -> None:
+        self._optimizer = self._optimizer or optimizer
+        if optimizer is self._optimizer:
+            self.profiler.stop()
+            self.step += 1
+            self._begin()
+
+    def _begin(self) -> None:
+        self.profiler.start(self.step)
+        if capture := self.profiler.active:
+            self._seen[capture.id] = capture
+
+
+def command(  # noqa: PLR0913  # a command line has as many options as it has
+    script: Annotated[Path, typer.Argument(help="The script to run, unchanged.", show_default=False)],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", show_default=False)] = None,
+    *,
+    steps: Annotated[
+        str | None, typer.Option(help="Optimizer steps to capture, from 1: 3..4 or 10,'every 500'.", show_default=False)
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Ranks that record: all, or a list such as 0,8. [default: 0]", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for the runs. [default: ./profiles]", show_default=False)
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A config file.", show_default=False)] = None,
+    role: Annotated[str, typer.Option(help="The role of this process.")] = "trainer",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A config value, such as trainer.options.with_stack=true.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a PyTorch script and capture some of its optimizer steps.
+
+    Under torchrun: torchrun --nproc-per-node 2 -m profdeck run --steps 3..4 script.py. The exit status is the
+    script's.
+    """
+    settings = dict(parse_setting(text) for text in set_ or ())
+    if steps is not None:
+        settings["steps"] = [part.strip().strip("'\"") for part in steps.split(",")]
+    if ranks is not None:
+        settings[f"{role}.ranks"] = "all" if ranks == "all" else parse_setting(f"ranks=[{ranks}]")[1]
+    if output is not None:
+        settings["output"] = str(output)
+    loaded = load(config, settings={key: value for key, value in settings.items() if not key.startswith(f"{role}.")})
+    if role not in loaded.config.roles:
+        settings.setdefault(f"{role}.backend", "torch")
+    if not loaded.config.steps.spans:
+        raise ConfigError("No step is selected. Say which, such as: profdeck run --steps 3..4 script.py")
+    if not script.is_file():
+        raise ConfigError(f"{script}: there is no such script.")
+    source = StepSource(Profiler.from_config(config, role=role, settings=settings))
+    sys.argv = [str(script), *(arguments or ())]
+    sys.path.insert(0, str(script.parent.resolve()))
+    try:
+        with source.attached(), source.profiler:
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        _report(source)
+
+
+def _report(source: StepSource) -> None:
+    captures = source.captures
+    for capture in captures:
+        line = f"profdeck: rank {capture.identity.rank}: {capture.id} is {capture.status}"
+        print(line, *capture.problems, sep=" - ", file=sys.stderr)  # noqa: T201  # this is a command
+    if captures:
+        run = captures[0].directory
+        while not (run / "run.json").exists() and run.parent != run:
+            run = run.parent
+        print(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}", file=sys.stderr)  # noqa: T201  # as above
+    elif source.profiler.enabled and source.step == 1:
+        print(  # noqa: T201  # as above
+            "profdeck: nothing was captured: the script stepped no torch optimizer. "
+            "Mark its steps with profdeck.Profiler instead.",
+            file=sys.stderr,
+        )
