@@ -144,10 +144,6 @@ class Config:
                     f"roles.{name}.stages: continuous mode records whole steps; use mode: discrete, or remove stages"
                 )
 
-    def role(self, name: str) -> RoleConfig | None:
-        """Return the config of a role, or None when the config does not name it."""
-        return self.roles.get(name)
-
     def role_hint(self, name: str) -> str:
         """Return a hint for a role that the config does not name."""
         return nearest(name, self.roles)

@@ -101,7 +101,8 @@ class Controller:
     async def stop(self, settle: Settle) -> None:
         """End a global step: end its capture, unless the next step belongs to it."""
         self._armed = None
-        if self._recording is not None and not self._session.continues(self._recording.capture):
+        announced = self._expected is not None  # by step(): the next global step follows
+        if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
             await self.end(None, settle)
 
     async def close(self, reason: str, settle: Settle) -> None:
@@ -111,9 +112,9 @@ class Controller:
 
     async def end(self, reason: str | None, settle: Settle) -> None:
         """End the running capture, now or as soon as the owner's thread is free to."""
-        if self._recording is None:
+        if self._recording is None and not self._busy:
             return
-        self._ending = _Ending(reason)
+        self._ending = _Ending(reason)  # kept for a recording that is just starting
         async with self._exclusive("stop", settle):
             pass  # an ending that waits is carried out on the way in
 
@@ -172,6 +173,7 @@ class Controller:
     async def _finish(self, reason: str | None, settle: Settle) -> None:
         recording = self._recording
         if recording is None:
+            self._ending = None
             return
         self._on_change(None)
         if self._timer is not None:

@@ -124,9 +124,10 @@ class Schedule:
             yield start, previous
 
     @property
-    def bounded(self) -> bool:
-        """Whether the schedule ends by itself."""
-        return all(span.last is not None for span in self.spans)
+    def last(self) -> int | None:
+        """The last selected step; None if the schedule has no end."""
+        ends = [span.last for span in self.spans]
+        return None if None in ends else max((end for end in ends if end is not None), default=-1)
 
 
 class Phase(StrEnum):
@@ -173,7 +174,3 @@ class Window:
         if offset < self.wait + self.warmup:
             return Phase.WARMUP
         return Phase.RECORD_LAST if offset == self.cycle - 1 else Phase.RECORD
-
-    def ended(self, iterations: int) -> bool:
-        """Tell whether nothing is left to record after that many iterations."""
-        return bool(self.repeat) and iterations >= self.skip_first + self.repeat * self.cycle

@@ -157,4 +157,4 @@ def _with_path(line: str, where: str) -> str:
     message, _, tail = line.rpartition(" @ ")
     tail = re.sub(r"\['([^']*)'\]", r".\1", tail)
     path = f"{where}{tail}".lstrip(".")
-    return f"{path}: {message}" if path else message[:1].upper() + message[1:]
+    return f"{path}: {message}" if path else message

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import attrs
+
 from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
 from profdeck.errors import CaptureError, ConfigError
-
 from profdeck_torch.options import TorchOptions
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from profdeck import Artifact, Capture
 
 logger = logging.getLogger("profdeck")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import attrs
 import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+
 from profdeck import Activity, Artifact, Capture, ClockAnchor
 from profdeck.errors import CaptureError, TraceError
 from profdeck.schedule import Phase
 from profdeck.traces.pack import Packed, pack_trace
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
-
 from profdeck_torch.options import TorchOptions
 
 ANCHOR = "profdeck.clock_anchor"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from profdeck import Profiler
 from profdeck.errors import ConfigError
 from profdeck.layers import load, parse_setting

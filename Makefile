@@ -1,0 +1,23 @@
+# Two commands do all set-up: `make demo` and `make test`. Both need Python 3.11 or later and nothing else.
+PYTHON ?= python3
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/profdeck
+NOX := $(CACHE)/nox-$(firstword $(shell cksum requirements/nox.txt))/bin/nox
+
+.PHONY: demo test lint bench
+demo: $(NOX)
+	@$(NOX) --session demo
+
+test: $(NOX)
+	@$(NOX)
+
+lint: $(NOX)
+	@$(NOX) --session lint
+
+bench: $(NOX)
+	@$(NOX) --session bench
+
+$(NOX): requirements/nox.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "profdeck needs Python 3.11 or later; name one: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	@rm -rf $(dir $(@D)) && $(PYTHON) -m venv $(dir $(@D))
+	@$(@D)/python -m pip install --quiet --disable-pip-version-check -r requirements/nox.txt
+	@touch $@

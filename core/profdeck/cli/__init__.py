@@ -1,0 +1,52 @@
+"""The command line: one module per subcommand, each imported when its command is asked for."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Annotated
+
+import typer
+
+import profdeck
+from profdeck.cli._commands import Commands
+
+app = typer.Typer(
+    name="profdeck",
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run the command line and exit with one of `profdeck.cli._exit.ExitCode`."""
+    app(prog_name="profdeck")
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001  # typer calls it with the option's value
+    if value:
+        typer.echo(f"profdeck {profdeck.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    ctx: typer.Context,
+    *,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to stderr.")] = False,
+    version: Annotated[  # noqa: ARG001  # its callback has answered already
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Profile LLM engines: check the config before a job, prove and read the traces after it."""
+    if verbose:
+        logger = logging.getLogger("profdeck")
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        ctx.call_on_close(functools.partial(logger.setLevel, logger.level))
+        ctx.call_on_close(functools.partial(logger.removeHandler, handler))
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)

@@ -1,0 +1,89 @@
+"""The group of all subcommands: profdeck's own and those of plugins, imported when they are asked for.
+
+A subcommand is an object ``command``: a function for `typer.Typer.command`, or a `typer.Typer` with commands of its
+own. Plugins offer theirs under the entry-point group ``profdeck.commands``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from profdeck.cli._exit import ExitCode, exit_code
+from profdeck.errors import BrokenPluginError, PluginError, ProfdeckError, nearest
+
+COMMANDS = "profdeck.commands"
+
+_OWN = ("check", "config", "backends", "ls", "summary")
+
+
+class Commands(TyperGroup):
+    """Finds the commands by name and ends with the exit codes of `ExitCode`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # click's signature
+        """Name all commands: profdeck's own, then those of plugins."""
+        plugins = {point.name for point in metadata.entry_points(group=COMMANDS)}
+        return [*_OWN, *sorted(plugins.difference(_OWN))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command. One that cannot be imported explains itself in the help and when it is called."""
+        if cmd_name not in _OWN and cmd_name not in self.list_commands(ctx):
+            return None
+        try:
+            return _build(cmd_name)
+        except PluginError as error:
+            return _unavailable(cmd_name, error)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the arguments name, or fail with the nearest match."""
+        if self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command '{args[0]}'.{nearest(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; our own errors end it with a sentence instead of a traceback."""
+        try:
+            return super().invoke(ctx)
+        except ProfdeckError as error:
+            typer.echo("error: " + str(error).replace("\n", "\n       "), err=True)
+            ctx.exit(exit_code(error))
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            ctx.exit(ExitCode.INTERRUPTED)
+
+
+def _build(name: str) -> Any:
+    if name in _OWN:
+        return _as_command(name, import_module(f"profdeck.cli.{name}").command)
+    from profdeck.plugins import load
+
+    command = load(COMMANDS, name)
+    try:
+        return _as_command(name, command)
+    except Exception as error:
+        raise BrokenPluginError(
+            f"The command '{name}' is {command!r}, of which no command can be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _as_command(name: str, command: Any) -> Any:
+    holder = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name)
+    else:
+        holder.command(name)(command)
+    return get_group(holder).commands[name]
+
+
+def _unavailable(name: str, error: PluginError) -> Any:
+    def command(ctx: typer.Context) -> None:  # noqa: ARG001  # takes whatever arguments follow
+        raise error
+
+    holder = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+    holder.command(name, help=f"Unavailable: {error}", add_help_option=False, context_settings=any_arguments)(command)
+    return get_group(holder).commands[name]

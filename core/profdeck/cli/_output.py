@@ -1,0 +1,101 @@
+"""How commands print: one JSON document or tables on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from profdeck.cli._exit import ExitCode
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        _leave()
+
+
+def stdout() -> Console:
+    """Return a console for stdout that prints text as it is: brackets in names are not markup."""
+    return _Stdout(markup=False, highlight=False, emoji=False)
+
+
+def print_json(document: Any) -> None:
+    """Print a document of plain data."""
+    try:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _leave()
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    typer.echo(f"warning: {text}", err=True)
+
+
+def table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table:
+    """Make a table without lines, whose cells fold instead of losing their end.
+
+    Args:
+        columns: the headings.
+        numbers: the headings of columns that are aligned to the right and never folded.
+        options: see `rich.table.Table`.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", **options)
+    for column in columns:
+        number = column in numbers
+        made.add_column(column, overflow="fold", no_wrap=number, justify="right" if number else "left")
+    return made
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Show progress on stderr, if that is a terminal, until the block ends.
+
+    Yields:
+        A function to be told what is done and what there is to do; any thread may call it.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _total: None
+        return
+    text_column = TextColumn("{task.description}", markup=False)
+    bar = Progress(text_column, BarColumn(), TimeRemainingColumn(), console=console, transient=True)
+    with bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def short(path: Path) -> str:
+    """Write a path relative to the current directory, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def size(size_bytes: int) -> str:
+    """Write a size in bytes with a decimal unit."""
+    if size_bytes < 1000:  # noqa: PLR2004  # the step between two units
+        return f"{size_bytes} B"
+    value = size_bytes / 1000
+    for unit in ("kB", "MB", "GB"):
+        if value < 1000:  # noqa: PLR2004  # as above
+            return f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _leave() -> NoReturn:
+    """End quietly: nobody reads stdout any more, and the interpreter must not flush it into the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(ExitCode.BROKEN_PIPE)

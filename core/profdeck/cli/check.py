@@ -1,0 +1,172 @@
+"""`profdeck check`: everything about a config that can be known before the job starts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import attrs
+import typer
+from rich.text import Text
+
+from profdeck import plugins
+from profdeck.backend import Backend
+from profdeck.cli import _output
+from profdeck.cli._exit import ExitCode, exit_code
+from profdeck.cli._settings import SOURCE, Settings
+from profdeck.config import Config
+from profdeck.errors import ConfigError, ProfdeckError, nearest
+from profdeck.layers import load, parse_setting
+from profdeck.options import CommonOptions
+from profdeck.schedule import GRAMMAR
+from profdeck.session import build_backend, resolve_identity
+
+
+@attrs.frozen
+class Check:
+    """One thing that was checked."""
+
+    what: str
+    detail: str
+    """What was found, or what is wrong."""
+    code: ExitCode = ExitCode.OK
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config, a YAML or TOML file.")],
+    *,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
+    settings: Settings = None,
+    here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
+    json: _output.Json = False,
+) -> None:
+    """Check a config before the job starts; list all that is wrong."""
+    checks = list(_checks(file, role, settings or (), here=here))
+    wrong = [check for check in checks if check.code]
+    if json:
+        listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
+        _output.print_json({"file": str(file), "ok": not wrong, "checks": listed})
+    else:
+        _print(file, checks, wrong)
+    raise typer.Exit(min((check.code for check in wrong), default=ExitCode.OK))
+
+
+def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
+    table = _output.table("", "checked", "")
+    for check in checks:
+        state = Text("failed", style="red") if check.code else Text("ok", style="green")
+        table.add_row(state, check.what, check.detail)
+    console = _output.stdout()
+    console.print(table)
+    console.print(
+        f"{_output.short(file)}: {len(checks)} checked, {f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
+    )
+
+
+def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool) -> Iterator[Check]:
+    settings = {}
+    for text in texts:
+        try:
+            key, settings[key] = parse_setting(text)
+        except ConfigError as error:
+            yield Check(SOURCE, str(error), ExitCode.USAGE)
+    try:
+        config = load(file, settings=settings, settings_source=SOURCE).config
+    except ConfigError as error:
+        yield Check("config", str(error), ExitCode.USAGE)
+        return
+    yield Check("config", "its keys and the types of its values")
+    yield _attempt("steps", _steps, config)
+    yield _attempt("output", _output_directory, config.output)
+    for name in config.listeners:
+        yield _attempt(f"listeners.{name}", _listener, name)
+    if role is None and not config.roles:
+        yield Check("roles", "There is no role, so nothing would be recorded.", ExitCode.USAGE)
+    for name in config.roles if role is None else (role,):
+        yield from _role(config, name, here=here)
+
+
+def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
+    try:
+        return Check(what, check(*arguments))
+    except ProfdeckError as error:
+        return Check(what, str(error), exit_code(error))
+    except Exception as error:  # noqa: BLE001  # plugins run here, and one that fails must not hide other problems
+        return Check(what, plugins.describe(error), ExitCode.PLUGIN)
+
+
+def _steps(config: Config) -> str:
+    first = config.steps.after(-1)
+    if first is None:
+        raise ConfigError(f"Nothing is selected, so nothing would be recorded. Set steps to a list of {GRAMMAR}.")
+    if config.final_step is not None and first > config.final_step:
+        raise ConfigError(f"The first selected step is {first}, but final_step is {config.final_step}.")
+    return f"{', '.join(str(span.spec) for span in config.steps.spans)}; the first is {first}"
+
+
+def _output_directory(output: Path) -> str:
+    """Write into the directory, or the nearest one above it that exists, and remove what was written."""
+    output = output.absolute()
+    existing = next(path for path in (output, *output.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{existing} is not a directory, so {output} cannot be created. Choose another output.")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".profdeck-check-", dir=existing) as probe:
+            (Path(probe) / "file").write_bytes(b"profdeck")
+    except OSError as error:
+        raise ConfigError(f"{existing} cannot be written: {error.strerror}. Choose another output.") from None
+    return f"{_output.short(output)} can be written" + ("" if existing == output else "; it does not exist yet")
+
+
+class _NoBackend(Backend):
+    """Stands where listeners are checked without the backend that they will accompany."""
+
+    name: ClassVar[str] = "none"
+
+
+def _listener(name: str) -> str:
+    plugins.load_plugins(_NoBackend(CommonOptions()), [name])
+    return "can be loaded"
+
+
+def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
+    role, path = config.roles.get(name), f"roles.{name}"
+    if role is None:
+        hint = f"{nearest(name, config.roles)} It has: {', '.join(config.roles) or 'none'}."
+        yield Check(path, f"The config has no such role.{hint}", ExitCode.USAGE)
+        return
+    ranks = role.ranks if isinstance(role.ranks, str) else ", ".join(map(str, role.ranks))
+    yield Check(f"{path}.ranks", ranks)
+    try:
+        cls = plugins.load_backend(role.backend)
+    except ProfdeckError as error:
+        yield Check(f"{path}.backend", str(error), exit_code(error))
+        return
+    library = _attempt(f"{path}.backend", _library, cls)
+    options = _attempt(f"{path}.options", _options, config, name)
+    yield library
+    yield options
+    if here and not library.code and not options.code:
+        yield _attempt(f"{path} on this machine", _here, config, name)
+
+
+def _library(cls: type[Backend]) -> str:
+    plugins.require_libraries(cls)
+    found = [" ".join(library.installed() or ()) for library in cls.libraries]
+    return f"{cls.name}, with {', '.join(found)}" if found else cls.name
+
+
+def _options(config: Config, name: str) -> str:
+    build_backend(config, name)
+    return ", ".join(config.roles[name].options) or "all at their defaults"
+
+
+def _here(config: Config, name: str) -> str:
+    backend = build_backend(config, name)
+    identity = resolve_identity(name, backend)
+    if identity.world_size > 1 and not config.roles[name].expected_ranks(identity.world_size):
+        raise ConfigError(f"None of its ranks is in this job, whose ranks are 0 to {identity.world_size - 1}.")
+    backend.preflight()
+    return "can record"

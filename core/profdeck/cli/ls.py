@@ -1,0 +1,136 @@
+"""`profdeck ls`: what a run directory holds and whether it is complete, established by reading every file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from profdeck.capture import Status
+from profdeck.cli import _output
+from profdeck.cli._exit import ExitCode
+from profdeck.errors import ProfdeckError
+from profdeck.verify import CaptureReport, RankReport, RunReport, read_run
+
+_STYLES = {
+    Status.COMPLETE: "green",
+    Status.RECORDING: "cyan",
+    Status.PARTIAL: "yellow",
+    Status.MISSING: "red",
+    Status.FAILED: "red",
+}
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    *,
+    json: _output.Json = False,
+) -> None:
+    """List a run's captures; exit with 1 if one is incomplete."""
+    try:
+        with _output.progress("Reading the traces") as on_progress:
+            report = read_run(run, on_progress=on_progress)
+    except OSError as error:
+        raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
+    if json:
+        _output.print_json(_plain(report))
+    else:
+        _print(_output.stdout(), report)
+    if report.status is not Status.COMPLETE or report.problems:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
+    for capture in report.captures:
+        for rank in capture.ranks:
+            yield capture, rank
+
+
+def _totals(report: RunReport) -> dict[str, Any]:
+    ranks = [rank for _, rank in _ranks(report)]
+    return {
+        "captures": len(report.captures),
+        "ranks_by_status": dict(Counter(str(rank.status) for rank in ranks)),
+        "size_bytes": sum(rank.size_bytes for rank in ranks),
+        "events": sum(rank.events for rank in ranks),
+    }
+
+
+def _print(console: Console, report: RunReport) -> None:
+    table = _output.table("steps", "role", "stage", "rank", "status", "size", "events", numbers=("size", "events"))
+    for capture, rank in _ranks(report):
+        table.add_row(
+            _steps(capture),
+            _role(capture),
+            capture.stage or "",
+            _rank(rank),
+            Text(rank.status, style=_STYLES[rank.status]),
+            _output.size(rank.size_bytes),
+            f"{rank.events:,}",
+        )
+    if report.captures:
+        console.print(table)
+        console.print()
+    for capture, rank in _ranks(report):
+        for problem in rank.problems:
+            stage = f", {capture.stage}" if capture.stage else ""
+            console.print(f"Step {_steps(capture)}, {_role(capture)}{stage}, rank {rank.rank}: {problem}")
+    for problem in report.problems:
+        console.print(problem)
+    totals = _totals(report)
+    statuses = ", ".join(f"{count} {status}" for status, count in totals["ranks_by_status"].items())
+    amount = f"{_output.size(totals['size_bytes'])}, {totals['events']:,} events"
+    captures = f"{totals['captures']} capture{'' if totals['captures'] == 1 else 's'}"
+    console.print(f"{_output.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+
+
+def _steps(capture: CaptureReport) -> str:
+    """Write the steps, and what tells a repeated capture from the first one."""
+    steps = str(capture.first_step)
+    if capture.last_step > capture.first_step:
+        steps += f"..{capture.last_step}"
+    usual = f"step{capture.first_step}" + (f"-{capture.stage}" if capture.stage else "")
+    return f"{steps} {capture.id.removeprefix(usual).lstrip('-')}".rstrip()
+
+
+def _role(capture: CaptureReport) -> str:
+    return capture.role if capture.replica is None else f"{capture.role}/{capture.replica}"
+
+
+def _rank(rank: RankReport) -> str:
+    coordinates = "-".join(f"{name}{index}" for name, index in rank.parallel.items())
+    return f"{rank.rank} {coordinates}".rstrip()
+
+
+def _plain(report: RunReport) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "status": report.status,
+        "problems": report.problems,
+        "totals": _totals(report),
+        "captures": [
+            {
+                **attrs.asdict(capture, value_serializer=_paths_as_text),
+                "status": capture.status,
+                "ranks": [
+                    {
+                        **attrs.asdict(rank, value_serializer=_paths_as_text),
+                        "size_bytes": rank.size_bytes,
+                        "events": rank.events,
+                    }
+                    for rank in capture.ranks
+                ],
+            }
+            for capture in report.captures
+        ],
+    }
+
+
+def _paths_as_text(_: object, __: object, value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,146 @@
+"""The sessions of `make test`: one environment each, since the engines' pins exclude each other.
+
+An environment is built once per set of pins, outside of the clone, and used again while they are unchanged. Each
+clone adds to it a thin one of its own, in which this very tree is installed editable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "core", "torch", "compat"]
+nox.options.default_venv_backend = "none"
+
+HERE = Path(__file__).parent
+REQUIREMENTS = HERE / "requirements"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profdeck"
+OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check formatting, style and types."""
+    python = environment(session, "lint")
+    run(session, python, "-m", "ruff", "format", "--check", ".")
+    run(session, python, "-m", "ruff", "check", ".")
+    run(session, python, "-m", "mypy", "core", "plugins", "benchmarks", "tests/typing", "noxfile.py")
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """Test all that needs no engine: lifecycle, config, traces, command line, packaging, docs."""
+    python = environment(session, "core")
+    run(session, python, "-m", "pytest", "-m", "not torch", *session.posargs)
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """Test the torch backend with real processes and torchrun jobs."""
+    python = environment(session, "torch")
+    run(session, python, "-m", "pytest", "-m", "torch", *session.posargs)
+
+
+@nox.session
+def compat(session: nox.Session) -> None:
+    """Run the unit tests under the other supported Pythons that this machine has."""
+    here = "{}.{}".format(*sys.version_info)
+    others = [version for version in OLDEST_TO_NEWEST if version != here]
+    found = {version: path for version in others if (path := find_python(version))}
+    for version in others:
+        if version not in found:
+            session.warn(f"Python {version} is not on this machine: not tested with it.")
+    for path in found.values():
+        run(session, environment(session, "core", path), "-m", "pytest", "-q", "-m", "not torch", "tests/unit")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure, against peers in the same run; never part of the tests."""
+    run(session, environment(session, "torch"), "benchmarks/run_all.py", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run the main job."""
+    run(session, environment(session, "torch"), "-m", "profdeck", "demo", *session.posargs)
+
+
+def environment(session: nox.Session, name: str, base: str = sys.executable) -> str:
+    """Return the Python of an environment, in which this tree is installed; builds what is not there yet."""
+    pins = pinned(REQUIREMENTS / f"{name}.txt")
+    version = subprocess.check_output([base, "-c", "import sys; print(sys.version)"], text=True)
+    key = hashlib.sha256("\n".join([version, *pins]).encode()).hexdigest()[:16]
+    tag = "{}.{}".format(*version.split(".")[:2])
+    shared = CACHE / "environments" / f"{name}-py{tag}-{key}"
+    if not (shared / "complete").exists():
+        session.log(f"Building the environment {name} in {shared}, once for these pins")
+        build(session, shared, base, pins)
+    return thin(session, HERE / ".nox" / shared.name, shared)
+
+
+def pinned(path: Path) -> list[str]:
+    """Read a file of pins, following ``-r``."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    found: list[str] = []
+    for line in lines:
+        if line.startswith("-r "):
+            found += pinned(path.parent / line[3:])
+        elif line and not line.startswith("#"):
+            found.append(line)
+    return found
+
+
+def build(session: nox.Session, shared: Path, base: str, pins: list[str]) -> None:
+    """Install pins into a new environment; it counts only when it is complete."""
+    shutil.rmtree(shared, ignore_errors=True)
+    python = shared / "bin" / "python"
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(pins))
+        file.flush()
+        try:
+            run(session, base, "-m", "venv", str(shared))
+            run(session, str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", file.name)
+        except nox.command.CommandFailed:
+            session.error(f"The environment in {shared} cannot be built here, so this session did not run.")
+    (shared / "complete").touch()
+
+
+def thin(session: nox.Session, path: Path, shared: Path) -> str:
+    """Make this clone's environment over a shared one, with profdeck installed editable."""
+    python = path / "bin" / "python"
+    built = (HERE / "pyproject.toml").read_bytes()
+    stamp = path / "pyproject.toml.installed"
+    if stamp.exists() and stamp.read_bytes() == built:
+        return str(python)
+    shutil.rmtree(path, ignore_errors=True)
+    run(session, str(shared / "bin" / "python"), "-m", "venv", "--without-pip", str(path))
+    (site,) = path.glob("lib/python*/site-packages")
+    (below,) = shared.glob("lib/python*/site-packages")
+    (site / "_environment.pth").write_text(f"{below}\n", encoding="utf-8")
+    editable = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(HERE)]
+    run(session, str(python), "-m", "pip", "--disable-pip-version-check", *editable)
+    stamp.write_bytes(built)
+    return str(python)
+
+
+def find_python(version: str) -> str | None:
+    """Return a Python of a version that really starts, or None."""
+    for name in (f"python{version}",):
+        path = shutil.which(name)
+        if path and subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
+            return path
+    return None
+
+
+def run(session: nox.Session, *command: str) -> None:
+    """Run a command of an environment."""
+    bin_directory = str(Path(command[0]).parent)
+    session.run(*command, external=True, env={"PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}"})

@@ -1,0 +1,89 @@
+"""``profdeck nsys-args``: the flags with which nsys records exactly the captures of a config."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profdeck.config import Config, Mode
+from profdeck.errors import ConfigError
+from profdeck.layers import load, parse_setting
+from profdeck.session import build_backend
+from profdeck_torch.options import TorchOptions
+
+
+def command(
+    config: Annotated[
+        Path | None, typer.Argument(help="A config file. [default: PROFDECK_CONFIG]", show_default=False)
+    ] = None,
+    *,
+    role: Annotated[str, typer.Option(help="The role that runs under nsys.")] = "trainer",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A config value, such as final_step=1000.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print the nsys flags for a role with cuda_profiler_range, with the number of captures of its schedule.
+
+    Use as: nsys profile $(profdeck nsys-args profdeck.yaml) python train.py
+    """
+    loaded = load(config, settings=dict(parse_setting(text) for text in set_ or ()), settings_source="--set").config
+    flags = nsys_flags(loaded, role)
+    if json:
+        typer.echo(json_format.dumps({"role": role, "captures": capture_count(loaded, role), "flags": flags}))
+    else:
+        typer.echo(shlex.join(flags))
+
+
+def nsys_flags(config: Config, role: str) -> list[str]:
+    """Return the flags of ``nsys profile``; see its user guide, "CLI Profile Command Switch Options".
+
+    Raises:
+        ConfigError: the role does not use ``cuda_profiler_range``, or the number of captures is not known.
+    """
+    return [
+        "--capture-range=cudaProfilerApi",
+        f"--capture-range-end=repeat-shutdown:{capture_count(config, role)}",
+        "--kill=none",  # when the last range has ended nsys would else end the job
+        "--trace=cuda,nvtx",
+        f"--output={config.output / (config.run or '%h') / f'nsys_{role}_%p'}",
+    ]
+
+
+def capture_count(config: Config, role: str) -> int:
+    """Count the captures that one rank of a role makes: each is a range of nsys.
+
+    Raises:
+        ConfigError: the role does not use ``cuda_profiler_range``, or the number is not known.
+    """
+    chosen = config.roles.get(role)
+    if chosen is None:
+        raise ConfigError(f"The config has no role '{role}'.{config.role_hint(role)}")
+    options = build_backend(config, role).options
+    if not isinstance(options, TorchOptions) or not options.cuda_profiler_range:
+        raise ConfigError(
+            f"roles.{role}.options.cuda_profiler_range is not on, so nsys would wait for ranges that never begin. "
+            f"Set it: --set {role}.options.cuda_profiler_range=true"
+        )
+    last = config.final_step if config.final_step is not None else config.steps.last
+    if last is None:
+        raise ConfigError(
+            "The schedule has no end, so the number of captures is not known. "
+            "Say when the job ends: --set final_step=1000"
+        )
+    if config.mode is Mode.CONTINUOUS:
+        count = sum(1 for _ in config.steps.runs(0, last))
+    elif chosen.stages:
+        count = len(chosen.stages) * sum(1 for _ in config.steps.steps(0, last))
+    else:
+        raise ConfigError(
+            f"In discrete mode every stage is a capture: name those that each step passes once, in roles.{role}.stages."
+        )
+    if count == 0:
+        raise ConfigError(f"The schedule selects no step up to step {last}.")
+    return count

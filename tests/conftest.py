@@ -1,0 +1,57 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+_DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "shared" / "data")
+
+# What a launcher, a user or CI may have set must not reach the tests.
+for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORCHELASTIC_", "SLURM_"))]:
+    if _name != "PROFDECK_TEST_DATA":
+        del os.environ[_name]
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder with real traces."""
+    if not _DATA.is_dir():
+        pytest.skip(f"there are no real traces in {_DATA}; PROFDECK_TEST_DATA names another folder")
+    return _DATA
+
+
+@pytest.fixture(scope="session")
+def tally_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH that offers the backend `tally` as an installed distribution would."""
+    site = tmp_path_factory.mktemp("site")
+    about = site / "tally_backend-0.3.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tally-backend\nVersion: 0.3\n")
+    (about / "entry_points.txt").write_text(
+        "[profdeck.backends]\ntally = tally_backend:TallyBackend\n\n[profdeck.listeners]\ndiary = tally_backend:Diary\n"
+    )
+    return f"{site}{os.pathsep}{HERE / 'packages' / 'tally' / 'src'}"
+
+
+@pytest.fixture
+def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Make the backend `tally` available in this process."""
+    for path in tally_path.split(os.pathsep):
+        monkeypatch.syspath_prepend(path)
+    import tally_backend
+
+    yield tally_backend
+    sys.modules.pop("tally_backend", None)
+
+
+@pytest.fixture(autouse=True)
+def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the leases of a test to itself."""
+    monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from profdeck import Identity, Profiler
+from profdeck.cli import app
+
+SITE = Path(__file__).parent / "site"
+
+Cli = Callable[..., Result]
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+Record = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _paper_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Install the distribution in `SITE`, and hide from tests where they run."""
+    monkeypatch.syspath_prepend(SITE)
+    for name in [*os.environ]:
+        if name.startswith("PROFDECK") or name in {"RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "SLURM_PROCID"}:
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run a command line in this process."""
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="profdeck")
+
+
+@pytest.fixture
+def python() -> Program:
+    """Run a Python program in which the distribution in `SITE` is installed."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(SITE), *filter(None, sys.path)])
+        command = [sys.executable, "-W", "error", *map(str, arguments)]
+        return subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Record a run with the backend `paper`, by each of some ranks after the other."""
+
+    def run(*steps: int, ranks: tuple[int, ...] = (0,), world_size: int = 1, role: str = "trainer",
+            replica: int | None = None, stage: str | None = None, **options: object) -> Path:  # fmt: skip
+        settings: dict[str, object] = {
+            "output": str(tmp_path / "profiles"),
+            "run": "job",
+            "steps": [*steps],
+            "on_error": "raise",
+        }
+        settings |= {f"{role}.backend": "paper", f"{role}.ranks": "all"}
+        settings |= {f"{role}.options.{name}": value for name, value in options.items()}
+        if stage:
+            settings["mode"] = "discrete"
+        for rank in ranks:
+            identity = Identity(role=role, rank=rank, world_size=world_size, replica=replica)
+            with Profiler.from_config(identity=identity, settings=settings) as profiler:
+                for step in range(max(steps) + 1):
+                    with profiler.capture(step):
+                        if stage:
+                            with profiler.stage(stage):
+                                pass
+        return tmp_path / "profiles" / "job"
+
+    return run

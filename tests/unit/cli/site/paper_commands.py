@@ -1,0 +1,35 @@
+"""Commands as a distribution of someone else's offers them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from profdeck.errors import CaptureError
+
+NUMBER = 3
+
+
+def cut(
+    *, times: Annotated[int, typer.Option(min=1)] = 1, fail: bool = False, interrupt: bool = False, bug: bool = False
+) -> None:
+    """Cut paper."""
+    logging.getLogger("profdeck").info("The scissors are open.")
+    if fail:
+        raise CaptureError("The scissors are blunt.\nSharpen them.")
+    if interrupt:
+        raise KeyboardInterrupt
+    if bug:
+        raise RuntimeError("scissors")
+    typer.echo(f"cut {times}")
+
+
+fold = typer.Typer(help="Fold paper.")
+
+
+@fold.command()
+def once() -> None:
+    """Fold it once."""
+    typer.echo("folded")

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from profdeck.cli._output import size
+
+Cli = Callable[..., Result]
+Record = Callable[..., Path]
+
+
+def words(result: Result) -> list[str]:
+    return [" ".join(line.split()) for line in result.stdout.splitlines()]
+
+
+def test_complete_run(cli: Cli, record: Record) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    result = cli("ls", run)
+    assert result.exit_code == 0
+    lines = words(result)
+    assert lines[0] == "steps role stage rank status size events"
+    bytes_each = (run / "step_000003/trainer/rank_0000.step3.trace.json").stat().st_size
+    assert lines[1:3] == [f"3 trainer {rank} complete {bytes_each} B 5" for rank in (0, 1)]
+    assert lines[-1].startswith("profiles/job: 1 capture; ranks: 2 complete; ")
+    assert lines[-1].endswith(" kB, 10 events")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_540_000, "1.5 MB"), (2 * 10**9, "2.0 GB"), (10**13, "10.0 TB")],
+)
+def test_sizes(size_bytes: int, text: str) -> None:
+    assert size(size_bytes) == text
+
+
+def test_json_document(cli: Cli, record: Record) -> None:
+    run = record(3, 4, ranks=(1,), world_size=2, role="rollout", replica=2)
+    result = cli("ls", run, "--json")
+    assert (result.exit_code, result.stderr) == (1, "")
+    document = json.loads(result.stdout)
+    assert document["status"] == "missing"
+    assert document["totals"]["ranks_by_status"] == {"missing": 1, "complete": 1}
+    (capture,) = document["captures"]
+    assert (capture["first_step"], capture["last_step"], capture["replica"]) == (3, 4, 2)
+    absent, there = capture["ranks"]
+    assert (absent["rank"], absent["status"], absent["events"]) == (0, "missing", 0)
+    assert (there["rank"], there["status"], there["events"]) == (1, "complete", 5)
+    assert there["artifacts"][0]["path"] == str(run / "step_000003/rollout/replica_002/rank_0001.step3.trace.json")
+
+
+def test_missing_rank(cli: Cli, record: Record) -> None:
+    result = cli("ls", record(3, 4, ranks=(1,), world_size=2, role="rollout", replica=2))
+    assert result.exit_code == 1
+    assert "3..4 rollout/2 0 missing 0 B 0" in words(result)
+    assert "Step 3..4, rollout/2, rank 0: It should have recorded and left nothing" in " ".join(words(result))
+
+
+def test_truncated_trace(cli: Cli, record: Record) -> None:
+    run = record(3)
+    trace = run / "step_000003/trainer/rank_0000.step3.trace.json"
+    os.truncate(trace, trace.stat().st_size - 20)
+    result = cli("ls", run)
+    assert result.exit_code == 1
+    assert any(line.startswith("3 trainer 0 partial ") for line in words(result))
+    assert "rank 0: rank_0000.step3.trace.json: " in " ".join(words(result))
+
+
+def test_file_that_nobody_knows(cli: Cli, record: Record) -> None:
+    run = record(3)
+    (run / "step_000003/trainer/rank_0009.old.trace.json.gz").touch()
+    result = cli("ls", run)
+    assert result.exit_code == 1
+    assert "rank_0009.old.trace.json.gz is in no manifest." in " ".join(words(result))
+
+
+def test_repeated_step_and_stages(cli: Cli, record: Record) -> None:
+    record(3, stage="actor_update")
+    run = record(3, stage="actor_update")
+    lines = words(cli("ls", run))
+    assert any(line.startswith("3 trainer actor_update 0 complete ") for line in lines)
+    assert any(line.startswith("3 take2 trainer actor_update 0 complete ") for line in lines)
+
+
+def test_fits_80_columns_and_keeps_names(cli: Cli, record: Record) -> None:
+    run = record(123456, role="a-role-with-a-rather-long-name", stage="a_stage_with_a_rather_long_name")
+    trace = next(run.rglob("*.trace.json"))
+    trace.unlink()
+    result = cli("ls", run)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert trace.name in "".join(result.stdout.split("\n"))
+
+
+@pytest.mark.parametrize("below", ["", "nothing"])
+def test_not_a_run(cli: Cli, tmp_path: Path, below: str) -> None:
+    result = cli("ls", tmp_path / below, "--json")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "it is not the directory of a run" in result.stderr
+
+
+def test_directory_of_runs_names_them(cli: Cli, record: Record) -> None:
+    result = cli("ls", record(3).parent)
+    assert result.exit_code == 4
+    assert "holds 1 run(s): job" in result.stderr
+
+
+def test_run_without_captures(cli: Cli, record: Record) -> None:
+    run = record(3)
+    for file in run.rglob("rank_*"):
+        file.unlink()
+    result = cli("ls", run)
+    assert result.exit_code == 1
+    assert words(result)[0] == "The role 'trainer' recorded nothing."
+    assert words(result)[-1] == "profiles/job: 0 captures; ranks: none; 0 B, 0 events"
+
+
+def test_run_file_that_cannot_be_read(cli: Cli, record: Record) -> None:
+    run = record(3)
+    (run / "run.json").unlink()
+    (run / "run.json").mkdir()
+    result = cli("ls", run)
+    assert result.exit_code == 4
+    assert "run.json cannot be read" in result.stderr
+
+
+def test_trace_that_cannot_even_be_looked_for(cli: Cli, record: Record) -> None:
+    run = record(3)
+    manifest = run / "step_000003/trainer/rank_0000.step3.json"
+    manifest.write_text(manifest.read_text().replace("rank_0000.step3.trace.json", "x" * 300))
+    result = cli("ls", run)
+    assert result.exit_code == 4
+    assert result.stderr.endswith("cannot be read: File name too long.\n")

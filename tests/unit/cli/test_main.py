@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+import profdeck
+
+Cli = Callable[..., Result]
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_version(cli: Cli) -> None:
+    result = cli("--version")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"profdeck {profdeck.__version__}\n", "")
+
+
+def test_module_is_the_same_program(python: Program) -> None:
+    result = python("-m", "profdeck", "--version")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"profdeck {profdeck.__version__}\n", "")
+
+
+def test_version_imports_nothing_heavy(python: Program) -> None:
+    code = """
+import sys
+from profdeck.cli import app
+try:
+    app(["--version"])
+except SystemExit:
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "torch", "cattrs", "msgspec", "attrs"}))
+"""
+    assert python("-c", code).stdout.splitlines()[1:] == ["[]"]
+
+
+def test_help_names_all_commands_in_80_columns(cli: Cli) -> None:
+    result = cli("--help")
+    assert result.exit_code == 0
+    listed = [line.split()[0] for line in result.stdout.partition("Commands:\n")[2].splitlines()]
+    assert listed[:5] == ["check", "config", "backends", "ls", "summary"]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    own = "\n".join(line for line in result.stdout.splitlines() if "paper" not in line)
+    assert "..." not in own.partition("Commands:")[2], "a short help text is cut off"
+
+
+@pytest.mark.parametrize("command", ["check", "backends", "ls", "summary", "config"])
+def test_every_command_explains_itself(cli: Cli, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.exit_code == 0
+    assert "Args:" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_no_command_shows_the_help(cli: Cli) -> None:
+    result = cli()
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+
+
+def test_unknown_command_gets_the_nearest(cli: Cli) -> None:
+    result = cli("sumary")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "No such command 'sumary'. Did you mean 'summary'?" in result.stderr
+
+
+def test_plugin_commands_are_functions_and_groups(cli: Cli) -> None:
+    assert cli("paper-cut", "--times", "2").stdout == "cut 2\n"
+    assert cli("paper-fold", "once").stdout == "folded\n"
+    assert cli("paper-cut", "--times", "0").exit_code == 2
+
+
+def test_help_lists_plugin_commands_and_those_that_fail(cli: Cli) -> None:
+    lines = [" ".join(line.split()) for line in cli("--help").stdout.splitlines()]
+    assert "paper-cut Cut paper." in lines
+    assert "paper-fold Fold paper." in lines
+    assert any(line.startswith("paper-broken Unavailable: ") for line in lines)
+    assert any(line.startswith("paper-number Unavailable: ") for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("file", "--any=option")])
+def test_plugin_command_that_fails_to_import_says_why(cli: Cli, arguments: tuple[str, ...]) -> None:
+    result = cli("paper-broken", *arguments)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith("error: The command 'paper-broken' of paper 1.5 fails to import")
+    assert "No module named 'paper_nowhere'" in result.stderr
+
+
+def test_plugin_command_that_is_no_command_says_so(cli: Cli) -> None:
+    result = cli("paper-number")
+    assert result.exit_code == 3
+    assert "error: The command 'paper-number' is 3" in result.stderr
+
+
+def test_plugin_cannot_replace_a_command(cli: Cli) -> None:
+    assert "Cut paper" not in cli("check", "--help").stdout
+
+
+def test_plugin_commands_are_imported_only_when_asked_for(python: Program) -> None:
+    code = """
+import sys
+from profdeck.cli import app
+try:
+    app(["backends"])
+except SystemExit as ended:
+    print(ended.code, "paper_commands" in sys.modules)
+"""
+    assert python("-c", code).stdout.splitlines()[-1] == "0 False"
+
+
+def test_error_is_a_sentence(cli: Cli) -> None:
+    result = cli("paper-cut", "--fail")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: The scissors are blunt.\n       Sharpen them.\n"
+
+
+def test_bug_is_a_traceback(python: Program) -> None:
+    result = python("-m", "profdeck", "paper-cut", "--bug")
+    assert result.returncode == 1
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.endswith("RuntimeError: scissors\n")
+
+
+def test_interrupt(cli: Cli) -> None:
+    result = cli("paper-cut", "--interrupt")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [("backends",), ("backends", "--json")])
+def test_closed_pipe_ends_quietly(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Path(__file__).parent / "site"
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(site), *filter(None, sys.path)]))
+    command = [sys.executable, "-W", "error", "-m", "profdeck", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+def test_verbose_logs_to_stderr_and_leaves_logging_as_it_was(cli: Cli) -> None:
+    logger = logging.getLogger("profdeck")
+    before = (logger.level, [*logger.handlers])
+    assert "The scissors are open." in cli("-v", "paper-cut").stderr
+    assert cli("paper-cut").stderr == ""
+    assert (logger.level, logger.handlers) == before

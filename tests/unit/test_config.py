@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profdeck.config import TOP_LEVEL_KEYS, Config, Mode, OnError
+from profdeck.errors import ConfigError
+from profdeck.layers import load, parse_setting
+from profdeck.options import CommonOptions
+from profdeck.strict import structure, unstructure
+
+ROLE = {"backend": "torch"}
+
+
+def test_a_full_config_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "profdeck.yaml"
+    file.write_text(
+        """
+        output: ./elsewhere
+        run: night
+        steps: [10, "20..22", "every 500"]
+        mode: discrete
+        on_error: raise
+        final_step: 2000
+        listeners: [diary]
+        roles:
+          trainer:
+            backend: torch
+            ranks: all
+            stages: [actor_update]
+            window: {skip_first: 1, wait: 1, warmup: 1, active: 2, repeat: 3}
+            options: {record_shapes: true}
+          rollout: {backend: vllm, ranks: [0, 8]}
+        """
+    )
+    config = load(file, environ={}).config
+    assert config.output == Path("elsewhere")
+    assert (config.mode, config.on_error, config.final_step) == (Mode.DISCRETE, OnError.RAISE, 2000)
+    assert [step for step in range(1001) if step in config.steps] == [10, 20, 21, 22, 500, 1000]
+    trainer, rollout = config.roles["trainer"], config.roles["rollout"]
+    assert trainer.window is not None
+    assert (trainer.window.active, trainer.window.cycle) == (2, 4)
+    assert trainer.options == {"record_shapes": True}
+    assert (trainer.expected_ranks(3), rollout.expected_ranks(4), rollout.expected_ranks(16)) == ((0, 1, 2), (0,), (0, 8))
+
+
+def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
+    yaml, toml = tmp_path / "a.yaml", tmp_path / "a.toml"
+    yaml.write_text('steps: [1, "3..4"]\nroles: {trainer: {backend: torch, options: {with_stack: true}}}')
+    toml.write_text('steps = [1, "3..4"]\n[roles.trainer]\nbackend = "torch"\noptions.with_stack = true')
+    assert load(yaml, environ={}).config == load(toml, environ={}).config
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"stps": [1]}, "unknown key 'stps'. Did you mean 'steps'? Allowed: output,"),
+        ({"steps": "10"}, "steps: expected a list, got '10' (text). Write it in brackets: [10]."),
+        ({"steps": ["often"]}, "steps: 'often' is not a step: expected a step number"),
+        ({"steps": [True]}, "steps: True is not a step"),
+        ({"mode": "continous"}, "mode: expected one of continuous, discrete, got 'continous' (text). Did you mean"),
+        ({"on_error": True}, "on_error: expected one of warn, raise, got True (a bool)."),
+        ({"final_step": "7"}, "final_step: expected an integer, got '7' (text). Remove the quotes."),
+        ({"final_step": 7.0}, "final_step: expected an integer, got 7.0 (a number)."),
+        ({"final_step": True}, "final_step: expected an integer, got True (a bool)."),
+        ({"output": 3}, "output: expected a path, got 3 (an integer)."),
+        ({"run": "../x"}, "'../x' is not a directory name"),
+        ({"run": "a/b"}, "'a/b' is not a directory name"),
+        ({"roles": ["trainer"]}, "roles: expected a mapping"),
+        ({"roles": {"trainer": {}}}, "roles.trainer.backend: this key is required."),
+        ({"roles": {"trainer": {"backnd": "torch"}}}, "unknown key 'backnd'. Did you mean 'backend'?"),
+        ({"roles": {"output": ROLE}}, "'output' cannot name a role: it is a key of the config itself"),
+        ({"roles": {"../x": ROLE}}, "'../x' is not a role"),
+        ({"roles": {"trainer": ROLE | {"ranks": "some"}}}, "ranks: expected 'all' or a list such as [0, 8], got 'some'"),
+        ({"roles": {"trainer": ROLE | {"ranks": 3}}}, "roles.trainer.ranks: expected a list, got 3"),
+        ({"roles": {"trainer": ROLE | {"ranks": []}}}, "the list is empty"),
+        ({"roles": {"trainer": ROLE | {"ranks": [0, "1"]}}}, "roles.trainer.ranks[1]: expected an integer, got '1'"),
+        ({"roles": {"trainer": ROLE | {"ranks": [-1]}}}, "-1 is not a rank"),
+        ({"roles": {"trainer": ROLE | {"stages": ["a/b"]}}}, "'a/b' is not a stage"),
+        ({"roles": {"trainer": ROLE | {"window": {"active": 2.9}}}}, "window.active: expected an integer, got 2.9"),
+        ({"roles": {"trainer": ROLE | {"window": {"active": 0}}}}, "'active' must be >= 1: 0"),
+        ({"roles": {"trainer": ROLE | {"window": {}}}}, "roles.trainer.window.active: this key is required."),
+        ({"mode": "discrete", "roles": {"trainer": ROLE | {"warmup_steps": 1}}}, "roles.trainer.warmup_steps: discrete"),
+        ({"roles": {"trainer": ROLE | {"stages": ["a"]}}}, "roles.trainer.stages: continuous mode records whole steps"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        structure(data, Config, where="")
+    assert message in str(caught.value)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        structure({"mode": "x", "final_step": "y", "roles": {"a": {"backend": 3}}}, Config, where="")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"record_shapes": "false"}, "roles.trainer.options.record_shapes: expected true or false, got 'false' (text)"),
+        ({"record_shapes": 1}, "record_shapes: expected true or false, got 1 (an integer)."),
+        ({"activities": "cuda"}, "activities: expected a list, got 'cuda' (text). Write it in brackets: [cuda]."),
+        ({"activities": ["cudaa"]}, "activities[0]: expected one of cpu, cuda, npu, got 'cudaa' (text). Did you mean"),
+        ({"max_capture_s": "60"}, "max_capture_s: expected a number, got '60' (text)."),
+        ({"max_capture_s": 0}, "'max_capture_s' must be > 0.0: 0.0"),
+        ({"record_shape": True}, "unknown key 'record_shape'. Did you mean 'record_shapes'?"),
+    ],
+)
+def test_options_are_not_coerced(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        structure(options, CommonOptions, where="roles.trainer.options")
+    assert message in str(caught.value)
+
+
+def test_null_means_automatic_where_that_is_allowed() -> None:
+    assert structure({"activities": None}, CommonOptions, where="").activities is None
+    with pytest.raises(ConfigError, match=r"record_shapes: expected true or false, got nothing \(null\)"):
+        structure({"record_shapes": None}, CommonOptions, where="")
+
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=5))
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6
+)
+
+
+@given(st.dictionaries(st.sampled_from([*TOP_LEVEL_KEYS, "x"]), anything, max_size=4))
+def test_any_data_gives_a_config_or_a_config_error(data: dict[str, Any]) -> None:
+    try:
+        config = structure(data, Config, where="")
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017  # both outcomes are fine; any other exception is not
+    else:
+        assert structure(unstructure(config), Config, where="") == config
+
+
+def test_the_strongest_layer_wins_and_its_source_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("steps: [1]\nmode: discrete\nroles: {Trainer: {backend: a, ranks: all, options: {with_flops: true}}}")
+    loaded = load(
+        settings=dict([parse_setting("Trainer.options.with_stack=true"), parse_setting("mode=continuous")]),
+        settings_source="--set",
+        environ={
+            "PROFDECK_CONFIG": str(file),
+            "PROFDECK__TRAINER__BACKEND": "b",
+            "PROFDECK__STEPS": "[5, '7..8']",
+            "PROFDECK__MODE": "discrete",
+            "HOME": "/",
+        },
+    )
+    rows = {key: (value, source) for key, value, source in loaded.rows()}
+    assert rows["roles.Trainer.backend"] == ("b", "environment PROFDECK__TRAINER__BACKEND")
+    assert rows["roles.Trainer.ranks"] == ("all", f"file {file} (PROFDECK_CONFIG)")
+    assert rows["steps"] == ([5, "7..8"], "environment PROFDECK__STEPS")
+    assert rows["mode"] == ("continuous", "--set")
+    assert rows["on_error"] == ("warn", "default")
+    assert rows["roles.Trainer.options.with_stack"] == (True, "--set")
+    assert rows["roles.Trainer.options.with_flops"] == (True, f"file {file} (PROFDECK_CONFIG)")
+    assert {key.partition(".")[0] for key in rows} == set(TOP_LEVEL_KEYS) == {f.name for f in attrs.fields(Config)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.yaml", "steps: [1", "not valid YAML"),
+        ("a.toml", "steps = [1", "not valid TOML"),
+        ("a.yaml", "- 1", "expected keys and values at the top, got list"),
+        ("a.json", "{}", r"expected a file that ends in .yaml, .yml or .toml"),
+        ("a.yaml", b"\xff\xfe\x00", "not valid YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(file, environ={})
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.yaml", environ={})
+    (tmp_path / "empty.yaml").touch()
+    assert load(tmp_path / "empty.yaml", environ={}).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.backend", "expected key=value"),
+        ("=1", "expected key=value"),
+        ("trainer=1", "'trainer' is no key of the config; expected one of output,"),
+        ("trainer..x=1", "a part of the key is empty"),
+        ("trainer.backend=[a", "is not a YAML value"),
+    ],
+)
+def test_a_wrong_setting_is_explained(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(settings=dict([parse_setting(setting)]), environ={})
+    assert message in str(caught.value)
+
+
+def test_a_setting_below_a_value_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("roles: {trainer: {backend: torch, options: [1]}}")
+    with pytest.raises(ConfigError, match="cannot be set, since 'options' is"):
+        load(file, settings={"trainer.options.x": 1}, environ={})
+
+
+def test_a_plugin_own_options_are_strict_too(tally: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'fail_on'. Did you mean 'fail_at'?"):
+        structure({"fail_on": "start"}, tally.TallyOptions, where="roles.trainer.options")

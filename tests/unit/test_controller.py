@@ -1,0 +1,527 @@
+"""The lifecycle: what start, step and stop do in every state, through both façades, with a real backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profdeck import Profiler, ProfdeckError, Status
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.identity import Identity
+from profdeck.verify import read_run
+
+Build = Callable[..., Profiler]
+
+
+@pytest.fixture
+def build(tally: ModuleType, tmp_path: Path) -> Build:
+    """Build a profiler with the backend `tally` that writes to tmp_path/run."""
+
+    def make(*, identity: Identity | None = None, **settings: Any) -> Profiler:
+        given_options = {f"trainer.options.{key}": settings.pop(key) for key in tally_options & settings.keys()}
+        return Profiler.from_config(
+            identity=identity,
+            settings={"output": str(tmp_path), "run": "run", "trainer.backend": "tally", **settings, **given_options},
+        )
+
+    tally_options = {"fail_at", "device", "wait_s", "thread_bound", "max_capture_s"}
+    return make
+
+
+def calls(profiler: Profiler) -> list[str]:
+    assert profiler._controller is not None
+    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]
+
+
+def manifests(path: Path) -> dict[str, dict[str, Any]]:
+    found = [json.loads(file.read_text()) for file in path.glob("run/step_*/**/rank_*.json")
+             if not file.name.endswith(".trace.json")]
+    return {manifest["capture"]: manifest for manifest in found}
+
+
+def test_adjacent_steps_share_a_capture(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[2, "4..6"])
+    for step in range(9):
+        with profiler.capture(step) as capture:
+            assert (capture is not None) == (step in (2, 4, 5, 6))
+    assert calls(profiler) == [
+        "start step2", "stop step2",
+        "start step4", "step step4 global_step 4", "step step4 global_step 5", "stop step4",
+    ]  # fmt: skip
+    report = read_run(tmp_path / "run")
+    assert report.status is Status.COMPLETE
+    assert [(capture.id, capture.first_step, capture.last_step) for capture in report.captures] == [
+        ("step2", 2, 2),
+        ("step4", 4, 6),
+    ]
+
+
+def test_explicit_steps_and_implied_ones_say_the_same(build: Build) -> None:
+    implied, explicit = build(steps=["1..3"], run="a"), build(steps=["1..3"], run="b")
+    for step in range(5):
+        implied.start(step)
+        implied.stop()
+        explicit.start(step)
+        explicit.step(step)
+        explicit.stop()
+    assert calls(implied) == calls(explicit)
+
+
+def test_a_repeated_boundary_and_a_wrong_one_are_noted(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..3"])
+    profiler.start(1)
+    profiler.step(7)
+    profiler.step(1)
+    profiler.step(1)
+    profiler.close()
+    (manifest,) = manifests(tmp_path).values()
+    assert calls(profiler).count("step step1 global_step 1") == 1
+    assert any("step(7) while step 1 was under way" in note for note in manifest["notes"])
+
+
+def test_step_is_the_same_no_op_before_and_after_a_capture(build: Build) -> None:
+    profiler = build(steps=[1])
+    idle = profiler.step
+    profiler.start(1)
+    assert profiler.step is not idle
+    profiler.stop()
+    assert profiler.step is idle
+    assert profiler.step(5) is None  # type: ignore[func-returns-value]
+
+
+def test_stages_are_marked_in_continuous_mode(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1])
+
+    @profiler.stage("update")
+    def update(value: int) -> int:
+        """Doc."""
+        return value + 1
+
+    assert update.__name__ == "update"
+    assert update(1) == 2
+    with profiler.capture(1):
+        assert update(2) == 3
+        with profiler.stage("inner"):
+            pass
+    (trace,) = tmp_path.glob("run/step_*/trainer/*.trace.json")
+    assert [event["name"] for event in json.loads(trace.read_text())["traceEvents"]] == ["start", "update", "inner"]
+
+
+def test_stages_are_captures_in_discrete_mode(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..2"], mode="discrete", **{"trainer.stages": ["update", "score"]})
+    for step in range(4):
+        with profiler.capture(step):
+            for stage in ("update", "other", "update", "score"):
+                with profiler.stage(stage), profiler.stage("nested"):
+                    pass
+    assert sorted(manifests(tmp_path)) == [
+        "step1-score", "step1-update", "step1-update-2", "step2-score", "step2-update", "step2-update-2",
+    ]  # fmt: skip
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_a_stage_with_a_bad_name_or_a_generator_is_refused(build: Build) -> None:
+    profiler = build(steps=[1])
+    with pytest.raises(ConfigError, match="stage 'a/b'"):
+        profiler.stage("a/b")
+    with pytest.raises(ConfigError, match="cannot decorate the generator"):
+
+        @profiler.stage("a")
+        def generator() -> Any:
+            yield 1
+
+
+def test_warm_up_begins_before_the_capture(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[5], **{"trainer.warmup_steps": 2})
+    for step in range(8):
+        with profiler.capture(step):
+            pass
+    assert calls(profiler) == ["start step5", "step step5 global_step 3", "step step5 global_step 4", "stop step5"]
+    (capture,) = read_run(tmp_path / "run").captures
+    assert (capture.first_step, capture.last_step, capture.status) == (5, 5, Status.COMPLETE)
+
+
+def test_mini_batches_reach_the_backend(build: Build) -> None:
+    profiler = build(steps=[1], **{"trainer.window": {"active": 1}})
+    profiler.step(0, "mini_batch")
+    with profiler.capture(1):
+        profiler.step(0, "mini_batch")
+    assert calls(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
+
+
+def test_stopping_what_does_not_run_and_starting_twice_are_harmless(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1])
+    profiler.stop()
+    profiler.close()
+    first = profiler.start(1)
+    assert profiler.start(1) is first
+    profiler.stop()
+    profiler.stop()
+    (manifest,) = manifests(tmp_path).values()
+    assert (manifest["status"], len(manifest["notes"])) == ("complete", 1)
+    assert "start(1) while step1 was recording" in manifest["notes"][0]
+
+
+def test_only_who_began_a_step_ends_it(build: Build) -> None:
+    profiler = build(steps=[1])
+    with profiler.capture(1):
+        with profiler.capture(1):
+            pass
+        assert profiler.active is not None
+    assert profiler.active is None
+
+
+def test_a_host_that_skips_stop_gets_whole_captures(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1, 3])
+    for step in range(5):
+        profiler.start(step)
+    assert {name: manifest["status"] for name, manifest in manifests(tmp_path).items()} == {
+        "step1": "complete",
+        "step3": "complete",
+    }
+
+
+def test_a_gap_in_the_steps_of_a_capture_makes_it_partial(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..5"])
+    profiler.start(1)
+    profiler.start(4)
+    profiler.close()
+    found = manifests(tmp_path)
+    assert found["step1"]["status"] == "partial"
+    assert "went from step 1 to step 4" in found["step1"]["problems"][0]
+
+
+def test_an_exception_keeps_the_trace_and_goes_on(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..3"])
+    with pytest.raises(ZeroDivisionError), profiler.capture(1):
+        _ = 1 / 0
+    (manifest,) = manifests(tmp_path).values()
+    assert manifest["status"] == "partial"
+    assert "ZeroDivisionError" in manifest["problems"][0]
+    assert manifest["artifacts"][0]["whole"]
+
+
+def test_the_job_may_end_before_the_schedule(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..3"])
+    with profiler, profiler.capture(1):
+        pass
+    assert manifests(tmp_path)["step1"]["status"] == "partial"
+    profiler = build(steps=["1..3"], final_step=1, run="known")
+    with profiler, profiler.capture(1):
+        pass
+    assert read_run(tmp_path / "known").status is Status.COMPLETE
+
+
+def test_a_repeated_step_overwrites_nothing(build: Build, tmp_path: Path) -> None:
+    for _ in range(3):
+        with build(steps=[1]).capture(1):
+            pass
+    assert sorted(manifests(tmp_path)) == ["step1", "step1-take2", "step1-take3"]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_replicas_and_ranks_have_names_of_their_own(build: Build, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        for replica in (0, 2):
+            identity = Identity(rank=rank, world_size=2, replica=replica, parallel={"tp": rank})
+            with build(steps=[1], identity=identity, **{"trainer.ranks": "all"}).capture(1):
+                pass
+    assert sorted(str(path.relative_to(tmp_path / "run")) for path in tmp_path.glob("run/**/*.trace.json")) == [
+        f"step_000001/trainer/replica_{replica:03d}/rank_{rank:04d}_tp{rank}.step1.trace.json"
+        for replica in (0, 2)
+        for rank in (0, 1)
+    ]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+@pytest.mark.parametrize(("hook", "status"), [("start", "failed"), ("step", "partial"), ("stop", "failed")])
+def test_a_hook_that_fails_never_reaches_the_host(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, hook: str, status: str
+) -> None:
+    profiler = build(steps=["1..2"], fail_at=hook)
+    with caplog.at_level(logging.WARNING, "profdeck"):
+        for step in range(4):
+            with profiler.capture(step):
+                pass
+    found = manifests(tmp_path)
+    assert found["step1"]["status"] == status
+    assert f"RuntimeError: {hook} does not work" in " ".join(found["step1"]["problems"])
+    assert caplog.messages
+
+
+@pytest.mark.parametrize("hook", ["start", "step", "stop"])
+def test_on_error_raise_raises_it(build: Build, hook: str) -> None:
+    profiler = build(steps=["1..2"], fail_at=hook, on_error="raise")
+    with pytest.raises(CaptureError, match=f"{hook} does not work"):
+        for step in range(4):
+            with profiler.capture(step):
+                pass
+    assert profiler.active is None
+
+
+def test_the_exception_of_the_host_is_not_hidden_by_ours(build: Build) -> None:
+    profiler = build(steps=[1], fail_at="stop", on_error="raise")
+    with pytest.raises(ZeroDivisionError), profiler.capture(1):
+        _ = 1 / 0
+
+
+def test_a_listener_hears_of_every_capture(build: Build, tally: ModuleType) -> None:
+    profiler = build(steps=[1, 3], listeners=["diary"])
+    for step in range(4):
+        with profiler.capture(step):
+            pass
+    assert profiler._controller is not None
+    (member,) = profiler._controller._session._plugins._listeners
+    (diary,) = [implementation.plugin for implementation in member.hooks.profile_stop.get_hookimpls()]
+    assert isinstance(diary, tally.Diary)
+    assert diary.lines == ["start step1", "stop step1 complete 1", "start step3", "stop step3 complete 1"]
+
+
+def test_two_recordings_of_one_device_take_turns(build: Build, tmp_path: Path) -> None:
+    one, two = build(steps=[1], device="gpu-7", run="one"), build(steps=[1, 2], device="gpu-7", run="two")
+    one.start(1)
+    two.start(1)
+    one.stop()
+    two.start(2)
+    two.stop()
+    first, second = read_run(tmp_path / "two").captures
+    assert (first.status, second.status) == (Status.FAILED, Status.COMPLETE)
+    assert "gpu-7 is being recorded by this process (trainer, step1)" in first.ranks[0].problems[0]
+    assert read_run(tmp_path / "one").status is Status.COMPLETE
+
+
+def test_another_thread_cannot_stop_but_is_heard(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..9"])
+    profiler.start(1)
+    thread = threading.Thread(target=profiler.close)
+    thread.start()
+    thread.join()
+    assert profiler.active is not None
+    profiler.step(1)
+    assert profiler.active is None
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest["status"] == "partial"
+    assert "from another thread" in manifest["notes"][0]
+
+
+def test_a_backend_without_a_thread_of_its_own_is_stopped_from_any(build: Build) -> None:
+    profiler = build(steps=["1..9"], thread_bound=False)
+    profiler.start(1)
+    thread = threading.Thread(target=profiler.close)
+    thread.start()
+    thread.join()
+    assert profiler.active is None
+
+
+def test_a_forked_child_leaves_the_capture_to_its_parent(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1], device="gpu-1")
+    profiler.start(1)
+    pid = os.fork()
+    if pid == 0:
+        profiler.stop()
+        os._exit(0 if profiler.active is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert manifests(tmp_path)["step1"]["status"] == "recording"
+    profiler.stop()
+    assert manifests(tmp_path)["step1"]["status"] == "complete"
+
+
+def test_too_long_a_capture_is_ended_in_mid_step(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1], max_capture_s=0.05)
+    profiler.start(1)
+    deadline = threading.Event()
+    for _ in range(1000):
+        deadline.wait(0.005)  # the host works; nobody calls the profiler
+        if profiler.active is None:
+            break
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest["status"] == "partial"
+    assert manifest["problems"] == ["Max_capture_s=0.05 seconds passed."]
+
+
+def test_what_the_config_does_not_select_costs_and_writes_nothing(build: Build, tmp_path: Path) -> None:
+    for profiler in (
+        Profiler.from_config(),
+        build(steps=[]),
+        build(steps=[1], identity=Identity(rank=1, world_size=2)),
+        Profiler.from_config(role="critic", settings={"trainer.backend": "tally", "steps": [1]}),
+    ):
+        assert not profiler.enabled
+        with profiler, profiler.capture(1) as capture, profiler.stage("x"):
+            assert capture is None
+        function = object.__init__
+        assert profiler.stage("x")(function) is function
+    assert list(tmp_path.glob("run*")) == []
+
+
+def test_ranks_outside_of_the_job_are_an_error(build: Build) -> None:
+    with pytest.raises(ConfigError, match=r"\[8\] are all outside of this job, which has 1 rank"):
+        build(steps=[1], **{"trainer.ranks": [8]})
+
+
+# The async façade.
+
+
+def test_the_async_facade_awaits_the_hooks(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["1..2"], wait_s=0.001)
+
+    async def loop() -> None:
+        @profiler.stage("update")
+        async def update() -> None:
+            await asyncio.sleep(0)
+
+        for step in range(4):
+            async with profiler.capture(step):
+                await update()
+                async with profiler.stage("other"):
+                    await profiler.astep(0, "mini_batch")
+
+    asyncio.run(loop())
+    assert calls(profiler) == [
+        "start step1", "step step1 mini_batch 0", "step step1 global_step 1", "step step1 mini_batch 0", "stop step1",
+    ]  # fmt: skip
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_the_event_loop_goes_on_while_a_backend_waits(build: Build) -> None:
+    profiler = build(steps=[1], wait_s=0.05)
+
+    async def loop() -> int:
+        ticks = 0
+        task = asyncio.ensure_future(profiler.astart(1))
+        while not task.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await profiler.astop()
+        return ticks
+
+    assert asyncio.run(loop()) > 3
+
+
+def test_the_sync_facade_runs_coroutines_outside_of_a_loop(build: Build, tmp_path: Path) -> None:
+    with build(steps=[1], wait_s=0.001) as profiler, profiler.capture(1):
+        pass
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_the_sync_facade_inside_a_loop_names_the_async_one(build: Build) -> None:
+    profiler = build(steps=[1], wait_s=0.001, on_error="raise")
+
+    async def loop() -> None:
+        profiler.start(1)
+
+    with pytest.raises(CaptureError, match="call 'await profiler.astart"):
+        asyncio.run(loop())
+
+
+def test_plain_hooks_work_in_a_loop_through_the_sync_facade(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1])
+
+    async def loop() -> None:
+        with profiler.capture(1):
+            await asyncio.sleep(0)
+
+    asyncio.run(loop())
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_concurrent_starts_and_stops_give_one_capture(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1], wait_s=0.01)
+
+    async def loop() -> None:
+        await asyncio.gather(*(profiler.astart(1) for _ in range(5)))
+        await asyncio.gather(*(profiler.astop() for _ in range(5)))
+
+    asyncio.run(loop())
+    assert calls(profiler) == ["start step1", "stop step1"]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_a_stop_that_comes_while_starting_is_carried_out_after_it(build: Build) -> None:
+    profiler = build(steps=[1], wait_s=0.01)
+
+    async def loop() -> None:
+        starting = asyncio.ensure_future(profiler.astart(1))
+        await asyncio.sleep(0)
+        await profiler.aclose()
+        await starting
+
+    asyncio.run(loop())
+    assert profiler.active is None
+    assert calls(profiler) in ([], ["start step1", "stop step1"])
+
+
+@pytest.mark.parametrize("during", ["start", "stop"])
+def test_a_cancelled_task_leaves_no_recording_behind(build: Build, tmp_path: Path, during: str) -> None:
+    profiler = build(steps=[1], wait_s=0.05, device="gpu-2")
+
+    async def loop() -> None:
+        if during == "stop":
+            await profiler.astart(1)
+        task = asyncio.ensure_future(profiler.astart(1) if during == "start" else profiler.astop())
+        await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(loop())
+    assert profiler.active is None
+    assert manifests(tmp_path)["step1"]["status"] == "failed"
+    with build(steps=[1], device="gpu-2", run="next").capture(1):  # the lease was given back
+        pass
+    assert read_run(tmp_path / "next").status is Status.COMPLETE
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["start", "step", "stop", "close", "scope", "mini"]), st.integers(0, 6)), max_size=25
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=operations, mode=st.sampled_from(["continuous", "discrete"]))
+def test_any_order_of_calls_is_harmless(tmp_path_factory: Any, operations: list[tuple[str, int]], mode: str) -> None:
+    """Whatever a host calls: nothing is raised, every capture ends, and starts and stops alternate."""
+    directory = tmp_path_factory.mktemp("run")
+    profiler = Profiler.from_config(
+        settings={"output": str(directory), "run": "run", "trainer.backend": "tally", "mode": mode, "steps": [1, "3..4"]}
+    )
+    for name, step in operations:
+        match name:
+            case "start":
+                profiler.start(step)
+            case "step":
+                profiler.step(step)
+            case "stop":
+                profiler.stop()
+            case "close":
+                profiler.close()
+            case "scope":
+                with profiler.capture(step), profiler.stage("work"):
+                    pass
+            case "mini":
+                profiler.step(step, "mini_batch")
+    profiler.close()
+    edges = [call.split()[0] for call in calls(profiler) if not call.startswith("step")]
+    assert edges == ["start", "stop"] * (len(edges) // 2)
+    for manifest in manifests(directory).values():
+        assert manifest["status"] in ("complete", "partial")
+    if edges:
+        assert all(isinstance(error, str) for error in read_run(directory / "run").problems)
+
+
+test_any_order_of_calls_is_harmless = pytest.mark.usefixtures("tally")(test_any_order_of_calls_is_harmless)
+
+
+def test_errors_have_one_root() -> None:
+    assert issubclass(CaptureError, ProfdeckError)
+    assert issubclass(ConfigError, ProfdeckError)

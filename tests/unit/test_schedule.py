@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profdeck.schedule import Phase, Schedule, Window, parse_span
+
+STEPS = st.integers(0, 60)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> int | str:
+    kind = draw(st.sampled_from(["step", "range", "every", "from", "to"]))
+    first, every = draw(STEPS), draw(st.integers(1, 12))
+    last = first + draw(STEPS)
+    return {
+        "step": first,
+        "range": f"{first}..{last}",
+        "every": f"every {every}",
+        "from": f"every {every} from {first}",
+        "to": f"every {every} from {first} to {last}",
+    }[kind]
+
+
+def selected(spec: int | str, horizon: int = 200) -> set[int]:
+    """What the grammar says, in the plainest words."""
+    if isinstance(spec, int):
+        return {spec}
+    if ".." in spec:
+        first, last = spec.split("..")
+        return set(range(int(first), int(last) + 1))
+    words = dict(zip(spec.split()[::2], map(int, spec.split()[1::2]), strict=True))
+    return set(range(words.get("from", words["every"]), words.get("to", horizon) + 1, words["every"]))
+
+
+@given(st.lists(specs(), max_size=5))
+def test_selects_what_the_grammar_says(entries: list[int | str]) -> None:
+    schedule = Schedule.parse(entries)
+    expected = set().union(*map(selected, entries))
+    assert {step for step in range(201) if step in schedule} == {step for step in expected if step <= 200}
+    assert list(schedule.steps(0, 200)) == sorted(step for step in expected if step <= 200)
+
+
+@given(st.lists(specs(), min_size=1, max_size=5), STEPS)
+def test_after_is_the_next_selected_step(entries: list[int | str], step: int) -> None:
+    schedule = Schedule.parse(entries)
+    later = [other for other in range(step + 1, 201) if other in schedule]
+    found = schedule.after(step)
+    assert found == later[0] if later else found is None or found > 200
+
+
+@given(st.lists(specs(), min_size=1, max_size=5), STEPS, STEPS)
+def test_runs_are_the_adjacent_steps(entries: list[int | str], first: int, length: int) -> None:
+    schedule = Schedule.parse(entries)
+    runs = list(schedule.runs(first, first + length))
+    covered = [step for start, end in runs for step in range(start, end + 1)]
+    assert covered == list(schedule.steps(first, first + length))
+    assert all(next_start > end + 1 for (_, end), (next_start, _) in zip(runs, runs[1:], strict=False))
+
+
+@given(st.lists(specs(), min_size=1, max_size=5), STEPS, st.one_of(st.none(), st.integers(0, 200)))
+def test_is_last_looks_ahead_only(entries: list[int | str], step: int, final_step: int | None) -> None:
+    schedule = Schedule.parse(entries)
+    horizon = 400 if final_step is None else final_step
+    assert schedule.is_last(step, final_step) == (not any(later in schedule for later in range(step + 1, horizon + 1)))
+
+
+def test_is_last_when_the_job_ends_before_the_last_listed_step() -> None:
+    schedule = Schedule.parse([1, 2, 100])
+    assert not schedule.is_last(2)
+    assert schedule.is_last(2, final_step=50)
+    assert not schedule.is_last(1, final_step=50)
+
+
+@given(st.lists(specs(), max_size=5))
+def test_the_spec_of_a_span_gives_it_back(entries: list[int | str]) -> None:
+    schedule = Schedule.parse(entries)
+    assert Schedule.parse([span.spec for span in schedule.spans]) == schedule
+
+
+@pytest.mark.parametrize("spec", ["x", "", "5..3", "every 0", "-1", -1, "1..", "every 5 from 9 to 3", "1.5", "1,2"])
+def test_refuses_what_is_no_step(spec: int | str) -> None:
+    with pytest.raises(ValueError, match=r"step|empty|interval|selects"):
+        parse_span(spec)
+
+
+@pytest.mark.parametrize("spec", [True, 1.5, None, [1]])
+def test_refuses_what_is_neither_number_nor_text(spec: object) -> None:
+    with pytest.raises(TypeError, match="is not a step"):
+        parse_span(spec)  # type: ignore[arg-type]
+
+
+@given(
+    active=st.integers(1, 5),
+    wait=st.integers(0, 4),
+    warmup=st.integers(0, 4),
+    repeat=st.integers(0, 4),
+    skip_first=st.integers(0, 4),
+)
+def test_a_window_records_what_it_says(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
+    window = Window(active=active, wait=wait, warmup=warmup, repeat=repeat, skip_first=skip_first)
+    cycle = wait + warmup + active
+    phases = [window.phase(iteration) for iteration in range(skip_first + 6 * cycle)]
+    one = [Phase.OFF] * wait + [Phase.WARMUP] * warmup + [Phase.RECORD] * (active - 1) + [Phase.RECORD_LAST]
+    cycles = repeat or 6
+    assert phases == [Phase.OFF] * skip_first + one * cycles + [Phase.OFF] * (6 - cycles) * cycle
