@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.errors import nearest
 from profdeck.identity import NAME
 from profdeck.schedule import Schedule, Window
 
@@ -143,7 +142,3 @@ class Config:
                 raise ValueError(
                     f"roles.{name}.stages: continuous mode records whole steps; use mode: discrete, or remove stages"
                 )
-
-    def role_hint(self, name: str) -> str:
-        """Return a hint for a role that the config does not name."""
-        return nearest(name, self.roles)

@@ -53,7 +53,23 @@ def load(
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
-    """Read, merge and check the config.
+    """Read, merge and check the config; the arguments are those of `gather`.
+
+    Raises:
+        ConfigError: a file cannot be read, or a key or value is wrong.
+    """
+    data, sources = gather(path, settings=settings, settings_source=settings_source, environ=environ)
+    return Loaded(structure(data, Config, where=""), sources)
+
+
+def gather(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    settings_source: str = "call",
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[dict[str, Any], dict[Key, str]]:
+    """Read and merge the config without checking it; returns it as plain data, and the source of each key.
 
     Args:
         path: a YAML or TOML file; None takes the file that ``PROFDECK_CONFIG`` names, if any.
@@ -62,7 +78,7 @@ def load(
         environ: where ``PROFDECK_CONFIG`` and ``PROFDECK__...`` are looked up.
 
     Raises:
-        ConfigError: a file cannot be read, or a key or value is wrong.
+        ConfigError: a file cannot be read, or a setting has no place in the config.
     """
     data: dict[str, Any] = {}
     sources: dict[Key, str] = {}
@@ -76,7 +92,7 @@ def load(
             _put(data, sources, key, _scalar(text, name), f"environment {name}")
     for dotted, value in (settings or {}).items():
         _put(data, sources, _key(dotted.split("."), data, dotted), value, settings_source)
-    return Loaded(structure(data, Config, where=""), sources)
+    return data, sources
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

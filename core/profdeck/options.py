@@ -106,4 +106,6 @@ def _type_name(annotation: Any) -> str:
 def _default_text(default: Any) -> str:
     if default is attrs.NOTHING:
         return "required"
-    return "automatic" if default is None else str(default).lower()
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "automatic" if default is None else str(default)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json as json_format
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from profdeck.cli._output import Json, print_json
+from profdeck.cli._settings import SOURCE, Settings
 from profdeck.config import Config, Mode
-from profdeck.errors import ConfigError
+from profdeck.errors import ConfigError, nearest
 from profdeck.layers import load, parse_setting
 from profdeck.session import build_backend
 from profdeck_torch.options import TorchOptions
@@ -22,20 +23,17 @@ def command(
     ] = None,
     *,
     role: Annotated[str, typer.Option(help="The role that runs under nsys.")] = "trainer",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A config value, such as final_step=1000.", show_default=False),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    settings: Settings = None,
+    json: Json = False,
 ) -> None:
     """Print the nsys flags for a role with cuda_profiler_range, with the number of captures of its schedule.
 
     Use as: nsys profile $(profdeck nsys-args profdeck.yaml) python train.py
     """
-    loaded = load(config, settings=dict(parse_setting(text) for text in set_ or ()), settings_source="--set").config
+    loaded = load(config, settings=dict(map(parse_setting, settings or ())), settings_source=SOURCE).config
     flags = nsys_flags(loaded, role)
     if json:
-        typer.echo(json_format.dumps({"role": role, "captures": capture_count(loaded, role), "flags": flags}))
+        print_json({"role": role, "captures": capture_count(loaded, role), "flags": flags})
     else:
         typer.echo(shlex.join(flags))
 
@@ -63,7 +61,7 @@ def capture_count(config: Config, role: str) -> int:
     """
     chosen = config.roles.get(role)
     if chosen is None:
-        raise ConfigError(f"The config has no role '{role}'.{config.role_hint(role)}")
+        raise ConfigError(f"The config has no role '{role}'.{nearest(role, config.roles)}")
     options = build_backend(config, role).options
     if not isinstance(options, TorchOptions) or not options.cuda_profiler_range:
         raise ConfigError(

@@ -12,13 +12,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from profdeck import Profiler
+from profdeck.cli._settings import Settings
 from profdeck.errors import ConfigError
-from profdeck.layers import load, parse_setting
+from profdeck.layers import gather, load, parse_setting
 
 if TYPE_CHECKING:
     from profdeck import Capture
@@ -51,7 +53,8 @@ class StepSource:
             handle.remove()
 
     def _passed(self, optimizer: object, *_: Any) -> None:
-        self._optimizer = self._optimizer or optimizer
+        if self._optimizer is None:
+            self._optimizer = optimizer
         if optimizer is self._optimizer:
             self.profiler.stop()
             self.step += 1
@@ -68,7 +71,8 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", show_default=False)] = None,
     *,
     steps: Annotated[
-        str | None, typer.Option(help="Optimizer steps to capture, from 1: 3..4 or 10,'every 500'.", show_default=False)
+        str | None,
+        typer.Option(help="Optimizer steps to capture, from 1, such as '3..4' or '10, every 500'.", show_default=False),
     ] = None,
     ranks: Annotated[
         str | None, typer.Option(help="Ranks that record: all, or a list such as 0,8. [default: 0]", show_default=False)
@@ -78,38 +82,50 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A config file.", show_default=False)] = None,
     role: Annotated[str, typer.Option(help="The role of this process.")] = "trainer",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A config value, such as trainer.options.with_stack=true.", show_default=False),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Run a PyTorch script and capture some of its optimizer steps.
 
     Under torchrun: torchrun --nproc-per-node 2 -m profdeck run --steps 3..4 script.py. The exit status is the
     script's.
     """
-    settings = dict(parse_setting(text) for text in set_ or ())
+    chosen = dict(map(parse_setting, settings or ()))
     if steps is not None:
-        settings["steps"] = [part.strip().strip("'\"") for part in steps.split(",")]
+        chosen["steps"] = [part.strip() for part in steps.split(",")]
     if ranks is not None:
-        settings[f"{role}.ranks"] = "all" if ranks == "all" else parse_setting(f"ranks=[{ranks}]")[1]
+        chosen[f"{role}.ranks"] = "all" if ranks == "all" else parse_setting(f"ranks=[{ranks}]")[1]
     if output is not None:
-        settings["output"] = str(output)
-    loaded = load(config, settings={key: value for key, value in settings.items() if not key.startswith(f"{role}.")})
-    if role not in loaded.config.roles:
-        settings.setdefault(f"{role}.backend", "torch")
-    if not loaded.config.steps.spans:
+        chosen["output"] = str(output)
+    if role not in gather(config, settings=chosen)[0].get("roles", {}):
+        chosen[f"{role}.backend"] = "torch"
+    if not load(config, settings=chosen, settings_source="command line").config.steps.spans:
         raise ConfigError("No step is selected. Say which, such as: profdeck run --steps 3..4 script.py")
     if not script.is_file():
         raise ConfigError(f"{script}: there is no such script.")
-    source = StepSource(Profiler.from_config(config, role=role, settings=settings))
+    source = StepSource(Profiler.from_config(config, role=role, settings=chosen))
     sys.argv = [str(script), *(arguments or ())]
     sys.path.insert(0, str(script.parent.resolve()))
     try:
         with source.attached(), source.profiler:
             runpy.run_path(str(script), run_name="__main__")
+    except Exception as error:  # noqa: BLE001  # the script's own, shown as Python would show it
+        trace = _within(script, error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        raise typer.Exit(1) from None
     finally:
         _report(source)
+
+
+# What follows the script is the script's, options too.
+command.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]  # read by the CLI
+
+
+def _within(script: Path, trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames before the script's own."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename != str(script):
+        inner = inner.tb_next
+    return inner or trace
 
 
 def _report(source: StepSource) -> None:

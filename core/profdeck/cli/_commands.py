@@ -1,7 +1,8 @@
 """The group of all subcommands: profdeck's own and those of plugins, imported when they are asked for.
 
-A subcommand is an object ``command``: a function for `typer.Typer.command`, or a `typer.Typer` with commands of its
-own. Plugins offer theirs under the entry-point group ``profdeck.commands``.
+A subcommand is an object ``command``: a function for `typer.Typer.command`, whose attribute ``context_settings`` is
+passed on if it has one, or a `typer.Typer` with commands of its own. Plugins offer theirs under the entry-point group
+``profdeck.commands``.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _as_command(name: str, command: Any) -> Any:
     if isinstance(command, typer.Typer):
         holder.add_typer(command, name=name)
     else:
-        holder.command(name)(command)
+        holder.command(name, context_settings=getattr(command, "context_settings", None))(command)
     return get_group(holder).commands[name]
 
 
