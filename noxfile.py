@@ -116,27 +116,34 @@ def build(session: nox.Session, shared: Path, base: str, pins: list[str]) -> Non
 def thin(session: nox.Session, path: Path, shared: Path) -> str:
     """Make this clone's environment over a shared one, with profdeck installed editable."""
     python = path / "bin" / "python"
-    built = (HERE / "pyproject.toml").read_bytes()
-    stamp = path / "pyproject.toml.installed"
-    if stamp.exists() and stamp.read_bytes() == built:
+    # Packages and entry points are in pyproject.toml, how the environment is made here.
+    made_from = (HERE / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()
+    stamp = path / "made_from"
+    if stamp.exists() and stamp.read_bytes() == made_from:
         return str(python)
     shutil.rmtree(path, ignore_errors=True)
     run(session, str(shared / "bin" / "python"), "-m", "venv", "--without-pip", str(path))
     (site,) = path.glob("lib/python*/site-packages")
     (below,) = shared.glob("lib/python*/site-packages")
     (site / "_environment.pth").write_text(f"{below}\n", encoding="utf-8")
+    for script in (shared / "bin").iterdir():  # torchrun and its like must start this environment's Python
+        if script.read_bytes().startswith(f"#!{shared}/bin/python".encode()) and not script.name.startswith("pip"):
+            own = path / "bin" / script.name
+            own.write_text(
+                script.read_text(encoding="utf-8").replace(f"#!{shared}/", f"#!{path}/", 1), encoding="utf-8"
+            )
+            own.chmod(0o755)
     editable = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(HERE)]
     run(session, str(python), "-m", "pip", "--disable-pip-version-check", *editable)
-    stamp.write_bytes(built)
+    stamp.write_bytes(made_from)
     return str(python)
 
 
 def find_python(version: str) -> str | None:
     """Return a Python of a version that really starts, or None."""
-    for name in (f"python{version}",):
-        path = shutil.which(name)
-        if path and subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
-            return path
+    path = shutil.which(f"python{version}")
+    if path and subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
+        return path
     return None
 
 

@@ -54,11 +54,17 @@ class Controller:
         self._armed: int | None = None
         self._counts: Counter[tuple[int, str]] = Counter()
         self._timer: threading.Timer | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def capture(self) -> Capture | None:
         """The running capture."""
         return self._recording.capture if self._recording else None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing that a stop could end."""
+        return self._recording is None and self._armed is None and not self._busy
 
     def idle_at(self, step: int) -> bool:
         """Tell whether beginning that global step has no effect."""
@@ -256,6 +262,9 @@ class Controller:
         if self._recording is recording:
             self._finish_at_exit(reason)
 
+    def _close_in(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        self._closing = loop.create_task(self.close(reason, settle_later))  # kept: loops hold their tasks weakly
+
     def _finish_at_exit(self, reason: str) -> bool:
         """End the capture from whatever the owner's thread was doing. False if that happens a little later."""
         if self._busy:
@@ -266,8 +275,8 @@ class Controller:
         except RuntimeError:
             loop = None
         if loop is not None and not self._session.backend.thread_bound:
-            # The hooks wait for this very loop: they run when it gets to them.
-            self._task = loop.create_task(self.close(reason, settle_later))
+            # The hooks wait for this very loop, which may be asleep: a handler wakes it only so.
+            loop.call_soon_threadsafe(self._close_in, loop, reason)
             return False
         drive(self.close(reason, self._settle_now))
         return True

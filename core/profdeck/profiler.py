@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from profdeck.capture import Capture, Step, Unit
 from profdeck.errors import CaptureError, ConfigError
@@ -27,18 +27,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# What can configure a profiler by itself; `profdeck.layers` reads them.
+_VARIABLES = ("PROFDECK_CONFIG", "PROFDECK__")
+
 _CLOSED = "the profiler was closed in mid-capture"
-
-
-class StepCall(Protocol):
-    """The type of `Profiler.step`."""
-
-    def __call__(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
-        """Report that the unit ``index`` has ended."""
-
-
-def _idle_step(index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
-    """Do nothing: no capture is running."""
 
 
 class Profiler:
@@ -50,18 +42,15 @@ class Profiler:
     the config says ``on_error: raise``.
     """
 
-    step: StepCall
-    """Report a boundary inside the running capture; a bound no-op while none is running."""
-
     def __init__(self, session: Session | None = None) -> None:
         """Use `from_config`. Without a session the profiler does nothing, at no cost."""
-        self.step = _idle_step
+        self._recording = False
         self._runner: asyncio.Runner | None = None
         self._controller: Controller | None = None
         if session is not None:
             from profdeck.controller import Controller
 
-            self._controller = Controller(session, self._bind_step, self._settle_now)
+            self._controller = Controller(session, self._changed, self._settle_now)
 
     @classmethod
     def from_config(
@@ -86,6 +75,8 @@ class Profiler:
             ConfigError: the config or an option is wrong.
             PluginError: the backend cannot be used, or cannot record in this process.
         """
+        if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
+            return cls()  # at no cost to the many jobs that only might be profiled
         from profdeck.session import Session
 
         return cls(Session.open(config, role=role, identity=identity, settings=settings))
@@ -112,9 +103,20 @@ class Profiler:
             return None
         return drive(self._controller.start(global_step, self._settle_now))
 
+    def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+        """Report that a global step, or a unit inside of it, has ended; does nothing while no capture is running.
+
+        Args:
+            index: the global step as the host numbers it, or the mini-batch, counted from 0 in each global step.
+            unit: what has ended.
+        """
+        # A flag and not a swapped method: a host may have taken `step = profiler.step` before its loop.
+        if self._recording and self._controller is not None:
+            drive(self._controller.step(Step(Unit(unit), index), self._settle_now))
+
     def stop(self) -> None:
         """End the global step: end the capture, unless the next step belongs to it too. Harmless when idle."""
-        if self._controller is not None:
+        if self._controller is not None and not self._controller.at_rest:
             drive(self._controller.stop(self._settle_now))
 
     def close(self, reason: str = _CLOSED) -> None:
@@ -183,11 +185,8 @@ class Profiler:
             )
         return Stage(name, self._controller, self._settle_now)
 
-    def _bind_step(self, capture: Capture | None) -> None:
-        self.step = _idle_step if capture is None else self._recording_step
-
-    def _recording_step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
-        drive(cast("Controller", self._controller).step(Step(Unit(unit), index), self._settle_now))
+    def _changed(self, capture: Capture | None) -> None:
+        self._recording = capture is not None
 
     async def _settle_now(self, awaitable: Awaitable[Any]) -> Any:
         """Bring an awaitable to its result by blocking; it never suspends the coroutine that calls it."""

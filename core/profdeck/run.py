@@ -135,6 +135,8 @@ class RunDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._check_inside(self.path)
+        if (self.path / RUN_FILE).exists():
+            return
         record = {"schema": SCHEMA, "created_ns": time.time_ns(), **self._about}
         with contextlib.suppress(FileExistsError):
             _write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))

@@ -26,7 +26,9 @@ def command(
     settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Print the nsys flags for a role with cuda_profiler_range, with the number of captures of its schedule.
+    """Print the nsys flags that record just the captures.
+
+    For roles with the option cuda_profiler_range; the number of captures comes from the schedule.
 
     Use as: nsys profile $(profdeck nsys-args profdeck.yaml) python train.py
     """

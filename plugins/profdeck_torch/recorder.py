@@ -131,6 +131,9 @@ class Recorder:
         try:
             raw.parent.mkdir()
             cycle.export(raw)
+            if not raw.exists():
+                free = shutil.disk_usage(raw.parent).free
+                raise OSError(f"torch left no file; {free:,} bytes are free on that disk")  # noqa: TRY301  # as others
             packed = pack_trace(raw, path, gzip=self._options.gzip, anchor_name=ANCHOR)
         except (OSError, RuntimeError, TraceError) as error:
             text = f"the trace could not be written: {type(error).__name__}: {error}"

@@ -96,7 +96,8 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
         chosen[f"{role}.ranks"] = "all" if ranks == "all" else parse_setting(f"ranks=[{ranks}]")[1]
     if output is not None:
         chosen["output"] = str(output)
-    if role not in gather(config, settings=chosen)[0].get("roles", {}):
+    _, sources = gather(config, settings=chosen)
+    if ("roles", role, "backend") not in sources:
         chosen[f"{role}.backend"] = "torch"
     if not load(config, settings=chosen, settings_source="command line").config.steps.spans:
         raise ConfigError("No step is selected. Say which, such as: profdeck run --steps 3..4 script.py")

@@ -8,6 +8,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from profdeck.config import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.errors import ConfigError
 from profdeck.layers import load, parse_setting
@@ -46,7 +47,11 @@ def test_a_full_config_is_read(tmp_path: Path) -> None:
     assert trainer.window is not None
     assert (trainer.window.active, trainer.window.cycle) == (2, 4)
     assert trainer.options == {"record_shapes": True}
-    assert (trainer.expected_ranks(3), rollout.expected_ranks(4), rollout.expected_ranks(16)) == ((0, 1, 2), (0,), (0, 8))
+    assert (trainer.expected_ranks(3), rollout.expected_ranks(4), rollout.expected_ranks(16)) == (
+        (0, 1, 2),
+        (0,),
+        (0, 8),
+    )
 
 
 def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
@@ -76,7 +81,10 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
         ({"roles": {"trainer": {"backnd": "torch"}}}, "unknown key 'backnd'. Did you mean 'backend'?"),
         ({"roles": {"output": ROLE}}, "'output' cannot name a role: it is a key of the config itself"),
         ({"roles": {"../x": ROLE}}, "'../x' is not a role"),
-        ({"roles": {"trainer": ROLE | {"ranks": "some"}}}, "ranks: expected 'all' or a list such as [0, 8], got 'some'"),
+        (
+            {"roles": {"trainer": ROLE | {"ranks": "some"}}},
+            "ranks: expected 'all' or a list such as [0, 8], got 'some'",
+        ),
         ({"roles": {"trainer": ROLE | {"ranks": 3}}}, "roles.trainer.ranks: expected a list, got 3"),
         ({"roles": {"trainer": ROLE | {"ranks": []}}}, "the list is empty"),
         ({"roles": {"trainer": ROLE | {"ranks": [0, "1"]}}}, "roles.trainer.ranks[1]: expected an integer, got '1'"),
@@ -85,7 +93,10 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
         ({"roles": {"trainer": ROLE | {"window": {"active": 2.9}}}}, "window.active: expected an integer, got 2.9"),
         ({"roles": {"trainer": ROLE | {"window": {"active": 0}}}}, "'active' must be >= 1: 0"),
         ({"roles": {"trainer": ROLE | {"window": {}}}}, "roles.trainer.window.active: this key is required."),
-        ({"mode": "discrete", "roles": {"trainer": ROLE | {"warmup_steps": 1}}}, "roles.trainer.warmup_steps: discrete"),
+        (
+            {"mode": "discrete", "roles": {"trainer": ROLE | {"warmup_steps": 1}}},
+            "roles.trainer.warmup_steps: discrete",
+        ),
         ({"roles": {"trainer": ROLE | {"stages": ["a"]}}}, "roles.trainer.stages: continuous mode records whole steps"),
     ],
 )
@@ -127,7 +138,9 @@ def test_null_means_automatic_where_that_is_allowed() -> None:
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=5))
 anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
 )
 
 
@@ -143,7 +156,9 @@ def test_any_data_gives_a_config_or_a_config_error(data: dict[str, Any]) -> None
 
 def test_the_strongest_layer_wins_and_its_source_is_known(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
-    file.write_text("steps: [1]\nmode: discrete\nroles: {Trainer: {backend: a, ranks: all, options: {with_flops: true}}}")
+    file.write_text(
+        "steps: [1]\nmode: discrete\nroles: {Trainer: {backend: a, ranks: all, options: {with_flops: true}}}"
+    )
     loaded = load(
         settings=dict([parse_setting("Trainer.options.with_stack=true"), parse_setting("mode=continuous")]),
         settings_source="--set",

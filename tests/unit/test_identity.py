@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from profdeck.errors import ConfigError
 from profdeck.identity import Identity, launcher_identity, parallel_from_environment
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from profdeck.schedule import Phase, Schedule, Window, parse_span
 
 STEPS = st.integers(0, 60)
@@ -55,7 +58,7 @@ def test_runs_are_the_adjacent_steps(entries: list[int | str], first: int, lengt
     runs = list(schedule.runs(first, first + length))
     covered = [step for start, end in runs for step in range(start, end + 1)]
     assert covered == list(schedule.steps(first, first + length))
-    assert all(next_start > end + 1 for (_, end), (next_start, _) in zip(runs, runs[1:], strict=False))
+    assert all(next_start > end + 1 for (_, end), (next_start, _) in itertools.pairwise(runs))
 
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS, st.one_of(st.none(), st.integers(0, 200)))

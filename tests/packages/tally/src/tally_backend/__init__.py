@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import attrs
+
 from profdeck import Artifact, Backend, Capture, CommonOptions, Step, hookimpl
 
 
@@ -91,7 +92,7 @@ class TallyBackend(Backend):
             raise RuntimeError(f"{name} does not work")
 
     @contextmanager
-    def _stage(self, name: str):  # noqa: ANN202  # a context manager
+    def _stage(self, name: str):  # a context manager
         self.events.append(self._event(name))
         yield
 

@@ -1,0 +1,104 @@
+"""What the benchmarks share: a row of the result table, its statistics, and how it is printed and written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+_RESAMPLES = 2000
+_HEADERS = ("what", "measured", "peer", "ratio", "goal", "met")
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One measured quantity beside its peer."""
+
+    what: str
+    unit: str
+    measured: float
+    peer: float | None = None
+    peer_name: str = ""
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    """Where the ratio lies, as far as the repeats can tell."""
+    goal: str = ""
+    met: bool | None = None
+    """None for what has no goal."""
+    detail: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row as the table shows it."""
+        ratio = "" if self.ratio is None else f"{self.ratio:.4g}"
+        if self.interval:
+            ratio += " ({:.4g}..{:.4g})".format(*self.interval)
+        return (
+            self.what,
+            f"{self.measured:.3g} {self.unit}",
+            "" if self.peer is None else f"{self.peer:.3g} {self.unit} ({self.peer_name})",
+            ratio,
+            self.goal,
+            {True: "yes", False: "NO", None: ""}[self.met],
+        )
+
+
+def ratio_interval(measured: Sequence[float], peer: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the median of the ratios of paired rounds, and its 95% interval by bootstrap over the rounds."""
+    ratios = [one / other for one, other in zip(measured, peer, strict=True)]
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+    return statistics.median(ratios), (medians[_RESAMPLES // 40], medians[-_RESAMPLES // 40])
+
+
+def machine() -> dict[str, str]:
+    """Describe what the numbers depend on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    model = next((line.partition(":")[2].strip() for line in models if line.startswith("model name")), "")
+    return {
+        "cpu": model or platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        **{name: found for name in ("torch", "profdeck") if (found := _version(name))},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Lay rows out in columns, with their details below."""
+    lines = [_HEADERS, *(row.cells() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    shown.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([*shown, "", *(f"{row.what}: {row.detail}" for row in rows if row.detail)])
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark, with the option that `report` reads."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file as well")
+    return made
+
+
+def report(rows: Sequence[Row], destination: Path | None, **about: str) -> None:
+    """Print the table, and write the rows where ``--json`` says."""
+    found = machine() | about
+    print(", ".join(f"{key} {value}" for key, value in found.items()), table(rows), sep="\n\n")
+    if destination:
+        result: dict[str, Any] = {"machine": found, "rows": [attrs.asdict(row) for row in rows]}
+        destination.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

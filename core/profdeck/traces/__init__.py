@@ -1,0 +1,1 @@
+"""Chrome traces as profilers write them: read, check, pack and summarise, in one pass and bounded memory."""

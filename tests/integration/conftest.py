@@ -1,0 +1,38 @@
+"""Helpers for tests with real processes. Each ends only the processes that it started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
+    """Start Python on a piece of code, with the backend `tally` installed; ends it if the test has not."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": tally_path} | environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

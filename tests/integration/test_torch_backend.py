@@ -1,0 +1,340 @@
+"""The torch backend in this process: what is in the traces that the real torch.profiler wrote."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402  # after the skip
+from hypothesis import strategies as st  # noqa: E402
+
+from profdeck import Profiler, Status  # noqa: E402
+from profdeck.errors import ConfigError  # noqa: E402
+from profdeck.run import read_manifest  # noqa: E402
+from profdeck.schedule import Phase, Window  # noqa: E402
+from profdeck.verify import RunReport, read_run  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+
+def work(model) -> float:
+    loss = model(torch.ones(4, 32)).sum()
+    loss.backward()
+    return loss.item()
+
+
+@pytest.fixture
+def build(tmp_path: Path):
+    def make(**given: Any) -> Profiler:
+        base = {"output": str(tmp_path), "run": "run", "trainer.backend": "torch", "steps": [2]}
+        return Profiler.from_config(settings=base | given)
+
+    return make
+
+
+def load(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+def traces(run: Path) -> list[Path]:
+    return sorted(run.glob("step_*/**/*.trace.json*"))
+
+
+def names(trace: dict[str, Any], category: str) -> list[str]:
+    return [event["name"] for event in trace["traceEvents"] if event.get("cat") == category]
+
+
+def complete(run: Path) -> RunReport:
+    report = read_run(run)
+    assert report.status is Status.COMPLETE, report
+    assert report.problems == ()
+    return report
+
+
+def test_a_capture_holds_its_steps_stages_and_origin(build, model, tmp_path: Path) -> None:
+    profiler = build(steps=["2..3"])
+    for step in range(5):
+        with profiler.capture(step), profiler.stage("forward_backward"):
+            work(model)
+    report = complete(tmp_path / "run")
+    (path,) = traces(tmp_path / "run")
+    trace = load(path)
+    steps = [name for name in names(trace, "user_annotation") if name.startswith("ProfilerStep")]
+    assert steps == ["ProfilerStep#2", "ProfilerStep#3"]
+    assert names(trace, "user_annotation").count("forward_backward") == 2
+    assert names(trace, "cpu_op").count("aten::addmm") == 4
+    assert (trace["profdeck"]["capture"], trace["profdeck"]["role"]) == ("step2", "trainer")
+    assert trace["traceName"].endswith("rank_0000.step2.trace.json")
+    assert report.captures[0].ranks[0].events == sum("ph" in event for event in trace["traceEvents"])
+    assert {file.name for file in path.parent.iterdir()} == {"rank_0000.step2.json", "rank_0000.step2.trace.json.gz"}
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("record_shapes", lambda trace: any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])),
+        ("with_stack", lambda trace: bool(names(trace, "python_function"))),
+        ("profile_memory", lambda trace: "[memory]" in names(trace, "cpu_instant_event")),
+        ("with_flops", lambda trace: "with_flops" in trace),
+        ("with_modules", lambda trace: "with_modules" in trace),
+    ],
+)
+@pytest.mark.parametrize("on", [True, False])
+def test_an_option_reaches_the_recorder(build, model, tmp_path: Path, option: str, found: Any, on: bool) -> None:
+    with build(**{f"trainer.options.{option}": on}).capture(2):
+        work(model)
+    complete(tmp_path / "run")
+    assert found(load(traces(tmp_path / "run")[0])) is on
+    manifest = read_manifest(next((tmp_path / "run").rglob("*step2.json")))
+    assert manifest.options[option] is on
+    assert manifest.versions == {"torch": torch.__version__}
+
+
+def test_plain_traces_on_request(build, model, tmp_path: Path) -> None:
+    with build(**{"trainer.options.gzip": False}).capture(2):
+        work(model)
+    assert [path.name for path in traces(tmp_path / "run")] == ["rank_0000.step2.trace.json"]
+    complete(tmp_path / "run")
+
+
+@pytest.mark.parametrize("filters", ["default", "error"])
+def test_a_window_writes_a_trace_per_cycle_and_flushes_the_last(build, model, tmp_path: Path, filters: str) -> None:
+    window = {"skip_first": 1, "wait": 1, "warmup": 1, "active": 2, "repeat": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter(filters)  # torch once crashed at stop where its own warnings were errors
+        profiler = build(**{"trainer.window": window})
+        for step in range(4):
+            with profiler.capture(step):
+                for batch in range(8):
+                    work(model)
+                    profiler.step(batch, "mini_batch")
+    report = complete(tmp_path / "run")
+    assert [artifact.iterations for artifact in report.captures[0].ranks[0].artifacts] == [(3, 4), (7, 7)]
+    for path, batches in zip(traces(tmp_path / "run"), ((3, 4), (7,)), strict=True):
+        marks = [name for name in names(load(path), "user_annotation") if name.startswith("ProfilerStep")]
+        assert marks[: len(batches)] == [f"ProfilerStep#{batch}" for batch in batches]
+        assert names(load(path), "cpu_op").count("aten::addmm") == 2 * len(batches)
+
+
+def test_an_interrupted_window_keeps_its_part(build, model, tmp_path: Path) -> None:
+    profiler = build(**{"trainer.window": {"active": 4}})
+    with pytest.raises(ZeroDivisionError), profiler.capture(2):
+        work(model)
+        profiler.step(0, "mini_batch")
+        work(model)
+        _ = 1 / 0
+    (rank,) = read_run(tmp_path / "run").captures[0].ranks
+    assert (rank.status, rank.artifacts[0].iterations, rank.artifacts[0].whole) == (Status.PARTIAL, (0, 1), True)
+
+
+def test_a_window_that_never_records_says_so(build, model, tmp_path: Path) -> None:
+    profiler = build(**{"trainer.window": {"wait": 5, "active": 1}})
+    with profiler.capture(2):
+        work(model)
+        profiler.step(0, "mini_batch")
+    (rank,) = read_run(tmp_path / "run").captures[0].ranks
+    assert rank.status is Status.FAILED
+    assert "ended before anything was to be recorded" in rank.problems[0]
+
+
+def test_warm_up_steps_are_not_in_the_trace(build, model, tmp_path: Path) -> None:
+    profiler = build(**{"trainer.warmup_steps": 1})
+    for step in range(4):
+        with profiler.capture(step):
+            work(model)
+    complete(tmp_path / "run")
+    trace = load(traces(tmp_path / "run")[0])
+    assert [name for name in names(trace, "user_annotation") if "Step" in name] == ["ProfilerStep#2"]
+    assert names(trace, "cpu_op").count("aten::addmm") == 2
+
+
+def test_clock_anchors_tell_unix_time(build, model, tmp_path: Path) -> None:
+    with build().capture(2):
+        work(model)
+    manifest = read_manifest(next((tmp_path / "run").rglob("*step2.json")))
+    (artifact,) = manifest.artifacts
+    first, last = artifact.anchors
+    assert manifest.started_ns < first.unix_ns < last.unix_ns < (manifest.ended_ns or 0)
+    for anchor in (first, last):
+        trace_ns = (artifact.base_time_ns or 0) + float(anchor.trace_us) * 1e3
+        assert abs(trace_ns - anchor.unix_ns) < 5e6  # Kineto's clock is Unix time here; elsewhere it need not be
+        assert anchor.uncertainty_ns < 5e6
+
+
+def test_captures_follow_each_other_in_discrete_mode(build, model, tmp_path: Path) -> None:
+    profiler = build(steps=["1..2"], mode="discrete")
+    forward = profiler.stage("forward")(work)
+    for step in range(4):
+        with profiler.capture(step):
+            forward(model)
+            forward(model)
+    assert len(complete(tmp_path / "run").captures) == 4
+
+
+def test_another_profiler_is_reported_and_left_alone(build, model, tmp_path: Path) -> None:
+    profiler = build()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own, profiler.capture(2):
+        work(model)
+    (rank,) = read_run(tmp_path / "run").captures[0].ranks
+    assert rank.status is Status.FAILED
+    assert "not profdeck's is already active in this process" in rank.problems[0]
+    assert any(event.key == "aten::addmm" for event in own.key_averages())
+    with build(steps=[3], run="after").capture(3):
+        work(model)
+    complete(tmp_path / "after")
+
+
+def test_recording_changes_no_result(build, model) -> None:
+    def train(profiler: Profiler) -> list[float]:
+        torch.manual_seed(1)
+        net = torch.nn.Linear(32, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        losses = []
+        for step in range(5):
+            with profiler.capture(step):
+                loss = net(torch.randn(8, 32)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses
+
+    assert train(Profiler()) == train(build(steps=["1..3"], **{"trainer.options.with_stack": True}))
+
+
+def test_too_long_a_capture_is_written_while_the_host_works(build, model, tmp_path: Path) -> None:
+    profiler = build(**{"trainer.options.max_capture_s": 0.2})
+    profiler.start(2)
+    for _ in range(200_000):
+        work(model)
+        if profiler.active is None:
+            break
+    (rank,) = read_run(tmp_path / "run").captures[0].ranks
+    assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True)
+    assert "Max_capture_s=0.2 seconds passed" in rank.problems[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(
+    ("option", "value"), [("activities", ["cpu", "cuda"]), ("memory_snapshot", True), ("cuda_profiler_range", True)]
+)
+def test_asking_for_cuda_without_it_is_an_error_at_start_up(build, tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"sees no CUDA device"):
+        build(**{f"trainer.options.{option}": value})
+    assert list(tmp_path.glob("run")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activities": ["cpu", "npu"]}, "the backend torch does not record npu; allowed: cpu, cuda"),
+        ({"activities": []}, "the list is empty"),
+        ({"cuda_profiler_range": True, "activities": ["cuda"]}, "cuda cannot be combined with cuda_profiler_range"),
+        ({"memory_snapshot_entries": 0}, "'memory_snapshot_entries' must be >= 1"),
+    ],
+)
+def test_options_that_contradict_each_other(build, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(**{"trainer.options": options})
+    assert message in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    active=st.integers(1, 4),
+    wait=st.integers(0, 3),
+    warmup=st.integers(1, 3),
+    repeat=st.integers(0, 3),
+    skip_first=st.integers(0, 3),
+)
+def test_a_window_means_what_torch_means(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
+    words = {"NONE": Phase.OFF, "WARMUP": Phase.WARMUP, "RECORD": Phase.RECORD, "RECORD_AND_SAVE": Phase.RECORD_LAST}
+    fields = {"active": active, "wait": wait, "warmup": warmup, "repeat": repeat, "skip_first": skip_first}
+    theirs, ours = torch.profiler.schedule(**fields), Window(**fields)
+    assert [words[theirs(n).name] for n in range(60)] == [ours.phase(n) for n in range(60)]
+
+
+def test_identity_comes_from_torch_distributed(tmp_path: Path) -> None:
+    code = """
+import torch.distributed as dist, sys
+from torch.distributed.device_mesh import init_device_mesh
+from profdeck_torch import identity
+from profdeck import Profiler
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+assert identity(mesh=mesh).stem == "rank_0000_dp0-tp0"
+assert identity("ref", replica=3).replica == 3
+dist.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True, timeout=120)
+
+
+FILL = """
+import sys, torch
+from profdeck import Profiler
+profiler = Profiler.from_config(
+    settings={"output": sys.argv[1], "run": "run", "steps": [1, 3], "trainer.backend": "torch"})
+model = torch.nn.Linear(64, 64)
+for step in range(5):
+    if step == 1: exec(sys.argv[2])
+    if step == 3: exec(sys.argv[3])
+    with profiler.capture(step):
+        for _ in range(300): model(torch.ones(4, 64)).sum().backward()
+print("trained")
+"""
+
+
+def fill(output: Path, full: str, room: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(output), full, room], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "trained\n"
+    report = read_run(output / "run")
+    statuses = {capture.id: capture.status for capture in report.captures}
+    assert statuses["step3"] is Status.COMPLETE, done.stderr
+    # With no room for even a manifest, only the log can say it.
+    assert statuses.get("step1", Status.MISSING) in (Status.FAILED, Status.MISSING, Status.PARTIAL)
+    assert "step1" in done.stderr or "Step 1" in done.stderr
+    assert not list(output.rglob(".*tmp*"))
+
+
+def test_a_limit_on_file_sizes_costs_the_capture_only(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))"
+    fill(tmp_path, limit.format(100_000), limit.format("resource.RLIM_INFINITY"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
+def test_a_full_disk_costs_the_capture_only(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        full = """
+import contextlib
+with contextlib.suppress(OSError), open(sys.argv[1] + '/full', 'wb', buffering=0) as file:
+    while True:
+        file.write(b'x' * 100_000)
+"""
+        fill(tmp_path, full, "import os; os.unlink(sys.argv[1] + '/full')")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

@@ -1,0 +1,213 @@
+"""Real distributed jobs under torchrun: two ranks, gloo."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from profdeck import Status  # after the skip
+from profdeck.verify import RunReport, read_run
+
+pytestmark = pytest.mark.torch
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+JOB = """
+import os, signal, sys, torch
+import torch.distributed as dist
+from profdeck import Profiler
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+model = torch.nn.Linear(16, 16)
+if "ALONE" not in os.environ:
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+profiler = Profiler.from_config("job.yaml")
+for step in range(1, 6):
+    with profiler.capture(step):
+        model(torch.ones(2, 16)).sum().backward()
+        if step == 3:
+            exec(os.environ.get("AT_STEP_3", ""))
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+
+SCRIPT = """
+import sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[sys.argv.index("--count") + 1])):
+    optimizer.zero_grad()
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@contextmanager
+def launched(cwd: Path, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Start torchrun in a process group of its own, of which nothing is left at the end."""
+    launcher = subprocess.Popen(
+        [*TORCHRUN, *arguments],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield launcher
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
+
+
+def torchrun(cwd: Path, *arguments: str, **environ: str) -> tuple[int, str]:
+    """Run torchrun to its end; returns its exit status and output."""
+    with launched(cwd, *arguments, **environ) as launcher:
+        output, _ = launcher.communicate(timeout=120)
+        return launcher.returncode, output
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "job.yaml").write_text(
+        "output: out\nsteps: [1, '3..4']\nroles: {trainer: {backend: torch, ranks: all}}\n"
+    )
+    return tmp_path
+
+
+def only_run(cwd: Path) -> RunReport:
+    (run,) = (cwd / "out").iterdir()
+    return read_run(run)
+
+
+def test_both_ranks_write_one_run_whose_name_nobody_gave(job: Path) -> None:
+    status, output = torchrun(job, "job.py")
+    assert status == 0, output
+    report = only_run(job)
+    assert report.status is Status.COMPLETE
+    assert [(capture.id, len(capture.ranks)) for capture in report.captures] == [("step1", 2), ("step3", 2)]
+    # Gloo's collectives are there, and every trace knows its rank.
+    for rank in report.captures[1].ranks:
+        trace = json.loads(gzip.decompress(rank.artifacts[0].path.read_bytes()))
+        assert trace["distributedInfo"]["rank"] == rank.rank == trace["profdeck"]["rank"]
+
+
+def test_a_rank_that_is_killed_costs_no_other(job: Path) -> None:
+    # The other rank is in a collective with it, or about to be; it loses its peer, and its trace is kept.
+    status, output = torchrun(job, "job.py", AT_STEP_3="os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None")
+    assert status != 0, output
+    first, second = only_run(job).captures
+    assert first.status is Status.COMPLETE
+    assert {rank.rank: rank.status for rank in second.ranks} == {0: Status.PARTIAL, 1: Status.MISSING}
+    assert second.ranks[0].artifacts[0].whole
+
+
+def test_an_exception_in_one_rank_leaves_both_traces(job: Path) -> None:
+    status, output = torchrun(job, "job.py", AT_STEP_3="assert rank == 0, 'boom'")
+    assert status != 0, output
+    second = only_run(job).captures[1]
+    assert [rank.status for rank in second.ranks] == [Status.PARTIAL, Status.PARTIAL]
+    assert "AssertionError: boom" in second.ranks[1].problems[0]
+
+
+def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
+    # Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
+    fail = "assert attempt > 0, 'boom'"
+    status, output = torchrun(job, "--max-restarts", "1", "job.py", AT_STEP_3=fail, ALONE="1")
+    assert status == 0, output
+    statuses = {capture.id: capture.status for capture in only_run(job).captures}
+    assert statuses == {
+        "step1": Status.COMPLETE,
+        "step1-take2": Status.COMPLETE,
+        "step3": Status.PARTIAL,
+        "step3-take2": Status.COMPLETE,
+    }
+
+
+def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = ("--steps", "2..3", "--ranks", "all", "--output", "out")
+    status, output = torchrun(tmp_path, "-m", "profdeck", "run", *options, "script.py", "--count", "5")
+    assert status == 0, output
+    report = only_run(job)
+    assert report.status is Status.COMPLETE
+    assert [(capture.id, len(capture.ranks)) for capture in report.captures] == [("step1", 2), ("step3", 2)]
+    # Gloo's collectives are there, and every trace knows its rank.
+    for rank in report.captures[1].ranks:
+        trace = json.loads(gzip.decompress(rank.artifacts[0].path.read_bytes()))
+        assert trace["distributedInfo"]["rank"] == rank.rank == trace["profdeck"]["rank"]
+
+
+def test_a_rank_that_is_killed_costs_no_other(job: Path) -> None:
+    # The other rank is in a collective with it, or about to be; it loses its peer, and its trace is kept.
+    status, output = torchrun(job, "job.py", AT_STEP_3="os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None")
+    assert status != 0, output
+    first, second = only_run(job).captures
+    assert first.status is Status.COMPLETE
+    assert {rank.rank: rank.status for rank in second.ranks} == {0: Status.PARTIAL, 1: Status.MISSING}
+    assert second.ranks[0].artifacts[0].whole
+
+
+def test_an_exception_in_one_rank_leaves_both_traces(job: Path) -> None:
+    status, output = torchrun(job, "job.py", AT_STEP_3="assert rank == 0, 'boom'")
+    assert status != 0, output
+    second = only_run(job).captures[1]
+    assert [rank.status for rank in second.ranks] == [Status.PARTIAL, Status.PARTIAL]
+    assert "AssertionError: boom" in second.ranks[1].problems[0]
+
+
+def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
+    # Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
+    fail = "assert attempt > 0, 'boom'"
+    status, output = torchrun(job, "--max-restarts", "1", "job.py", AT_STEP_3=fail, ALONE="1")
+    assert status == 0, output
+    statuses = {capture.id: capture.status for capture in only_run(job).captures}
+    assert statuses == {
+        "step1": Status.COMPLETE,
+        "step1-take2": Status.COMPLETE,
+        "step3": Status.PARTIAL,
+        "step3-take2": Status.COMPLETE,
+    }
+
+
+def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    status, output = torchrun(
+        tmp_path, "-m", "profdeck", "run", "--steps", "2..3", "--ranks", "all", "--output", "out", "script.py", "--count", "5"
+    )  # fmt: skip
+    assert status == 0, output
+    report = only_run(tmp_path)
+    assert report.status is Status.COMPLETE
+    assert [(capture.first_step, capture.last_step, len(capture.ranks)) for capture in report.captures] == [(2, 3, 2)]
+
+
+def test_sigterm_to_the_launcher_saves_every_rank(job: Path) -> None:
+    (job / "waiting").mkdir()
+    wait = "open(f'waiting/{rank}', 'w').close(); import threading; threading.Event().wait()"
+    with launched(job, "job.py", AT_STEP_3=wait) as launcher:
+        pause = threading.Event()
+        while len(list((job / "waiting").iterdir())) < 2 and launcher.poll() is None:
+            pause.wait(0.05)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=120)
+    second = only_run(job).captures[1]
+    assert [rank.status for rank in second.ranks] == [Status.PARTIAL, Status.PARTIAL]
+    assert all("SIGTERM in mid-capture" in rank.problems[0] for rank in second.ranks)

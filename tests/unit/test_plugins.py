@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+import attrs
+import pytest
+
+from profdeck import Backend, CommonOptions, Library, hookimpl
+from profdeck.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
+from profdeck.options import describe
+from profdeck.plugins import (
+    BACKENDS,
+    LISTENERS,
+    Plugins,
+    installed,
+    load,
+    load_backend,
+    load_plugins,
+    require_libraries,
+)
+
+
+@pytest.fixture
+def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # a function
+    """Offer a module's objects as plugins of an installed distribution."""
+
+    def make(group: str, name: str, code: str) -> None:
+        module = f"offered_{name}"
+        (tmp_path / f"{module}.py").write_text(code)
+        about = tmp_path / f"{module}-1.2.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n")
+        (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:Plugin\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("offered_")]:
+        del sys.modules[name]
+
+
+def test_an_unknown_name_gets_the_nearest_one(tally: ModuleType) -> None:
+    with pytest.raises(UnknownPluginError, match=r"There is no backend 'talley'. Did you mean 'tally'\? Installed:"):
+        load_backend("talley")
+    with pytest.raises(UnknownPluginError, match="There is no listener 'x'"):
+        load_plugins(Plain(CommonOptions()), ["x"])
+
+
+def test_a_broken_import_names_the_distribution(offer) -> None:
+    offer(BACKENDS, "broken", "import no_such_module")
+    with pytest.raises(BrokenPluginError, match=r"'broken' of offered_broken 1.2 fails to import .*no_such_module"):
+        load_backend("broken")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("Plugin = 3", "not a subclass of profdeck.Backend"),
+        ("class Plugin: pass", "not a subclass of profdeck.Backend"),
+        ("from profdeck import Backend\nclass Plugin(Backend): Options = dict", "Options that are not an attrs class"),
+        (
+            "from profdeck import Backend\nclass Plugin(Backend):\n  def profile_start(self, capture): pass",
+            "does not mark a method profile_start with @profdeck.hookimpl",
+        ),
+    ],
+)
+def test_what_is_no_backend_is_said(offer, code: str, message: str) -> None:
+    offer(BACKENDS, "odd", code)
+    with pytest.raises(BrokenPluginError, match=message):
+        load_backend("odd")
+
+
+@attrs.define
+class Plain(Backend):
+    name: ClassVar[str] = "plain"
+
+    @hookimpl
+    def profile_start(self, capture: object) -> None: ...
+
+    @hookimpl
+    def profile_stop(self) -> None: ...
+
+
+def test_a_missing_library_and_a_wrong_version_say_what_to_install() -> None:
+    class Absent(Plain):
+        libraries = (Library(("no-such-thing", "nor-this"), ">=1"),)
+
+    class Old(Plain):
+        libraries = (Library(("no-such-thing", "pytest"), "<1"),)
+
+    class Fine(Plain):
+        libraries = (Library(("pytest",), ">=1"),)
+
+    with pytest.raises(MissingLibraryError, match=r"needs no-such-thing, .* pip install 'profdeck\[plain\]'"):
+        require_libraries(Absent)
+    with pytest.raises(
+        IncompatibleLibraryError, match=rf"supports pytest <1; version {pytest.__version__} is installed"
+    ):
+        require_libraries(Old)
+    require_libraries(Fine)
+
+
+def test_only_what_is_asked_for_is_imported(offer, tally: ModuleType) -> None:
+    offer(BACKENDS, "broken", "import no_such_module")
+    assert {"broken", "tally"} <= installed(BACKENDS).keys()
+    assert load_backend("tally").name == "tally"
+
+
+def test_a_hook_that_is_not_in_the_specification_is_refused() -> None:
+    class Odd(Plain):
+        @hookimpl
+        def profile_pause(self, capture: object) -> None: ...
+
+    with pytest.raises(BrokenPluginError, match=r"unknown hook 'profile_pause'"):
+        Plugins(Odd(CommonOptions()))
+
+    class Wrong(Plain):
+        @hookimpl
+        def profile_step(self, batch: object) -> None: ...
+
+    with pytest.raises(BrokenPluginError, match=r"'plain' does not follow the hook specification"):
+        Plugins(Wrong(CommonOptions()))
+
+
+def test_a_listener_that_cannot_be_built_is_named(offer) -> None:
+    offer(LISTENERS, "shy", "class Plugin:\n  def __init__(self): raise OSError('no')")
+    with pytest.raises(BrokenPluginError, match="'shy' cannot be built: OSError: no"):
+        load_plugins(Plain(CommonOptions()), ["shy"])
+    assert isinstance(load(LISTENERS, "shy"), type)
+
+
+def test_options_describe_themselves(tally: ModuleType) -> None:
+    described = describe(tally.TallyOptions)
+    assert [option.name for option in described[:2]] == ["fail_at", "device"]
+    assert {option.name for option in described} >= {"activities", "record_shapes", "max_capture_s"}
+    assert all(option.text for option in described)
+    by_name = {option.name: option for option in described}
+    assert (by_name["record_shapes"].type, by_name["record_shapes"].default) == ("bool", "false")
+    assert by_name["activities"].default == "automatic"
+    assert by_name["max_capture_s"].default == "1800.0"

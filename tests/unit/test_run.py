@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from profdeck import Profiler, Status
+from profdeck.errors import ProfdeckError
+from profdeck.identity import Identity
+from profdeck.run import process_started, read_manifest, run_name
+from profdeck.verify import read_run
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "expected"),
+    [
+        ("night", {}, "night"),
+        ("night", {"PROFDECK_RUN": "day"}, "day"),
+        (None, {"PROFDECK_RUN": "../../etc"}, "etc"),
+        (None, {"TORCHELASTIC_RUN_ID": "abc/1"}, "torchrun-abc_1"),
+        (None, {"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "77"}, "slurm-77"),
+        (
+            None,
+            {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"},
+            "job-h1-29500",
+        ),
+    ],
+)
+def test_processes_of_a_job_agree_on_its_name(configured: str | None, environ: dict[str, str], expected: str) -> None:
+    assert run_name(configured, environ) == expected
+
+
+def test_ranks_of_one_launcher_agree_on_its_start_time() -> None:
+    name = run_name(None, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+    assert name.endswith(f"-{os.getppid()}")
+    assert run_name(None, {}).endswith(f"-{os.getpid()}")
+
+
+@pytest.fixture
+def record(tally: ModuleType, tmp_path: Path):  # a function
+    """Capture a step of a run in tmp_path/run, as one rank of two."""
+
+    def run(rank: int = 0, **settings: Any) -> Path:
+        profiler = Profiler.from_config(
+            identity=Identity(rank=rank, world_size=2),
+            settings={
+                "output": str(tmp_path), "run": "run", "steps": [1], "trainer.backend": "tally", "trainer.ranks": "all",
+                **settings,
+            },
+        )  # fmt: skip
+        with profiler.capture(1):
+            pass
+        return tmp_path / "run"
+
+    return run
+
+
+def files(run: Path, pattern: str) -> list[Path]:
+    return sorted(run.glob(f"step_*/**/{pattern}"))
+
+
+def test_a_whole_run_is_complete(record) -> None:
+    record(0)
+    report = read_run(record(1))
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [rank.events for rank in report.captures[0].ranks] == [1, 1]
+    about = json.loads((report.path / "run.json").read_text())
+    assert (about["schema"], about["roles"], about["config"]["steps"]) == (1, ["trainer"], [1])
+    assert not list(report.path.rglob("*.tmp"))
+
+
+def test_a_rank_that_left_nothing_is_missing(record) -> None:
+    (capture,) = read_run(record(0)).captures
+    assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.MISSING]
+    assert "left nothing" in capture.ranks[1].problems[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "status", "problem"),
+    [
+        (lambda path: path.unlink(), Status.MISSING, "the file is gone"),
+        (lambda path: path.write_bytes(b""), Status.MISSING, "empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-3]), Status.PARTIAL, ""),
+        (lambda path: path.write_text('{"traceEvents": []}'), Status.PARTIAL, "no event"),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), Status.PARTIAL, "bytes where"),
+    ],
+)
+def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem: str) -> None:
+    run = record(0)
+    damage(files(run, "*.trace.json")[0])
+    rank = read_run(run).captures[0].ranks[0]
+    assert rank.status is status
+    assert problem in " ".join(rank.problems)
+
+
+def test_a_process_that_is_gone_is_told_from_one_that_records(record, tmp_path: Path) -> None:
+    (manifest,) = files(record(0), "*step1.json")
+    content = json.loads(manifest.read_text()) | {"status": "recording", "artifacts": []}
+    for changes, status in (
+        ({}, Status.RECORDING),
+        ({"process_started": "1"}, Status.MISSING),  # the pid was given to another process
+        ({"pid": 2**22 - 1}, Status.MISSING),
+        ({"host": "elsewhere"}, Status.MISSING),
+    ):
+        manifest.write_text(json.dumps(content | changes))
+        assert read_run(tmp_path / "run").captures[0].ranks[0].status is status
+
+
+def test_what_belongs_to_no_capture_is_listed(record) -> None:
+    run = record(0, **{"rollout.backend": "tally"})
+    (run / "step_000001" / "trainer" / "rank_0007.step1.trace.json.gz").write_bytes(b"x")
+    (run / "step_000001" / "trainer" / "rank_0008.step1.json").write_text("{")
+    problems = read_run(run).problems
+    assert any("rank_0007.step1.trace.json.gz is in no manifest" in problem for problem in problems)
+    assert any("rank_0008.step1.json: not a readable manifest" in problem for problem in problems)
+    assert "The role 'rollout' recorded nothing." in problems
+
+
+def test_what_is_no_run_is_explained(record, tmp_path: Path) -> None:
+    record(0)
+    with pytest.raises(ProfdeckError, match=r"holds 1 run\(s\): run. Name one, such as"):
+        read_run(tmp_path)
+    with pytest.raises(ProfdeckError, match="does not exist"):
+        read_run(tmp_path / "none")
+    with pytest.raises(ProfdeckError, match=r"has no run.json"):
+        read_run(tmp_path / "run" / "step_000001")
+
+
+def test_a_manifest_of_a_later_format_is_refused_and_new_keys_are_passed_over(record) -> None:
+    (manifest,) = files(record(0), "*step1.json")
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"news": 1}))
+    assert read_manifest(manifest).capture == "step1"
+    manifest.write_text(json.dumps(content | {"schema": 2}))
+    with pytest.raises(ProfdeckError, match="update profdeck"):
+        read_manifest(manifest)
+
+
+def test_a_link_out_of_the_output_directory_is_not_followed(record, tmp_path: Path, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (tmp_path / "run").symlink_to(elsewhere)
+    record(0)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_an_unwritable_directory_costs_the_capture_only(record, caplog: Any) -> None:
+    record(0, output="/proc/profdeck")  # not even root can write there
+    assert "Step 1: nothing can be written to /proc/profdeck" in caplog.text
+
+
+def test_a_file_in_the_way_costs_the_capture_only(record, tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "run").write_text("in the way")
+    record(0)
+    assert "nothing can be written to" in caplog.text
+
+
+def test_this_process_has_a_start_time() -> None:
+    assert process_started(os.getpid())
+    assert process_started(2**22 - 1) is None
+    assert socket.gethostname()

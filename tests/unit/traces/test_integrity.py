@@ -1,0 +1,284 @@
+"""What counts as a whole trace, against the standard library's json as the reference."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces.integrity import CountingHandler, TraceCheck, TraceChecker, check_trace
+
+NASTY = ["{", "}", "[", "]", '"', "\\", '"ph"', '"ph": "X"', '}, {"ph": "X"', "é", "\u2028", "😀", "\n", "\x00", ","]
+TEXTS = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=4)), max_size=5).map("".join)
+NUMBERS = st.one_of(
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=True),
+    st.sampled_from([0, -1, 1e-9, 1.5e300, 4203669603018.756]),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+EVENTS = st.fixed_dictionaries(
+    {"ph": st.sampled_from(["X", "M", "i", "s", "f"])},
+    optional={"name": TEXTS, "cat": TEXTS, "pid": VALUES, "ts": NUMBERS, "dur": NUMBERS, "args": VALUES},
+)
+ELEMENTS = st.lists(st.one_of(EVENTS, EVENTS, EVENTS, VALUES), max_size=12)
+TRACES = st.one_of(
+    ELEMENTS,
+    st.builds(
+        lambda before, events, after: {**before, "traceEvents": events, **after},
+        st.dictionaries(TEXTS.filter(lambda key: key != "traceEvents"), VALUES, max_size=2),
+        ELEMENTS,
+        st.dictionaries(TEXTS.filter(lambda key: key != "traceEvents"), VALUES, max_size=2),
+    ),
+)
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "indent": st.sampled_from([None, None, 0, 1, 4, "\t"]),
+        "separators": st.sampled_from([None, (",", ":"), (" ,\n ", " : "), (",\r\n", ":")]),
+        "ensure_ascii": st.booleans(),
+    }
+)
+FEED_BYTES = st.sampled_from([1, 2, 3, 7, 16, 61, 200, 1 << 20])
+
+
+def check_bytes(data: bytes, feed_bytes: int = 1 << 20) -> TraceCheck:
+    checker = TraceChecker()
+    for at in range(0, len(data), feed_bytes):
+        checker.feed(data[at : at + feed_bytes])
+    return checker.finish(len(data))
+
+
+def events_by_json(data: bytes) -> int | None:
+    """Count the events, or return None for what is not one closed Chrome trace."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return None
+    if isinstance(document, dict):
+        document = document.get("traceEvents")
+    if not isinstance(document, list):
+        return None
+    return sum("ph" in event for event in document if isinstance(event, dict))
+
+
+@settings(max_examples=150, deadline=None)
+@given(TRACES, LAYOUTS, FEED_BYTES)
+def test_events_and_wholeness_equal_those_of_json(trace: Any, layout: dict[str, Any], feed_bytes: int) -> None:
+    data = json.dumps(trace, **layout).encode("utf-8", "surrogatepass")
+
+    check = check_bytes(data, feed_bytes)
+
+    assert check.events == events_by_json(data)
+    assert check.whole == (check.events > 0)
+    assert check.problem is None or check.problem == "There are no events in the trace."
+    assert check.json_bytes == len(data)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TRACES, LAYOUTS, FEED_BYTES, st.data())
+def test_a_mutated_trace_is_whole_only_if_json_takes_it(
+    trace: Any, layout: dict[str, Any], feed_bytes: int, data: st.DataObject
+) -> None:
+    text = bytearray(json.dumps(trace, **layout).encode("utf-8", "surrogatepass"))
+    for _ in range(data.draw(st.integers(1, 2))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        new = data.draw(
+            st.one_of(st.binary(max_size=2), st.sampled_from([b"{", b"}", b"]", b'"', b",", b"\\", b"0", b"\0"]))
+        )
+        text[at : at + data.draw(st.integers(0, 2))] = new
+        text = text or bytearray(b" ")
+    mutated = bytes(text)
+
+    check = check_bytes(mutated, feed_bytes)
+    expected = events_by_json(mutated)
+
+    # Only a key that stands twice may be judged more strictly than json judges it.
+    if check.problem is None or not check.problem.startswith('"traceEvents"'):
+        assert check.whole == bool(expected), check
+    if check.whole:
+        assert check.events == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(TRACES, LAYOUTS, st.sampled_from([16, 61, 1 << 20]), st.data())
+def test_no_strict_prefix_of_a_trace_is_whole(
+    trace: Any, layout: dict[str, Any], feed_bytes: int, data: st.DataObject
+) -> None:
+    text = json.dumps(trace, **layout).encode("utf-8", "surrogatepass")
+
+    check = check_bytes(text[: data.draw(st.integers(0, len(text) - 1))], feed_bytes)
+
+    assert not check.whole
+    assert check.problem
+
+
+@pytest.mark.parametrize("as_gzip", [False, True])
+def test_every_prefix_of_one_trace_is_cut_off(tmp_path: Path, *, as_gzip: bool) -> None:
+    data = json.dumps({"traceEvents": [{"ph": "X", "name": '}]"'}] * 3, "n": [1]}).encode()
+    json_bytes = len(data)
+    data = gzip.compress(data) if as_gzip else data
+    path = tmp_path / "trace"
+
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        assert not check_trace(path).whole, size
+    path.write_bytes(data)
+    assert check_trace(path) == TraceCheck(len(data), json_bytes, 3, whole=True, problem=None)
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"indent": 4}, {"indent": 0}, {"separators": (",", ":")}, {"separators": (" ,\n", ":\t")}]
+)
+def test_batches_are_taken_in_every_layout(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    monkeypatch.setattr(CountingHandler, "batch", _recording(batches))
+    event = {"ph": "X", "name": "}, {", "args": {"Input Dims": [[1, 2], []], "nested": [{"ph": 1}, {"a": 2}]}}
+
+    check = check_bytes(json.dumps({"traceEvents": [event] * 400}, **layout).encode(), 10_000)
+
+    assert check.events == 400
+    assert sum(batches) > 350
+
+
+def _recording(batches: list[int]) -> Any:
+    decode = CountingHandler.batch
+
+    def batch(self: CountingHandler, text: memoryview) -> int | None:
+        count = decode(self, text)
+        batches.append(count or 0)
+        return count
+
+    return batch
+
+
+@pytest.mark.parametrize("separator", ['}, {"ph"', '},{"ph"'])
+def test_a_cut_inside_an_event_is_noticed(separator: str) -> None:
+    inner = json.dumps([{"ph": 1}, {"ph": 2}]).replace('}, {"ph"', separator)
+    event = f'{{"ph": "X", "args": {inner}, "name": "{"x" * 300}"}}'
+
+    check = check_bytes(f"[{', '.join([event] * 50)}]".replace('}, {"ph"', separator).encode(), 1000)
+
+    assert check.whole
+    assert check.events == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"", "The file is empty."),
+        (b"   ", "The JSON is not closed: it ends after 3 bytes with 0 brackets open."),
+        (b"[]", "There are no events in the trace."),
+        (b'{"traceEvents": [{"name": "no phase"}]}', "There are no events in the trace."),
+        (b"{}", 'It is not a Chrome trace: neither an array nor an object with "traceEvents".'),
+        (b'"text"', 'It is not a Chrome trace: neither an array nor an object with "traceEvents".'),
+        (b'{"a": {"traceEvents": [{"ph": "X"}]}}', "It is not a Chrome trace: neither an array nor"),
+        (b'{"traceEvents": null}', 'The JSON is broken at offset 16: "traceEvents" is not an array'),
+        (b'{"traceEvents": [{"ph": "X"}]', "The JSON is not closed: it ends after 29 bytes with 1 brackets open."),
+        (b'[{"ph": "X"}]{', "The JSON is broken at offset 13: text follows the end of the document."),
+        (b'[{"ph": "X"}, \0\0\0\0', "NUL bytes at offset 14: that part of the file was never written."),
+        (b'[{"ph": "X",}]', "The JSON is broken at offset 12: unexpected '}'."),
+        (b'[{"ph": "\xff"}]', "The text is not UTF-8 at offset 9."),
+        (b'[{"ph": "X"}, "\xc3', "The JSON ends inside a UTF-8 character."),
+        (b'[{"ph": "X", "a": 01}]', "The JSON is broken at offset 18: unexpected '0'."),
+        (b'{"traceEvents": [{"ph": "X"}], "traceEvents": []}', '"traceEvents" stands 2 times'),
+    ],
+)
+@pytest.mark.parametrize("feed_bytes", [1, 1 << 20])
+def test_a_problem_says_what_is_wrong_and_where(text: bytes, problem: str, feed_bytes: int) -> None:
+    check = check_bytes(text, feed_bytes)
+
+    assert not check.whole
+    assert check.problem is not None
+    assert check.problem.startswith(problem)
+
+
+@pytest.mark.parametrize("key", ["ph", "p\\u0068", "\\u0070\\u0068"])
+def test_an_escaped_key_is_the_same_key(key: str) -> None:
+    text = f'{{"trace\\u0045vents": [{{"{key}": "X"}}, {{"not ph": 1}}]}}'.encode()
+
+    assert check_bytes(text, 5).events == 1
+    assert check_bytes(text).whole
+
+
+def test_events_need_no_string_as_phase() -> None:
+    assert check_bytes(json.dumps([{"ph": None}, {"ph": "X"}, {}, 5, [{"ph": "X"}]] * 50).encode(), 500).events == 100
+
+
+@pytest.mark.parametrize(
+    ("value", "whole"),
+    [
+        ("[" * 10_000 + "]" * 10_000, True),
+        ("[" * 10_000, False),
+        ('{"a":' * 10_000 + "1" + "}" * 10_000, True),
+        ("9" * 200_000, True),
+        ("1." + "9" * 200_000 + "e9", True),
+        ("0" * 200_000, False),
+        ("1" * 200_000 + "-", False),
+        ("a" * 200_000, False),
+        ('"' + "x" * 200_000 + '"', True),
+        ('"' + "\\u0041" * 10_000 + '"', True),
+        ('"' + "x" * 200_000, False),
+        (" " * 200_000 + "1", True),
+        ("1" + " " * 200_000, True),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+@pytest.mark.parametrize("feed_bytes", [4099, 1 << 20])
+def test_extreme_values_end_in_a_result(value: str, feed_bytes: int, *, whole: bool) -> None:
+    text = f'[{{"ph": "X"}}, {{"ph": "X"}}, {{"ph": "X", "args": {value}}}, {{"ph": "X"}}]'.encode()
+
+    assert check_bytes(text, feed_bytes).whole == whole
+
+
+def test_nesting_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profdeck.traces.scanner._MAX_DEPTH", 1000)
+
+    assert "nested more than 1,000 deep" in str(check_bytes(b"[" * 2000).problem)
+
+
+def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"[" + b" " * 8_000_000))
+
+    check = check_trace(path, max_json_bytes=3_000_000)
+
+    assert check.problem == "There are more than 3,000,000 bytes of JSON (max_json_bytes): the rest was not read."
+    assert check.json_bytes <= 3_000_000
+
+
+def test_damage_to_the_stream_outranks_what_it_does_to_the_json(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(b'[{"ph": "X"}]')[:-1])
+
+    check = check_trace(path)
+
+    assert check.events == 1
+    assert check.problem == "The gzip stream ends after 32 bytes, before its trailer: the file was cut off."
+
+
+def test_progress_ends_at_the_size_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(json.dumps([{"ph": "X"}] * 200_000).encode())
+    progress: list[tuple[int, int]] = []
+
+    check_trace(path, on_progress=lambda read, total: progress.append((read, total)))
+
+    size = path.stat().st_size
+    assert len(progress) > 1
+    assert progress[-1] == (size, size)
+
+
+def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"Cannot read .*nowhere: No such file"):
+        check_trace(tmp_path / "nowhere")
+    with pytest.raises(TraceError, match="Is a directory"):
+        check_trace(tmp_path)

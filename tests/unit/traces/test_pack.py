@@ -1,0 +1,183 @@
+"""The final copy of a trace: compressed, checked, never over another file, with its clock anchors."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import zlib
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.files import publish
+from profdeck.traces import pack
+from profdeck.traces.integrity import TraceChecker, check_trace
+from profdeck.traces.pack import AnchorEvent, pack_trace
+
+ANCHOR = "profdeck.clock_anchor"
+BASE_TIME_NS = 1711964646000000000
+
+
+def trace_text(events: list[dict[str, Any]]) -> bytes:
+    return json.dumps({"schemaVersion": 1, "traceEvents": events, "baseTimeNanoseconds": BASE_TIME_NS}).encode()
+
+
+def anchor(ts: Any, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": ANCHOR, "ts": ts, **more}
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("as_gzip", [False, True])
+def test_the_copy_has_the_content_and_its_check(tmp_path: Path, *, as_gzip: bool) -> None:
+    data = trace_text([anchor(4203669603018.756, dur=1.5), {"ph": "M"}] * 2000)
+    destination = tmp_path / "packed"
+
+    packed = pack_trace(write(tmp_path / "raw", data), destination, gzip=as_gzip, anchor_name=ANCHOR)
+
+    written = destination.read_bytes()
+    assert (gzip.decompress(written) if as_gzip else written) == data
+    assert packed.check == check_trace(destination)
+    assert packed.check.whole
+    assert packed.check.events == 4000
+    assert packed.base_time_ns == BASE_TIME_NS
+    assert packed.anchors == (AnchorEvent(Decimal("4203669603018.756"), Decimal("1.5")),) * 2000
+    assert names_in(tmp_path) == ["packed", "raw"]
+
+
+def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:
+    source = write(tmp_path / "raw", trace_text([{"ph": "X", "name": "n" * 100}] * 30_000))
+
+    pack_trace(source, tmp_path / "packed", gzip=True, anchor_name=ANCHOR)
+
+    written = (tmp_path / "packed").read_bytes()
+    inflater = zlib.decompressobj(31)
+    assert inflater.decompress(written) == source.read_bytes()
+    assert inflater.eof
+    assert not inflater.unused_data
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=30),
+    st.sampled_from([None, 4]),
+    st.integers(20, 400),
+)
+def test_anchors_are_found_wherever_the_text_is_cut(
+    parts: list[tuple[int, bool]], indent: int | None, feed_bytes: int
+) -> None:
+    events: list[dict[str, Any]] = []
+    for number, (padding, is_anchor) in enumerate(parts):
+        events.append(
+            anchor(number, dur=0.25) if is_anchor else {"ph": "X", "name": "x" * padding, "args": {"a": ANCHOR}}
+        )
+    data = json.dumps({"traceEvents": events, "baseTimeNanoseconds": 7}, indent=indent).encode()
+    handler = pack._AnchorHandler(ANCHOR)
+    checker = TraceChecker(handler)
+
+    for at in range(0, len(data), feed_bytes):
+        checker.feed(data[at : at + feed_bytes])
+    checker.finish(len(data))
+
+    assert [int(found.ts_us) for found in handler.anchors] == [n for n, (_, is_anchor) in enumerate(parts) if is_anchor]
+    assert handler.base_time_ns == 7
+
+
+def test_only_complete_events_of_that_name_with_a_time_are_anchors(tmp_path: Path) -> None:
+    events = [
+        anchor("1704161511420306.491"),
+        anchor(5, ph="B"),
+        anchor(6, name=ANCHOR + "2"),
+        anchor(None),
+        anchor(float("nan")),
+        anchor("soon"),
+        {"ph": "X", "name": "other", "args": {"name": ANCHOR}},
+        anchor(7, dur=2),
+    ]
+
+    packed = pack_trace(write(tmp_path / "raw", trace_text(events)), tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+
+    assert packed.anchors == (
+        AnchorEvent(Decimal("1704161511420306.491"), Decimal(0)),
+        AnchorEvent(Decimal(7), Decimal(2)),
+    )
+
+
+def test_a_broken_trace_is_kept_and_called_broken(tmp_path: Path) -> None:
+    data = trace_text([anchor(1)] * 3)[:-30]
+
+    packed = pack_trace(write(tmp_path / "raw", data), tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+
+    assert gzip.decompress((tmp_path / "out").read_bytes()) == data
+    assert not packed.check.whole
+    assert packed.base_time_ns is None
+    assert len(packed.anchors) == 3
+
+
+def test_a_file_in_place_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, destination = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "out", b"precious")
+
+    with pytest.raises(FileExistsError):
+        pack_trace(source, destination, gzip=True, anchor_name=ANCHOR)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # as if another process wrote it meanwhile
+    with pytest.raises(FileExistsError):
+        pack_trace(source, destination, gzip=True, anchor_name=ANCHOR)
+
+    assert destination.read_bytes() == b"precious"
+    assert names_in(tmp_path) == ["out", "raw"]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_file_system_without_links_overwrites_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, taken: bool
+) -> None:
+    def no_links(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    source, destination = write(tmp_path / "new", b"new"), tmp_path / "out"
+    if taken:
+        write(destination, b"precious")
+        with pytest.raises(FileExistsError):
+            publish(source, destination)
+        assert destination.read_bytes() == b"precious"
+    else:
+        publish(source, destination)
+        assert destination.read_bytes() == b"new"
+
+
+def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = write(tmp_path / "raw", trace_text([anchor(1)]))
+    monkeypatch.setattr(pack, "_write_all", full)
+    with pytest.raises(OSError, match="No space left"):
+        pack_trace(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+
+    assert names_in(tmp_path) == ["raw"]
+
+
+def test_a_missing_source_is_a_trace_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="Cannot read"):
+        pack_trace(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+    assert names_in(tmp_path) == []
+
+
+def test_an_anchor_name_that_json_may_escape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="letters, digits"):
+        pack_trace(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name='a"b')

@@ -1,0 +1,202 @@
+"""Summaries of written traces, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profdeck.errors import TraceError
+from profdeck.traces.summary import (
+    DeviceSummary,
+    KernelSummary,
+    OperatorSummary,
+    StepSummary,
+    TraceSummary,
+    summarise_trace,
+)
+
+HEAD = {
+    "deviceProperties": [{"id": 0, "name": "GPU A"}, {"id": 1, "name": "GPU B"}],
+    "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
+}
+
+
+def event(category: str | None, name: str, start: Any, duration: Any, *, pid: Any = 10, tid: Any = 1) -> dict[str, Any]:
+    written = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": duration}
+    return {key: value for key, value in written.items() if value is not None}
+
+
+def summarise(tmp_path: Path, trace: Any, *, cut: int | None = None, **layout: Any) -> TraceSummary:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(trace, **layout).encode()[:cut]))
+    return summarise_trace(path)
+
+
+EVENTS = [
+    event("user_annotation", "ProfilerStep#7", 1000, 100),
+    event("cpu_op", "aten::linear", 1010, 50.5),
+    event("cpu_op", "aten::addmm", 1020, 20.25),
+    event("cuda_runtime", "cudaLaunchKernel", 1025, 5),
+    event("python_function", "f.py(1): g", 1000, 99),
+    event("cpu_op", "aten::addmm", 1070, 10),
+    event("cpu_op", "aten::addmm", 1000, 7, tid="other"),
+    event("kernel", "gemm", 1040, 30, pid=0, tid=7),
+    event("kernel", "gemm", 1060, 30, pid=0, tid=8),
+    event("gpu_memcpy", "Memcpy DtoH", 1200.125, 0.125, pid=0, tid=7),
+    event("gpu_user_annotation", "ProfilerStep#7", 1040, 50, pid=0, tid=7),
+    event("kernel", "gemm", 1000, 1, pid=1, tid=7),
+    {"ph": "i", "name": "mark", "ts": 5},
+]
+GEMM_ETC = (
+    KernelSummary("gemm", "kernel", count=3, total_us=61.0, mean_us=61 / 3, max_us=30.0),
+    KernelSummary("Memcpy DtoH", "gpu_memcpy", count=1, total_us=0.125, mean_us=0.125, max_us=0.125),
+)
+
+
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}])
+@pytest.mark.parametrize("first", ["head", "events"])
+def test_a_trace_is_summarised(tmp_path: Path, layout: dict[str, Any], first: str) -> None:
+    trace = {**HEAD, "traceEvents": EVENTS} if first == "head" else {"traceEvents": EVENTS, **HEAD}
+
+    summary = summarise(tmp_path, trace, **layout)
+
+    assert summary.check.whole
+    assert summary.problem is None
+    assert (summary.rank, summary.world_size, summary.check.events) == (3, 8, 13)
+    assert summary.operators == (
+        OperatorSummary("aten::addmm", count=3, self_us=37.25, total_us=37.25, max_us=20.25),
+        OperatorSummary("aten::linear", count=1, self_us=30.25, total_us=50.5, max_us=50.5),
+    )
+    assert summary.annotations == (
+        OperatorSummary("ProfilerStep#7", count=1, self_us=39.5, total_us=100.0, max_us=100.0),
+    )
+    assert summary.kernels == GEMM_ETC
+    assert summary.devices == (
+        DeviceSummary(0, "GPU A", events=3, span_us=160.25, busy_us=50.125, idle_us=110.125),
+        DeviceSummary(1, "GPU B", events=1, span_us=1.0, busy_us=1.0, idle_us=0.0),
+    )
+    assert summary.steps == (StepSummary(7, pid=10, start_us=0.0, duration_us=100.0),)
+
+
+def test_a_summary_becomes_plain_data(tmp_path: Path) -> None:
+    summary = summarise(tmp_path, {**HEAD, "traceEvents": EVENTS})
+
+    data = summary.to_dict()
+
+    assert data["kernels"][0]["total_us"] == 61.0
+    assert data["check"]["whole"] is True
+    assert json.loads(json.dumps(data)) == json.loads(msgspec.json.encode(summary))
+
+
+def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> None:
+    trace = {**HEAD, "traceEvents": EVENTS}
+    cut = json.dumps(trace).index('"ph": "i"')
+
+    summary = summarise(tmp_path, trace, cut=cut)
+
+    assert summary.check.events == 12
+    assert summary.problem == f"The JSON is not closed: it ends after {cut:,} bytes with 3 brackets open."
+    assert summary.kernels == GEMM_ETC
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"ph": "X", "cat": "kernel", "name": None, "pid": 0, "ts": 1, "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "no time", "pid": 0},
+        {"ph": "X", "cat": "kernel", "name": "no number", "pid": 0, "ts": "soon", "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "nan", "pid": 0, "ts": float("nan"), "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "far", "pid": 0, "ts": 1e300, "dur": 1},
+        {"ph": "X", "cat": ["kernel"], "name": "list", "pid": {"a": 1}, "tid": 1.5, "ts": [1], "dur": {}},
+        {"ph": 1, "cat": "kernel", "name": "phase", "ts": 1, "dur": 1},
+        {"name": "no phase"},
+        "text",
+        [1, {"ph": "X"}],
+        {"ph": "M", "name": "process_name", "pid": 0, "args": None},
+        {"ph": "M", "name": "process_name", "pid": [0], "args": {"name": 3}},
+    ],
+    ids=str,
+)
+def test_one_odd_event_costs_no_other(tmp_path: Path, odd: Any) -> None:
+    plain = [event("kernel", "k", 10 * n, 1, pid=0) for n in range(200)]
+
+    summary = summarise(tmp_path, [*plain, odd, *plain])
+
+    assert summary.check.whole
+    assert [kernel.count for kernel in summary.kernels if kernel.name == "k"] == [400]
+
+
+def test_odd_times_and_ids_are_taken_as_they_are_meant(tmp_path: Path) -> None:
+    summary = summarise(
+        tmp_path,
+        [
+            event("cpu_op", "string", "1704161511420306.491", "0.509", pid=-1),
+            event("cpu_op", "number", 1704161511420306, 1, pid="Spans"),
+            event("cpu_op", "no duration", 1704161511420306, None),
+            event("cpu_op", "negative", 1704161511420306, -5),
+            event("cpu_op", "fine", 4203669603018.756, 0.001),
+        ],
+    )
+
+    assert {op.name: op.total_us for op in summary.operators} == {
+        "string": 0.509,
+        "number": 1.0,
+        "no duration": 0.0,
+        "negative": 0.0,
+        "fine": 0.001,
+    }
+
+
+def test_lanes_of_ascend_are_told_apart_by_process_name(tmp_path: Path) -> None:
+    def name(pid: int, process: str) -> dict[str, Any]:
+        return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+
+    summary = summarise(
+        tmp_path,
+        [
+            event(None, "MatMul", "1704161511420306.491", 2.5, pid=800),
+            event(None, "AscendCL@aclrtMemcpy", "1704161511420306.491", 2.5, pid=9),
+            event("cpu_op", "ProfilerStep#1", "1704161511420300.000", 9),
+            name(800, "Ascend Hardware"),
+            name(9, "CANN"),
+        ],
+    )
+
+    assert summary.kernels == (KernelSummary("MatMul", "Ascend Hardware", 1, total_us=2.5, mean_us=2.5, max_us=2.5),)
+    assert [device.device for device in summary.devices] == [800]
+    assert summary.steps == (StepSummary(1, pid=10, start_us=0.0, duration_us=9.0),)
+
+
+def test_a_file_without_events_gives_an_empty_summary(tmp_path: Path) -> None:
+    summary = summarise(tmp_path, {"distributedInfo": None})
+
+    assert not summary.check.whole
+    assert summary.operators == ()
+    assert summary.kernels == ()
+    assert summary.devices == ()
+    assert summary.steps == ()
+    assert summary.rank is None
+
+
+def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="Cannot read"):
+        summarise_trace(tmp_path / "nowhere")
+
+
+def test_numbers_with_more_digits_than_a_float_keep_their_nanoseconds(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    # Neighbouring floats are 250 ns apart there.
+    events = [
+        f'{{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "ts": 1712195495519{n}.{n}, "dur": 1.001}}'
+        for n in range(100, 900)
+    ]
+    path.write_text(f"[{', '.join(events)}]")
+
+    (device,) = summarise_trace(path).devices
+
+    assert (device.span_us, device.busy_us) == (799.799 + 1.001, 799.799 + 1.001)
