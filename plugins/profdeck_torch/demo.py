@@ -28,7 +28,7 @@ def command(
         int, typer.Option(min=1, help="Training processes. GPUs limit them; without any, all is CPU.")
     ] = 2,
 ) -> None:
-    """Train a small transformer with torchrun, capture steps 3 and 4, and show what came out."""
+    """Capture a small training job under torchrun, verify it, show it."""
     import torch
 
     from profdeck_torch import TorchBackend
