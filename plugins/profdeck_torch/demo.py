@@ -28,7 +28,7 @@ def command(
         int, typer.Option(min=1, help="Training processes. GPUs limit them; without any, all is CPU.")
     ] = 2,
 ) -> None:
-    """Capture a small training job under torchrun, verify it, show it."""
+    """Capture a small training job and show what came out."""
     import torch
 
     from profdeck_torch import TorchBackend
