@@ -74,7 +74,7 @@ def parse_span(spec: int | str) -> Span:
         end = int(match[3]) if match[3] else None
         if end is not None and end < first:
             raise ValueError(f"{spec!r} selects nothing: its end is below its start")
-        return Span(first, end, every)
+        return Span(first, end, 1 if first == end else every)
     raise ValueError(f"{spec!r} is not a step: expected {GRAMMAR}")
 
 
