@@ -1,0 +1,280 @@
+"""Writes the parts of the reference pages that come from the code.
+
+A page names each such part by a pair of comments, ``<!-- generated: NAME -->`` and ``<!-- end -->``; what stands
+between them is replaced. Run ``python docs/generate.py`` after a change of options, config keys, commands, hooks or
+docstrings; ``--check`` changes nothing and fails when a page is stale.
+"""  # noqa: INP001  # a script, not a package
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from profdeck import backend, capture, config, errors, hookspecs, options, plugins, profiler, schedule
+from profdeck.cli import _commands, _exit, app
+
+DOCS = Path(__file__).parent
+WIDTH = 100
+
+_BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
+_TYPES = {
+    "Mapping[str, Any]": "mapping",
+    "Mapping[str, RoleConfig]": "mapping of role names to [role keys](#keys-of-a-role)",
+    "Mode": "`continuous` or `discrete`",
+    "OnError": "`warn` or `raise`",
+    "Path": "path",
+    "Schedule": "list of [steps](#steps)",
+    "Window | None": "mapping with the [keys of a window](#keys-of-a-window)",
+    "bool": "`true` or `false`",
+    "float": "number",
+    "int": "integer",
+    "int | None": "integer",
+    "str": "text",
+    "str | None": "text",
+    "str | tuple[int, ...]": "`all` or a list of integers",
+    "tuple[Activity, ...] | None": "list of activities",
+    "tuple[str, ...]": "list of texts",
+}
+
+
+def main() -> None:
+    """Write or check all pages."""
+    stale = [page for page, text in pages() if page.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        names = ", ".join(page.relative_to(DOCS.parent).as_posix() for page in stale)
+        sys.exit(f"stale: {names}; run: python docs/generate.py" if stale else 0)
+    for page, text in pages():
+        page.write_text(text, encoding="utf-8")
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield every page that has generated parts, and what it should contain."""
+    for page in sorted(DOCS.rglob("*.md")):
+        old = page.read_text(encoding="utf-8")
+        new = _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match['name']]().strip()}\n\n{match[3]}", old)
+        if _BLOCK.search(old):
+            yield page, new
+
+
+# Config and options.
+
+
+def keys(cls: type, prefix: str = "") -> str:
+    """Describe the keys of a config model."""
+    return "".join(entry(doc, f"{prefix}{doc.name}") for doc in options.describe(cls))
+
+
+def entry(doc: options.OptionDoc, name: str) -> str:
+    """Describe one key or option under a heading of its own."""
+    required = " Required." if doc.default == "required" else ""
+    kind = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", doc.type)  # qualified once a class has been used by cattrs
+    if kind not in _TYPES:
+        raise SystemExit(f"{name} has the type {kind}: say in _TYPES of {__file__} how readers write it")
+    text = doc.text.replace("as `profdeck.schedule.GRAMMAR` says", "as under [Steps](#steps)")
+    return f"### `{name}`\n\nType: {_TYPES[kind]}.{required}\n\n{prose(text)}\n\n"
+
+
+def step_grammar() -> str:
+    """Say how an entry of ``steps`` is written."""
+    marked = re.sub(r"'([^']*)'", r"`\1`", schedule.GRAMMAR)
+    return f"An entry is {marked}."
+
+
+def own_backends() -> dict[str, type[backend.Backend]]:
+    """Load the backends that come with profdeck."""
+    found = plugins.installed(plugins.BACKENDS).values()
+    return {point.name: plugins.load_backend(point.name) for point in found if of_profdeck(point)}
+
+
+def backend_options() -> str:
+    """Describe the options of each backend that are not common to all."""
+    common = {doc.name for doc in options.describe(options.CommonOptions)}
+    text = ""
+    for name, cls in own_backends().items():
+        supported = ", ".join(f"{library.names[0]} `{library.versions}`" for library in cls.libraries)
+        text += f"## Backend `{name}`\n\n{prose(inspect.getdoc(cls))}\n\nSupports {supported}.\n\n"
+        text += "".join(entry(doc, doc.name) for doc in options.describe(cls.Options) if doc.name not in common)
+    return text
+
+
+# The command line.
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Yield every subcommand of profdeck, as the words that call it."""
+
+    def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if not isinstance(command, TyperGroup):
+            yield words
+            return
+        for name in command.list_commands(typer.Context(command)):
+            yield from below(command.get_command(typer.Context(command), name), (*words, name))
+
+    foreign = {point.name for point in metadata.entry_points(group=_commands.COMMANDS) if not of_profdeck(point)}
+    yield from (words for words in below(get_command(app), ()) if words[0] not in foreign)
+
+
+def usage(*words: str) -> str:
+    """Return the help of a command."""
+    result = CliRunner().invoke(app, [*words, "--help"], prog_name="profdeck", terminal_width=WIDTH)
+    if result.exit_code:
+        raise SystemExit(f"profdeck {' '.join(words)} --help failed: {result.output}")
+    return result.output.strip()
+
+
+def overview() -> str:
+    """Show the options of all commands, and list the commands."""
+    rows = []
+    for words in sorted(commands()):
+        _, _, about = usage(*words).partition("\n\n")
+        sentence = " ".join(about.partition("\n\n")[0].split())
+        name = f"profdeck {' '.join(words)}"
+        rows.append((f"[`{name}`](#{name.replace(' ', '-')})", sentence))
+    options_only = usage().partition("\n\nCommands:")[0]
+    return f"```text\n{options_only}\n```\n\n{table(('Command', 'What it does'), rows)}"
+
+
+def subcommands() -> str:
+    """Show the help of every subcommand."""
+    return "\n\n".join(
+        f"## `profdeck {' '.join(words)}`\n\n```text\n{usage(*words)}\n```" for words in sorted(commands())
+    )
+
+
+def exit_codes() -> str:
+    """List the exit codes."""
+    rows = [(f"`{_exit.ExitCode[name].value}`", text) for name, text in member_docs(_exit.ExitCode)]
+    return table(("Code", "Meaning"), rows)
+
+
+# Classes.
+
+
+def statuses() -> str:
+    """List what a capture of one rank can be worth."""
+    rows = [(f"`{capture.Status[name].value}`", text) for name, text in member_docs(capture.Status)]
+    return table(("Status", "Meaning"), rows)
+
+
+def error_classes() -> str:
+    """List the errors, each below the one that it extends."""
+
+    def below(cls: type, depth: int) -> str:
+        line = f"{'  ' * depth}- `{cls.__name__}`: {prose(inspect.getdoc(cls))}\n"
+        children: list[type] = cls.__subclasses__()
+        return line + "".join(below(child, depth + 1) for child in children if child.__module__ == home)
+
+    home = errors.__name__
+    return below(errors.ProfdeckError, 0)
+
+
+def members(cls: type, *, level: str = "###") -> str:
+    """Describe the class variables and public methods of a class, from their docstrings."""
+    text = ""
+    for name, doc in member_docs(cls):
+        text += f"{level} `{name}`\n\n{prose(doc)}\n\n"
+    for name, value in vars(cls).items():
+        function = value.__func__ if isinstance(value, classmethod) else value
+        if name.startswith("_") or not (inspect.isfunction(function) or isinstance(value, property)):
+            continue
+        source: Any = function.fget if isinstance(function, property) else function
+        text += f"{level} `{name}`\n\n```python\n{signature(source, called=source is function)}\n```\n\n"
+        text += f"{docstring(source)}\n\n"
+    return text
+
+
+def signature(function: Callable[..., Any], *, called: bool) -> str:
+    """Write a method as its caller sees it."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)  # noqa: S101  # for the type checker
+    node.args.args = node.args.args[1:]
+    arguments = re.sub(r"=(?=\S)", " = ", ast.unparse(node.args)).replace("'", '"')
+    arguments = re.sub(r"= _\w+", "= ...", arguments)
+    start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    result = ast.unparse(node.returns) if node.returns else "None"
+    line = f"{start} {node.name}({arguments}) -> {result}" if called else f"{node.name}: {result}"
+    if len(line) <= WIDTH:
+        return line
+    broken = re.sub(r", (?=\*|\w+:)", ",\n    ", arguments)
+    return f"{start} {node.name}(\n    {broken},\n) -> {result}"
+
+
+def docstring(function: Callable[..., Any]) -> str:
+    """Turn a docstring in Google's style into Markdown."""
+
+    def section(match: re.Match[str]) -> str:
+        body = textwrap.dedent(match[2]).strip()
+        items = re.split(r"\n(?=\S)", body)
+        listed = [prose(re.sub(r"^(\w+): ", r"`\1`: ", " ".join(item.split()))) for item in items]
+        return f"{match[1]}:\n\n" + "\n".join(f"- {item}" for item in listed) + "\n\n"
+
+    return prose(_SECTION.sub(section, inspect.getdoc(function) or "")).strip()
+
+
+def member_docs(cls: type) -> list[tuple[str, str]]:
+    """Return the variables of a class that have a docstring under them."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(node, ast.ClassDef)  # noqa: S101  # for the type checker
+    found: list[tuple[str, str]] = []
+    for variable, text in zip(node.body, node.body[1:], strict=False):
+        match variable, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                found.append((name, " ".join(doc.split())))
+    return found
+
+
+# Text.
+
+
+def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Write a table."""
+    lines = [headings, ("---",) * len(headings), *((prose(cell).replace("|", r"\|") for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def prose(text: str | None) -> str:
+    """Turn the code marks of docstrings into those of Markdown."""
+    return (text or "").replace("``", "`")
+
+
+def of_profdeck(point: metadata.EntryPoint) -> bool:
+    """Tell whether an entry point comes with profdeck."""
+    return point.dist is not None and point.dist.name == "profdeck"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "config-keys": lambda: keys(config.Config),
+    "role-keys": lambda: keys(config.RoleConfig, "roles.<role>."),
+    "window-keys": lambda: keys(schedule.Window, "roles.<role>.window."),
+    "step-grammar": step_grammar,
+    "common-options": lambda: keys(options.CommonOptions),
+    "backend-options": backend_options,
+    "overview": overview,
+    "subcommands": subcommands,
+    "exit-codes": exit_codes,
+    "statuses": statuses,
+    "errors": error_classes,
+    "hooks": lambda: members(hookspecs.Hooks),
+    "backend-class": lambda: members(backend.Backend),
+    "library-class": lambda: members(backend.Library),
+    "profiler": lambda: members(profiler.Profiler),
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The docs say what the code says: all of it is documented, nothing is stale, every link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from typer.testing import CliRunner
+
+import profdeck
+from profdeck import Backend, Capture, Identity, Profiler, errors, plugins
+from profdeck.capture import Artifact, ClockAnchor, Status
+from profdeck.cli import app
+from profdeck.cli._exit import ExitCode
+from profdeck.config import Config, RoleConfig
+from profdeck.hookspecs import Hooks
+from profdeck.options import CommonOptions, describe
+from profdeck.run import ArtifactRecord, Manifest
+from profdeck.schedule import Window
+from profdeck.traces.summary import DeviceSummary, KernelSummary, OperatorSummary, StepSummary
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
+
+SUMMARIES = (OperatorSummary, KernelSummary, DeviceSummary, StepSummary)
+FORBIDDEN = ("/work/", "/root/", "/home/", "USDT:", "site-packages")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def reference(name: str) -> str:
+    return (REFERENCE / f"{name}.md").read_text(encoding="utf-8")
+
+
+def missing(page: str, names: Iterator[str] | list[str]) -> list[str]:
+    """Return the names that a reference page does not have as code."""
+    text = reference(page)
+    return [name for name in names if not re.search(rf"[`(\"]{re.escape(name)}[`(\",=]", text)]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_current(generator: ModuleType) -> None:
+    for page, text in generator.pages():
+        assert page.read_text(encoding="utf-8") == text, f"{page} is stale; run: python docs/generate.py"
+
+
+def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    assert [name for name in generator.BLOCKS if f"<!-- generated: {name} -->" not in text] == []
+
+
+def test_every_hook_is_documented() -> None:
+    hooks = [name for name in vars(Hooks) if name.startswith("profile_")]
+    assert len(hooks) == 3
+    assert [name for name in hooks if not getattr(Hooks, name).__doc__] == []
+    assert missing("hooks", hooks) == []
+
+
+def test_every_member_of_backends_is_documented() -> None:
+    names = [name for name in {**vars(Backend), **Backend.__annotations__} if not name.startswith("_")]
+    assert missing("hooks", [name for name in names if name != "options"]) == []
+
+
+def test_every_option_of_every_backend_is_documented() -> None:
+    assert plugins.installed(plugins.BACKENDS), "profdeck is not installed"
+    for point in plugins.installed(plugins.BACKENDS).values():
+        options = describe(plugins.load_backend(point.name).Options)
+        assert [option.name for option in options if not option.text] == [], point.name
+        assert missing("options", [option.name for option in options]) == [], point.name
+
+
+def test_every_config_key_is_documented() -> None:
+    assert missing("config", [field.name for field in attrs.fields(Config)]) == []
+    assert missing("config", [f"roles.<role>.{field.name}" for field in attrs.fields(RoleConfig)]) == []
+    assert missing("config", [f"roles.<role>.window.{field.name}" for field in attrs.fields(Window)]) == []
+    for model in (Config, RoleConfig, Window, CommonOptions):
+        assert [key.name for key in describe(model) if not key.text] == [], model
+
+
+def test_every_subcommand_and_its_options_are_documented(generator: ModuleType) -> None:
+    page = reference("cli")
+    commands = list(generator.commands())
+    assert {words[0] for words in commands} >= {"backends", "check", "config", "demo", "ls", "nsys-args", "run"}
+    for words in commands:
+        section = page.partition(f"\n## `profdeck {' '.join(words)}`\n")[2].partition("\n## ")[0]
+        options = re.findall(r"--[a-z][a-z-]+", generator.usage(*words))
+        assert options
+        assert [option for option in options if option not in section] == [], words
+
+
+def test_every_exit_code_is_documented() -> None:
+    section = reference("cli").partition("## Exit codes")[2].partition("\n## ")[0]
+    assert [code for code in ExitCode if f"| `{code.value}` |" not in section] == []
+
+
+def test_every_environment_variable_is_documented() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in source_files())
+    used = set(re.findall(r"\bPROFDECK_(?!_)[A-Z_]+[A-Z]\b", source))
+    assert used >= {"PROFDECK_CONFIG", "PROFDECK_RUN", "PROFDECK_PARALLEL", "PROFDECK_LEASE_DIR"}
+    assert missing("config", [*used, "PROFDECK__<KEY>__<KEY>"]) == []
+
+
+def test_every_launcher_variable_is_documented() -> None:
+    from profdeck import identity, run
+
+    launchers = [variable for launcher in identity._LAUNCHERS for variable in launcher]
+    assert missing("config", launchers) == []
+    assert [variable for variable, _ in run._JOB_IDS if variable not in reference("run-directory")] == []
+
+
+def test_every_key_of_manifests_is_documented() -> None:
+    keys = [field.name for model in (Manifest, ArtifactRecord, ClockAnchor) for field in attrs.fields(model)]
+    assert missing("run-directory", keys) == []
+    assert missing("run-directory", [status.value for status in Status]) == []
+
+
+def test_every_public_name_is_documented() -> None:
+    assert missing("python-api", list(profdeck.__all__)) == []
+    classes = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert missing("python-api", [name for name in classes if name.endswith("Error")]) == []
+    for model in (Capture, Artifact, Identity):
+        public = [name for name in dir(model) if not name.startswith("_")]
+        fields = [field.name for field in attrs.fields(model)]
+        assert missing("python-api", [*public, *fields]) == [], model
+    assert missing("python-api", [name for name in vars(Profiler) if not name.startswith("_")]) == []
+
+
+@pytest.mark.usefixtures("tally")
+def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
+    settings = {"output": str(tmp_path), "run": "run", "steps": [1], "trainer.backend": "tally"}
+    with Profiler.from_config(settings=settings).capture(1):
+        pass
+    config = tmp_path / "profdeck.yaml"
+    config.write_text("steps: [1]\nroles: {trainer: {backend: tally}}\n")
+    page = reference("cli")
+    for command in (
+        ["check", str(config)],
+        ["config", "show", str(config)],
+        ["backends"],
+        ["backends", "torch"],
+        ["ls", str(tmp_path / "run")],
+        ["summary", str(tmp_path / "run")],
+    ):
+        section = page.partition(f"### JSON of `{' '.join(command[: 2 if command[0] == 'config' else 1])}`")[2]
+        result = CliRunner().invoke(app, [*command, "--json"])
+        found = set(json_keys(json.loads(result.stdout)))
+        if command[0] == "summary":
+            found |= {field.name for model in SUMMARIES for field in attrs.fields(model)}
+        shown = set(re.findall(r'"(\w+)":', section.partition("\n### ")[0]))
+        assert found
+        assert found - shown - {status.value for status in Status} == set(), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page}: {link}: there is no such file"
+        assert target.is_relative_to(ROOT), f"{page}: {link}: leads out of the repository"
+        if anchor:
+            assert anchor in anchors(target), f"{page}: {link}: there is no such heading"
+
+
+def test_every_page_can_be_reached() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(index)}
+    assert [page for page in DOCS.rglob("*.md") if page not in linked and page.name != "index.md"] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_has_what_only_its_writer_has(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [word for word in FORBIDDEN if word in text] == []
+
+
+def source_files() -> Iterator[Path]:
+    for folder in ("core", "plugins"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
+def json_keys(document: Any) -> Iterator[str]:
+    if isinstance(document, dict):
+        yield from document
+        for value in document.values():
+            yield from json_keys(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from json_keys(value)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that the headings of a page have on GitHub."""
+    found: dict[str, int] = {}
+    result = set()
+    for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+        words = _LINK.sub(lambda match: match[0].partition("]")[0], heading)
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        number = found.get(slug, 0)
+        found[slug] = number + 1
+        result.add(f"{slug}-{number}" if number else slug)
+    return result
