@@ -31,7 +31,7 @@ def lint(session: nox.Session) -> None:
     python = environment(session, "lint")
     run(session, python, "-m", "ruff", "format", "--check", ".")
     run(session, python, "-m", "ruff", "check", ".")
-    run(session, python, "-m", "mypy", "core", "plugins", "benchmarks", "tests/typing", "noxfile.py")
+    run(session, python, "-m", "mypy", "core", "plugins", "benchmarks", "docs", "tests/typing", "noxfile.py")
 
 
 @nox.session

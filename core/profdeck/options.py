@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import re
 import textwrap
 from enum import StrEnum
 from typing import Any
@@ -100,7 +101,7 @@ def _field_docstrings(cls: type) -> dict[str, str]:
 
 def _type_name(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return text.replace("profdeck.options.", "")
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)  # cattrs resolves names to where they are defined
 
 
 def _default_text(default: Any) -> str:

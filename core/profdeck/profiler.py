@@ -64,8 +64,8 @@ class Profiler:
         """Build the profiler of this process; everything that can be wrong is found here, before training.
 
         Args:
-            config: a YAML or TOML file. Without one, the file that ``PROFDECK_CONFIG`` names; without that and
-                without settings, the profiler does nothing.
+            config: a YAML or TOML file. Without one, the file that ``PROFDECK_CONFIG`` names. Where nothing says
+                what to record, ``settings`` and ``PROFDECK__...`` variables included, the profiler does nothing.
             role: what this process does in the job; selects the role in the config.
             identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
                 backend's library knows them. Its role wins over ``role``.
@@ -307,4 +307,4 @@ class Stage:
 
 
 def _reason(error: BaseException | None) -> str | None:
-    return None if error is None else f"an exception ended it: {type(error).__name__}: {error}"
+    return None if error is None else f"an exception ended it: {type(error).__name__}: {error}".rstrip(": ")

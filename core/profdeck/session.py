@@ -67,6 +67,9 @@ class Session:
                 f"roles.{name}.ranks: {list(chosen.ranks)} are all outside of this job, which has "
                 f"{identity.world_size} rank(s) of that role, counted from 0."
             )
+        if not isinstance(chosen.ranks, str) and len(expected) < len(set(chosen.ranks)):
+            outside = sorted(set(chosen.ranks) - set(expected))
+            logger.warning("roles.%s.ranks: %s are not in this job of %d.", name, outside, identity.world_size)
         if identity.rank not in expected or not config.steps.spans:
             return None
         backend.preflight()

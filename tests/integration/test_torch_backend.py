@@ -338,3 +338,32 @@ with contextlib.suppress(OSError), open(sys.argv[1] + '/full', 'wb', buffering=0
         fill(tmp_path, full, "import os; os.unlink(sys.argv[1] + '/full')")
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_a_trace_is_saved_while_the_interpreter_ends(tmp_path: Path, ending: str) -> None:
+    """Threads cannot be had any more then, and writing a trace likes to use one."""
+    code = """
+import os, signal, sys, torch
+from profdeck import Profiler
+settings = {"output": sys.argv[1], "run": "run", "steps": ["1..9"], "trainer.backend": "torch"}
+profiler = Profiler.from_config(settings=settings)
+profiler.start(1)
+torch.ones(8).sum()
+"""
+    subprocess.run([sys.executable, "-c", code + ending, str(tmp_path)], check=False, timeout=120)
+    (rank,) = read_run(tmp_path / "run").captures[0].ranks
+    assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True), rank.problems
+
+
+def test_a_run_can_be_verified_while_the_interpreter_ends(build, model, tmp_path: Path) -> None:
+    with build().capture(2):
+        work(model)
+    code = """
+import atexit, sys
+from pathlib import Path
+from profdeck.verify import read_run
+atexit.register(lambda: print(read_run(Path(sys.argv[1])).status))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout == "complete\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def _print(console: Console, report: RunReport) -> None:
         table.add_row(
             _steps(capture),
             _role(capture),
-            capture.stage or "",
+            _stage(capture),
             _rank(rank),
             Text(rank.status, style=_STYLES[rank.status]),
             _output.size(rank.size_bytes),
@@ -79,7 +80,7 @@ def _print(console: Console, report: RunReport) -> None:
         console.print()
     for capture, rank in _ranks(report):
         for problem in rank.problems:
-            stage = f", {capture.stage}" if capture.stage else ""
+            stage = f", {_stage(capture)}" if capture.stage else ""
             console.print(f"Step {_steps(capture)}, {_role(capture)}{stage}, rank {rank.rank}: {problem}")
     for problem in report.problems:
         console.print(problem)
@@ -95,8 +96,13 @@ def _steps(capture: CaptureReport) -> str:
     steps = str(capture.first_step)
     if capture.last_step > capture.first_step:
         steps += f"..{capture.last_step}"
-    usual = f"step{capture.first_step}" + (f"-{capture.stage}" if capture.stage else "")
-    return f"{steps} {capture.id.removeprefix(usual).lstrip('-')}".rstrip()
+    take = re.search(r"-(take\d+)$", capture.id)
+    return f"{steps} {take[1]}" if take else steps
+
+
+def _stage(capture: CaptureReport) -> str:
+    """Write the stage, with its number in the step from the second one on: what the id has behind the step."""
+    return re.sub(r"^step\d+-?|-?take\d+$", "", capture.id) if capture.stage else ""
 
 
 def _role(capture: CaptureReport) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def check_trace(
     size_bytes = file_size(path)
     on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
     checker = TraceChecker()
-    damage = feed_file(checker.feed, path, max_json_bytes, on_read)
+    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read), max_json_bytes)
     return checker.finish(size_bytes, damage=damage)
 
 
@@ -200,19 +200,17 @@ def file_size(path: Path) -> int:
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
-def feed_file(
+def feed_chunks(
     feed: Callable[[Chunk], None],
-    path: Path,
+    chunks: Generator[Chunk, None, None],
     max_json_bytes: int = MAX_JSON_BYTES,
-    on_read: Callable[[int], None] | None = None,
 ) -> str | None:
-    """Feed all that can be read of a file, read ahead on a second thread; return what is wrong with the stream.
+    """Feed all chunks of a stream; return what is wrong with the stream.
 
     Raises:
-        TraceError: The file cannot be opened or read.
+        TraceError: The stream cannot be opened or read.
     """
     json_bytes = 0
-    chunks = read_ahead(path, on_read=on_read)
     try:
         for chunk in chunks:
             json_bytes += len(chunk)

@@ -7,8 +7,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -19,8 +18,8 @@ import stringzilla
 from isal import isal_zlib
 
 from profdeck.files import publish
-from profdeck.traces.integrity import CountingHandler, TraceCheck, TraceChecker, feed_file
-from profdeck.traces.stream import Chunk
+from profdeck.traces.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks
+from profdeck.traces.stream import AHEAD, Chunk, read_chunks, run_ahead
 
 # isal's level 1 writes Kineto JSON at 1.3 GB/s and a tenth of its size; 0 and 2 are no faster, 3 is no smaller.
 _LEVEL = 1
@@ -137,17 +136,12 @@ def _copy(source: Path, out: BinaryIO, check: Callable[[Chunk], None], *, gzip: 
     """Write ``source`` to ``out`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
     deflater = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
 
-    def write(chunk: Chunk) -> None:
-        _write_all(out, deflater.compress(chunk) if gzip else chunk)
+    def written() -> Generator[Chunk, None, None]:
+        for chunk in read_chunks(source, buffers=AHEAD + 2):
+            _write_all(out, deflater.compress(chunk) if gzip else chunk)
+            yield chunk
 
-    with ThreadPoolExecutor(1, thread_name_prefix="profdeck-pack") as writer:
-
-        def write_and_check(chunk: Chunk) -> None:
-            written = writer.submit(write, chunk)
-            check(chunk)
-            written.result()
-
-        damage = feed_file(write_and_check, source)
+    damage = feed_chunks(check, run_ahead(written()))
     if gzip:
         _write_all(out, deflater.flush())
     return damage

@@ -66,18 +66,26 @@ def read_chunks(
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
-def read_ahead(
-    path: Path, depth: int = 2, *, on_read: Callable[[int], None] | None = None
-) -> Generator[Chunk, None, None]:
-    """Yield the chunks of :func:`read_chunks`, produced on a second thread that is at most ``depth`` chunks ahead.
+AHEAD = 2
+"""How many chunks `run_ahead` is ahead of its consumer."""
 
-    isal inflates without the GIL, so reading overlaps with whatever the consumer does. A chunk is valid until the
-    next is taken; ``on_read`` is called on the second thread.
+
+def read_ahead(path: Path, *, on_read: Callable[[int], None] | None = None) -> Generator[Chunk, None, None]:
+    """Yield the chunks of :func:`read_chunks`, inflated on a second thread, on which ``on_read`` is called as well.
+
+    A chunk is valid until the next is taken.
 
     Raises:
         DamagedStreamError, TraceError: As there, in their place behind the last chunk.
     """
-    chunks = read_chunks(path, buffers=depth + 2, on_read=on_read)
+    return run_ahead(read_chunks(path, buffers=AHEAD + 2, on_read=on_read))
+
+
+def run_ahead(chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    """Run a generator on a second thread, `AHEAD` chunks ahead of the consumer; what it raises is raised here.
+
+    isal inflates and deflates without the GIL, so that its work overlaps with the consumer's.
+    """
     # Two C queues instead of an executor: a hand-over costs a tenth of the decoding of a chunk otherwise.
     ready: SimpleQueue[Chunk | BaseException] = SimpleQueue()
     slots: SimpleQueue[bool] = SimpleQueue()
@@ -92,10 +100,14 @@ def read_ahead(
         except BaseException as error:  # noqa: BLE001 - it is raised in the consumer
             ready.put(error)
 
-    for _ in range(depth):
+    for _ in range(AHEAD):
         slots.put(True)  # noqa: FBT003 - a queue's put
-    producer = threading.Thread(target=produce, name="profdeck-read", daemon=True)
-    producer.start()
+    producer = threading.Thread(target=produce, name="profdeck-ahead", daemon=True)
+    try:
+        producer.start()
+    except RuntimeError:  # the interpreter is ending and starts no more threads: a capture is being saved at exit
+        yield from chunks
+        return
     try:
         while chunk := ready.get():
             if isinstance(chunk, BaseException):

@@ -18,8 +18,9 @@ from profdeck.traces.columns import (
     ColumnsHandler,
     Id,
 )
-from profdeck.traces.integrity import TraceCheck, TraceChecker, feed_file, file_size
+from profdeck.traces.integrity import TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.intervals import Int, self_times, span_and_busy
+from profdeck.traces.stream import read_ahead
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _NS_PER_US = 1000
@@ -119,7 +120,7 @@ def summarise_trace(path: Path) -> TraceSummary:
     size_bytes = file_size(path)
     handler = ColumnsHandler(_KEYS)
     checker = TraceChecker(handler)
-    damage = feed_file(checker.feed, path)
+    damage = feed_chunks(checker.feed, read_ahead(path))
     check = checker.finish(size_bytes, damage=damage)
     columns = handler.columns()
     info = handler.members.get("distributedInfo")

@@ -31,8 +31,9 @@ def _paper_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 @pytest.fixture
 def cli() -> Cli:
-    """Run a command line in this process."""
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="profdeck")
+    """Run a command line in this process, on a terminal of 80 columns."""
+    runner = CliRunner(env={"COLUMNS": "80"})
+    return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments], prog_name="profdeck")
 
 
 @pytest.fixture

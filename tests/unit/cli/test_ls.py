@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from profdeck.cli._output import size
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def words(result: Result) -> list[str]:
@@ -134,3 +136,11 @@ def test_trace_that_cannot_even_be_looked_for(cli: Cli, record: Record) -> None:
     result = cli("ls", run)
     assert result.exit_code == 4
     assert result.stderr.endswith("cannot be read: File name too long.\n")
+
+
+def test_a_pipe_gets_whole_lines(python: Program, record: Record) -> None:
+    run = record(1, role="a-role-with-a-rather-long-name", stage="a_stage_with_a_rather_long_name")
+    lines = python("-m", "profdeck", "ls", run).stdout.splitlines()
+    (line,) = [line for line in lines if "complete" in line and "capture" not in line]
+    assert "a-role-with-a-rather-long-name" in line
+    assert "a_stage_with_a_rather_long_name" in line
