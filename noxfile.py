@@ -57,6 +57,8 @@ def compat(session: nox.Session) -> None:
     for version in others:
         if version not in found:
             session.warn(f"Python {version} is not on this machine: not tested with it.")
+    if not found:
+        session.skip("There is no other Python, so only this one was tested.")
     for path in found.values():
         run(session, environment(session, "core", path), "-m", "pytest", "-q", "-m", "not torch", "tests/unit")
 
@@ -141,9 +143,11 @@ def thin(session: nox.Session, path: Path, shared: Path) -> str:
 
 def find_python(version: str) -> str | None:
     """Return a Python of a version that really starts, or None."""
-    path = shutil.which(f"python{version}")
-    if path and subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
-        return path
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    for path in [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]:
+        # pyenv's shims are on the PATH for versions that they then refuse to start.
+        if path and subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
+            return str(path)
     return None
 
 

@@ -9,6 +9,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a busy machine makes examples says nothing about the code.
+settings.register_profile("profdeck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("profdeck")
 
 HERE = Path(__file__).parent
 _DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "shared" / "data")
