@@ -6,7 +6,6 @@ hooks are plain functions nothing ever suspends, and no event loop is involved.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import os
@@ -21,6 +20,8 @@ from profdeck.identity import NAME
 from profdeck.settle import drive, settle_later
 
 if TYPE_CHECKING:
+    import asyncio
+
     from profdeck.controller import Controller
     from profdeck.identity import Identity
     from profdeck.session import Session
@@ -190,6 +191,8 @@ class Profiler:
 
     async def _settle_now(self, awaitable: Awaitable[Any]) -> Any:
         """Bring an awaitable to its result by blocking; it never suspends the coroutine that calls it."""
+        import asyncio
+
         try:
             asyncio.get_running_loop()
         except RuntimeError:
