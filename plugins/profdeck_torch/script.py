@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from profdeck import Profiler
 from profdeck.cli._settings import Settings
 from profdeck.errors import ConfigError
 from profdeck.layers import gather, load, parse_setting
+from profdeck.run import RUN_FILE
 
 if TYPE_CHECKING:
     from profdeck import Capture
@@ -83,6 +85,7 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
     config: Annotated[Path | None, typer.Option(help="A config file.", show_default=False)] = None,
     role: Annotated[str, typer.Option(help="The role of this process.")] = "trainer",
     settings: Settings = None,
+    json: Annotated[bool, typer.Option("--json", help="Report to stderr as one JSON document.")] = False,
 ) -> None:
     """Run a PyTorch script and capture some of its optimizer steps.
 
@@ -114,7 +117,7 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise typer.Exit(1) from None
     finally:
-        _report(source)
+        _report(source, as_json=json)
 
 
 # What follows the script is the script's, options too.
@@ -129,19 +132,27 @@ def _within(script: Path, trace: TracebackType | None) -> TracebackType | None:
     return inner or trace
 
 
-def _report(source: StepSource) -> None:
+def _report(source: StepSource, *, as_json: bool) -> None:
+    """Say on stderr what was captured: stdout belongs to the script."""
+    if not source.profiler.enabled:
+        return
     captures = source.captures
+    run = next((path for capture in captures for path in capture.directory.parents if (path / RUN_FILE).exists()), None)
+    if as_json:
+        found = [
+            {"id": capture.id, "rank": capture.identity.rank, "status": capture.status, "problems": capture.problems}
+            for capture in captures
+        ]
+        typer.echo(dumps({"run": run and str(run), "optimizer_steps": source.step - 1, "captures": found}), err=True)
+        return
     for capture in captures:
         line = f"profdeck: rank {capture.identity.rank}: {capture.id} is {capture.status}"
-        print(line, *capture.problems, sep=" - ", file=sys.stderr)  # noqa: T201  # this is a command
-    if captures:
-        run = captures[0].directory
-        while not (run / "run.json").exists() and run.parent != run:
-            run = run.parent
-        print(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}", file=sys.stderr)  # noqa: T201  # as above
-    elif source.profiler.enabled and source.step == 1:
-        print(  # noqa: T201  # as above
-            "profdeck: nothing was captured: the script stepped no torch optimizer. "
-            "Mark its steps with profdeck.Profiler instead.",
-            file=sys.stderr,
-        )
+        typer.echo(" - ".join([line, *capture.problems]), err=True)
+    if run is not None:
+        typer.echo(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}", err=True)
+    elif source.step == 1:
+        why = "the script stepped no torch optimizer. Mark its steps with profdeck.Profiler instead."
+        typer.echo(f"profdeck: nothing was captured: {why}", err=True)
+    else:
+        why = f"the script ended after optimizer step {source.step - 1}."
+        typer.echo(f"profdeck: nothing was captured: {why}", err=True)

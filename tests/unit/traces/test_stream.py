@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import random
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -119,3 +121,19 @@ def test_reading_ahead_can_be_given_up(tmp_path: Path) -> None:
 def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read"):
         next(read_ahead(tmp_path / "nowhere"))
+
+
+def test_it_works_while_the_interpreter_ends_and_starts_no_threads(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(b'[{"ph": "X"}]'))
+    code = """
+import atexit, sys
+from pathlib import Path
+from profdeck.traces.integrity import check_trace
+from profdeck.traces.pack import pack_trace
+path = Path(sys.argv[1])
+atexit.register(lambda: print(pack_trace(path, path.with_name("copy"), gzip=True, anchor_name="x").check.whole))
+atexit.register(lambda: print(check_trace(path).whole))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert done.stdout == "True\nTrue\n", done.stderr

@@ -1,0 +1,111 @@
+"""`profdeck run` and `profdeck demo` as a user meets them: streams, exit codes, what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """
+import sys, torch
+model = torch.nn.Linear(4, 4)
+first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+for _ in range(3):
+    model(torch.ones(1, 4)).sum().backward()
+    first.step()
+    second.step()
+print(__name__, *sys.argv[1:])
+exec(sys.argv[1])
+"""
+
+
+def profdeck(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (cwd / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "profdeck", *arguments]
+    return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=240)
+
+
+def test_the_script_keeps_its_arguments_its_stdout_and_its_exit_status(tmp_path: Path) -> None:
+    done = profdeck(tmp_path, "run", "--json", "--steps", "2..3", "script.py", "sys.exit(7)", "--steps", "9")
+    assert (done.returncode, done.stdout) == (7, "__main__ sys.exit(7) --steps 9\n")
+    report = json.loads(done.stderr.splitlines()[-1])
+    # Three steps of the first optimizer; those of the second do not count.
+    assert report["optimizer_steps"] == 3
+    assert [(capture["id"], capture["status"]) for capture in report["captures"]] == [("step2", "complete")]
+    assert profdeck(tmp_path, "ls", report["run"]).returncode == 0
+
+
+def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
+    done = profdeck(tmp_path, "run", "--steps", "4", "script.py", "1 / 0")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "runpy" not in done.stderr
+    assert "step4 is partial - An exception ended it: ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("script.py", "0"), 2, "No step is selected"),
+        (("--steps", "2", "none.py"), 2, "there is no such script"),
+        (("--steps", "2", "--ranks", "x", "script.py", "0"), 2, "trainer.ranks[0]: expected an integer"),
+        (("--steps", "2", "--set", "trainer.backend=nope", "script.py", "0"), 3, "There is no backend 'nope'"),
+        (("--steps", "9", "script.py", "0"), 0, "nothing was captured: the script ended after optimizer step 3"),
+    ],
+)
+def test_what_cannot_work_is_said(tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
+    done = profdeck(tmp_path, "run", *arguments)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_in_one_document(tmp_path: Path) -> None:
+    done = profdeck(tmp_path, "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", 2)
+    assert document["summary"]["traces"][0]["operators"]
+
+
+@pytest.mark.parametrize(
+    ("config", "captures"),
+    [
+        ("steps: [1, '3..5', 9]", 3),
+        ("steps: [1, '3..5', 9]\nfinal_step: 4", 2),
+        ("steps: [1, '3..5']\nmode: discrete\nroles: {trainer: {stages: [a, b]}}", 8),
+        ("steps: ['every 10']\nfinal_step: 100", 10),
+    ],
+)
+def test_nsys_gets_the_number_of_captures(tmp_path: Path, config: str, captures: int) -> None:
+    (tmp_path / "c.yaml").write_text(config)
+    settings = ("--set", "trainer.backend=torch", "--set", "trainer.options.cuda_profiler_range=true")
+    done = profdeck(tmp_path, "nsys-args", "c.yaml", "--json", *settings)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["captures"] == captures
+    assert f"--capture-range-end=repeat-shutdown:{captures}" in document["flags"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("steps: ['every 10']", "The schedule has no end"),
+        ("steps: [5]\nfinal_step: 4", "selects no step up to step 4"),
+        ("steps: [5]\nmode: discrete", "name those that each step passes once"),
+        ("steps: [5]\nroles: {trainer: {options: {cuda_profiler_range: false}}}", "cuda_profiler_range is not on"),
+    ],
+)
+def test_nsys_without_a_number_of_captures_is_an_error(tmp_path: Path, config: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(config)
+    options = () if "false" in config else ("--set", "trainer.options.cuda_profiler_range=true")
+    done = profdeck(tmp_path, "nsys-args", "c.yaml", "--set", "trainer.backend=torch", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
