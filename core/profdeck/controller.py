@@ -48,7 +48,8 @@ class Controller:
         self._settle_now = settle_now
         self._recording: Recording | None = None
         self._busy = False
-        self._mutex = threading.Lock()
+        # Re-entrant: a signal may come while this thread holds it, and its handler ends the capture.
+        self._mutex = threading.RLock()
         self._ending: _Ending | None = None
         self._expected: int | None = None
         self._armed: int | None = None

@@ -25,7 +25,7 @@ DIRECTORY_VARIABLE = "PROFDECK_LEASE_DIR"
 # Record locks do not exclude the process that holds them, and closing any descriptor of the file drops them:
 # within the process this table decides, and a file is opened only by the holder of its entry.
 _held: dict[Path, tuple[int, str]] = {}
-_mutex = threading.Lock()
+_mutex = threading.RLock()  # re-entrant for signal handlers
 
 
 @attrs.define

@@ -21,6 +21,9 @@ from profdeck_torch.options import TorchOptions
 
 ANCHOR = "profdeck.clock_anchor"
 
+# The capture that records in this process: torch can record only one at a time.
+_active: list[Capture] = []
+
 _ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.CUDA: ProfilerActivity.CUDA}
 
 
@@ -56,6 +59,11 @@ class Recorder:
         Raises:
             CaptureError: another profiler is active in this process.
         """
+        if _active:
+            raise CaptureError(
+                f"Capture {_active[0].id} of the role {_active[0].identity.role} is being recorded in this process, and "
+                "torch records one at a time. Capture the two roles at different steps, or in different stages."
+            )
         if torch.autograd._profiler_enabled():  # noqa: SLF001  # the only way to ask
             raise CaptureError(
                 "A torch profiler that is not profdeck's is already active in this process; its data would be lost. "
@@ -63,6 +71,7 @@ class Recorder:
             )
         self._capture.annotate = _annotate
         self._move()
+        _active.append(self._capture)
 
     def step(self) -> None:
         """Pass from one global step or mini-batch to the next."""
@@ -75,6 +84,7 @@ class Recorder:
         """End, and write what was recorded since the last cycle ended."""
         # At a normal end the host has reported its last mini-batch, and the one that then began is empty. Before
         # that, core has noted why the capture ends early.
+        _active.remove(self._capture)
         self._end_cycle(self._position if self._capture.problems else self._position - 1)
         if not self.artifacts:
             self._capture.problems.append("The capture ended before anything was to be recorded.")

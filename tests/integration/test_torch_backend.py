@@ -202,6 +202,20 @@ def test_another_profiler_is_reported_and_left_alone(build, model, tmp_path: Pat
     complete(tmp_path / "after")
 
 
+def test_two_roles_of_one_process_take_turns(build, model, tmp_path: Path) -> None:
+    trainer = build(steps=[1])
+    settings = {"output": str(tmp_path), "run": "ref", "steps": [1, 2], "ref.backend": "torch"}
+    ref = Profiler.from_config(role="ref", settings=settings)
+    with trainer.capture(1), ref.capture(1):
+        work(model)
+    with ref.capture(2):
+        work(model)
+    complete(tmp_path / "run")
+    first, second = read_run(tmp_path / "ref").captures
+    assert (first.status, second.status) == (Status.FAILED, Status.COMPLETE)
+    assert "Capture step1 of the role trainer is being recorded in this process" in first.ranks[0].problems[0]
+
+
 def test_recording_changes_no_result(build, model) -> None:
     def train(profiler: Profiler) -> list[float]:
         torch.manual_seed(1)

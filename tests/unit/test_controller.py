@@ -374,6 +374,15 @@ def test_ranks_outside_of_the_job_are_an_error(build: Build) -> None:
         build(steps=[1], **{"trainer.ranks": [8]})
 
 
+def test_a_signal_that_comes_between_any_two_lines_does_not_hang(build: Build) -> None:
+    profiler = build(steps=["1..9"])
+    profiler.start(1)
+    assert profiler._controller is not None
+    with profiler._controller._mutex:  # as when the handler interrupts who holds it, on the same thread
+        assert profiler._controller._finish_at_exit("SIGTERM")
+    assert profiler.active is None
+
+
 # The async façade.
 
 
