@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 
 from profdeck.capture import Status
 from profdeck.errors import ProfdeckError
+from profdeck.progress import Meter, Progress
 from profdeck.run import RUN_FILE, ArtifactRecord, Manifest, process_started, read_manifest
 from profdeck.traces.integrity import check_trace
-
-Progress = Callable[[int, int], None]
-"""Told how many bytes of how many have been read."""
 
 # From the best to the worst; a capture or run is as good as its worst part.
 _ORDER = (Status.COMPLETE, Status.RECORDING, Status.PARTIAL, Status.FAILED, Status.MISSING)
@@ -123,28 +121,13 @@ def read_run(path: Path, *, on_progress: Progress | None = None) -> RunReport:
         manifests[manifest.first_step, manifest.role, replica, manifest.capture].append((file, manifest))
     everything = [(file.parent, manifest) for group in manifests.values() for file, manifest in group]
     total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
-    meter = _Meter(total, on_progress)
+    meter = Meter(total, on_progress)
     captures = tuple(_capture(group, meter) for _, group in sorted(manifests.items()))
     seen = {capture.role for capture in captures}
     problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
     known = {artifact.path for capture in captures for rank in capture.ranks for artifact in rank.artifacts}
     problems += [f"{stray.relative_to(path)} is in no manifest." for stray in _strays(path, known)]
     return RunReport(path=path, captures=captures, problems=tuple(problems))
-
-
-class _Meter:
-    def __init__(self, total: int, on_progress: Progress | None) -> None:
-        self._before = 0
-        self._total = total
-        self._on_progress = on_progress
-
-    def within(self, done: int, _: int) -> None:
-        if self._on_progress:
-            self._on_progress(self._before + done, self._total)
-
-    def passed(self, size_bytes: int) -> None:
-        self._before += size_bytes
-        self.within(0, 0)
 
 
 def _check_is_run(path: Path) -> list[str]:
@@ -166,7 +149,7 @@ def _check_is_run(path: Path) -> list[str]:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
 
 
-def _capture(group: list[tuple[Path, Manifest]], meter: _Meter) -> CaptureReport:
+def _capture(group: list[tuple[Path, Manifest]], meter: Meter) -> CaptureReport:
     manifest = group[0][1]
     ranks = [_rank(file, manifest, meter) for file, manifest in group]
     there = {rank.rank for rank in ranks}
@@ -197,7 +180,7 @@ def _absent(rank: int) -> RankReport:
     )
 
 
-def _rank(file: Path, manifest: Manifest, meter: _Meter) -> RankReport:
+def _rank(file: Path, manifest: Manifest, meter: Meter) -> RankReport:
     artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
     return RankReport(
@@ -226,7 +209,7 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
     return manifest.status, problems
 
 
-def _artifact(directory: Path, record: ArtifactRecord, meter: _Meter) -> ArtifactReport:
+def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> ArtifactReport:
     path = directory / record.name
     size_bytes = _size(path)
     events, whole, problem = record.events, record.whole, record.problem

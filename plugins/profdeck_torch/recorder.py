@@ -61,8 +61,8 @@ class Recorder:
         """
         if _active:
             raise CaptureError(
-                f"Capture {_active[0].id} of the role {_active[0].identity.role} is being recorded in this process, and "
-                "torch records one at a time. Capture the two roles at different steps, or in different stages."
+                f"Capture {_active[0].id} of the role {_active[0].identity.role} is being recorded in this process; "
+                "torch records one at a time. Capture the roles at different steps or stages."
             )
         if torch.autograd._profiler_enabled():  # noqa: SLF001  # the only way to ask
             raise CaptureError(

@@ -13,6 +13,7 @@ from rich.console import Console
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
 from profdeck.errors import ProfdeckError, TraceError
+from profdeck.progress import Meter
 from profdeck.run import Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ def _read(files: dict[Path, Manifest | None]) -> tuple[list[Traced], list[str]]:
 
     traces, problems = [], []
     sizes = {file: file.stat().st_size if file.exists() else 0 for file in files}
-    done, total = 0, sum(sizes.values())
     with _output.progress("Reading the traces") as on_progress:
+        meter = Meter(sum(sizes.values()), on_progress)
         for file, manifest in files.items():
             try:
-                summary = summarise_trace(file)
+                summary = summarise_trace(file, on_progress=meter.within)
             except TraceError as error:
                 problems.append(str(error))
             else:
@@ -108,8 +109,7 @@ def _read(files: dict[Path, Manifest | None]) -> tuple[list[Traced], list[str]]:
                     traces.append(Traced(file, manifest, summary))
                 else:
                     problems.append(f"{_output.short(file)}: {summary.problem}")
-            done += sizes[file]
-            on_progress(done, total)
+            meter.passed(sizes[file])
     return traces, problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class TraceSummary:
         return attrs.asdict(self)
 
 
-def summarise_trace(path: Path) -> TraceSummary:
+def summarise_trace(path: Path, *, on_progress: Callable[[int, int], None] | None = None) -> TraceSummary:
     """Summarise a Chrome trace, plain or gzip, in one pass; of a truncated one, what is readable.
 
     Only complete events (``ph`` "X") count. Self time nests operators and annotations together, per thread; what
@@ -114,13 +115,18 @@ def summarise_trace(path: Path) -> TraceSummary:
     where the file has them as strings or as numbers of more digits than a float holds. Memory is 40 bytes for each
     event summarised, whatever the size of the file.
 
+    Args:
+        path: A Chrome trace, plain or gzip.
+        on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
+
     Raises:
         TraceError: The file cannot be opened or read.
     """
     size_bytes = file_size(path)
+    on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
     handler = ColumnsHandler(_KEYS)
     checker = TraceChecker(handler)
-    damage = feed_chunks(checker.feed, read_ahead(path))
+    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read))
     check = checker.finish(size_bytes, damage=damage)
     columns = handler.columns()
     info = handler.members.get("distributedInfo")

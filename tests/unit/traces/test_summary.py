@@ -200,3 +200,14 @@ def test_numbers_with_more_digits_than_a_float_keep_their_nanoseconds(tmp_path: 
     (device,) = summarise_trace(path).devices
 
     assert (device.span_us, device.busy_us) == (799.799 + 1.001, 799.799 + 1.001)
+
+
+def test_progress_goes_to_the_end_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps([{"ph": "X", "ts": 1, "dur": 1}] * 50_000).encode()))
+    seen: list[tuple[int, int]] = []
+
+    summarise_trace(path, on_progress=lambda done, total: seen.append((done, total)))
+
+    assert seen == sorted(seen)
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
