@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +20,8 @@ from profdeck.errors import (
     nearest,
 )
 from profdeck.hookspecs import NAMESPACE, Hooks
+
+logger = logging.getLogger("profdeck")
 
 BACKENDS = "profdeck.backends"
 LISTENERS = "profdeck.listeners"
@@ -87,73 +90,86 @@ class Plugins:
     """The plugins of one process: its backend and its listeners, called one by one so that none hides another."""
 
     def __init__(self, backend: Backend, listeners: Iterable[tuple[str, object]] = ()) -> None:
-        self._backend = _member(backend.name, backend)
-        self._listeners = [_member(name, listener) for name, listener in listeners]
+        self._backend = _member(backend.name, backend, records=True)
+        self._listeners = [_member(name, listener, records=False) for name, listener in listeners]
 
     async def start(self, capture: Capture, settle: Settle) -> None:
-        """Start the backend, then the listeners. A listener that fails is noted as a problem and passed over.
+        """Start the backend, then the listeners. A listener that fails is noted and passed over.
 
         Raises:
-            Exception: whatever the backend raised; nothing is then recording.
+            BaseException: whatever the backend raised, or a cancellation; nothing is then recording.
         """
         await self._backend.call("profile_start", settle, capture=capture)
-        for listener in self._listeners:
-            try:
-                await listener.call("profile_start", settle, capture=capture)
-            except Exception as error:  # noqa: BLE001  # a listener's failure must not end a recording
-                capture.problems.append(f"Listener {listener.name}: {describe(error)}")
-            else:
-                listener.started = True
+        try:
+            for listener in self._listeners:
+                listener.started = await listener.attempt("profile_start", settle, capture=capture)
+        except BaseException:
+            capture.artifacts = await self.stop(capture, settle)
+            raise
 
-    def step(self, capture: Capture) -> Callable[[Step], Sequence[Awaitable[Any]]]:
+    def step(self, capture: Capture) -> Callable[[Step, Settle], Awaitable[None]]:
         """Freeze the step hooks of all plugins into one plain callable for the time of a capture."""
         members = [self._backend, *(listener for listener in self._listeners if listener.started)]
-        hooks = [(member.name, member.hooks.profile_step) for member in members]
+        hooks = [(member, member.hooks.profile_step) for member in members]
 
-        def passed(step: Step) -> Sequence[Awaitable[Any]]:
-            pending: list[Awaitable[Any]] = []
-            for name, hook in hooks:
+        async def passed(step: Step, settle: Settle) -> None:
+            for member, hook in hooks:
                 try:
-                    pending += filter(inspect.isawaitable, hook(capture=capture, step=step))
+                    for result in filter(inspect.isawaitable, hook(capture=capture, step=step)):
+                        await settle(result)
                 except Exception as error:  # noqa: BLE001  # the next plugin and the host's step go on
-                    capture.problems.append(f"{name} at {step.unit} {step.index}: {describe(error)}")
-            return pending
+                    member.failed(capture, f"at {step.unit} {step.index}", error)
 
         return passed
 
     async def stop(self, capture: Capture, settle: Settle) -> tuple[Artifact, ...]:
-        """Stop the backend and return its artifacts; a failure is noted in the capture's problems."""
+        """Stop the backend and return its artifacts; a failure is a problem of the capture."""
         try:
             artifacts = await self._backend.call("profile_stop", settle, capture=capture)
             return tuple(artifacts or ())
         except Exception as error:  # noqa: BLE001  # judged by the caller through capture.problems
-            capture.problems.append(describe(error))
+            self._backend.failed(capture, "at its stop", error)
             return ()
 
     async def announce(self, capture: Capture, settle: Settle) -> None:
         """Tell every listener that started that the capture has ended; failures are noted."""
         for listener in self._listeners:
-            if not listener.started:
-                continue
-            listener.started = False
-            try:
-                await listener.call("profile_stop", settle, capture=capture)
-            except Exception as error:  # noqa: BLE001  # every listener is told, whatever another one does
-                capture.problems.append(f"Listener {listener.name}: {describe(error)}")
+            if listener.started:
+                listener.started = False
+                await listener.attempt("profile_stop", settle, capture=capture)
 
 
 @attrs.define
 class _Member:
     name: str
     hooks: Any
+    records: bool
+    """Whether this is the backend: its failures are problems of the capture, a listener's are not."""
     started: bool = False
+
+    def failed(self, capture: Capture, when: str, error: Exception) -> None:
+        text = f"{self.name} {when}: {describe(error)}"
+        if self.records:
+            capture.problems.append(text)
+        else:
+            capture.notes.append(f"The listener {text}")
+            logger.warning("Capture %s: the listener %s", capture.id, text)
+
+    async def attempt(self, hook: str, settle: Settle, *, capture: Capture) -> bool:
+        """Call a hook; False if it failed."""
+        try:
+            await self.call(hook, settle, capture=capture)
+        except Exception as error:  # noqa: BLE001  # a listener's failure must cost no recording
+            self.failed(capture, f"at {hook}", error)
+            return False
+        return True
 
     async def call(self, hook: str, settle: Settle, **arguments: object) -> Any:
         result = next(iter(getattr(self.hooks, hook)(**arguments)), None)
         return await settle(result) if inspect.isawaitable(result) else result
 
 
-def _member(name: str, plugin: object) -> _Member:
+def _member(name: str, plugin: object, *, records: bool) -> _Member:
     # A manager each: pluggy's own fan-out ends at the first exception.
     manager = pluggy.PluginManager(NAMESPACE)
     manager.add_hookspecs(Hooks)
@@ -162,7 +178,7 @@ def _member(name: str, plugin: object) -> _Member:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise BrokenPluginError(f"The plugin '{name}' does not follow the hook specification: {error}") from None
-    return _Member(name, manager.hook)
+    return _Member(name, manager.hook, records)
 
 
 def load_plugins(backend: Backend, listeners: Iterable[str]) -> Plugins:

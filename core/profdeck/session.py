@@ -12,7 +12,7 @@ import attrs
 
 from profdeck import lease, run
 from profdeck.backend import Backend
-from profdeck.capture import Artifact, Capture, State, Step, Unit
+from profdeck.capture import Artifact, Capture, State, Unit
 from profdeck.config import Config, Mode, RoleConfig
 from profdeck.errors import CaptureError, ConfigError
 from profdeck.identity import Identity, launcher_identity, parallel_from_environment
@@ -146,7 +146,7 @@ class Session:
                 return Recording(capture, self._plugins, self._recorder, undo.pop_all())
         except BaseException as error:
             capture.problems.append(describe(error))
-            capture.finish(())
+            capture.finish(capture.artifacts)
             self._note(capture)
             if isinstance(error, Exception):
                 raise CaptureError(f"Capture {capture.id} did not start: {describe(error)}") from error
@@ -168,15 +168,8 @@ class Recording:
         self._plugins = plugins
         self._recorder = recorder
         self._resources = resources
-        self._passed = plugins.step(capture)
-
-    async def passed(self, step: Step, settle: Settle) -> None:
-        """Report a boundary to all plugins; failures become problems of the capture."""
-        for awaitable in self._passed(step):
-            try:
-                await settle(awaitable)
-            except Exception as error:  # noqa: BLE001  # the host's step goes on
-                self.capture.problems.append(f"At {step.unit} {step.index}: {describe(error)}")
+        self.passed = plugins.step(capture)
+        """Reports a boundary to all plugins; what fails becomes a problem of the capture."""
 
     async def end(self, reason: str | None, settle: Settle) -> None:
         """Stop every plugin, judge what came out and write the manifest. Never raises for a plugin's failure.
@@ -199,9 +192,9 @@ class Recording:
             capture.finish(artifacts)
             self._resources.close()
             self._write()
-        judged = len(capture.problems)
+        noted = len(capture.notes)
         await self._plugins.announce(capture, settle)
-        if len(capture.problems) > judged:
+        if len(capture.notes) > noted:
             self._write()
 
     def _write(self) -> None:

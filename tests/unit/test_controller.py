@@ -292,6 +292,40 @@ def test_a_listener_hears_of_every_capture(build: Build, tally: ModuleType) -> N
     assert diary.lines == ["start step1", "stop step1 complete 1", "start step3", "stop step3 complete 1"]
 
 
+@pytest.mark.parametrize("hook", ["start", "step", "stop"])
+def test_a_listener_that_fails_costs_nothing(
+    build: Build, tally: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    tally.Diary.fail_at = hook
+    profiler = build(steps=["1..2"], listeners=["diary"], on_error="raise")
+    for step in range(4):
+        with profiler.capture(step):
+            pass
+    (manifest,) = manifests(tmp_path).values()
+    assert (manifest["status"], manifest["problems"]) == ("complete", [])
+    assert f"RuntimeError: {hook} is not heard" in manifest["notes"][0]
+    assert f"{hook} is not heard" in caplog.text
+
+
+def test_a_start_that_is_cancelled_among_the_listeners_ends_the_backend(
+    build: Build, tally: ModuleType, tmp_path: Path
+) -> None:
+    tally.Diary.wait_s = 5
+    profiler = build(steps=[1], listeners=["diary"])
+
+    async def loop() -> None:
+        task = asyncio.ensure_future(profiler.astart(1))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(loop())
+    assert calls(profiler) == ["start step1", "stop step1"]
+    report = read_run(tmp_path / "run")
+    assert (report.captures[0].status, report.problems) == (Status.PARTIAL, ())
+
+
 def test_two_recordings_of_one_device_take_turns(build: Build, tmp_path: Path) -> None:
     one, two = build(steps=[1], device="gpu-7", run="one"), build(steps=[1, 2], device="gpu-7", run="two")
     one.start(1)

@@ -101,15 +101,28 @@ class TallyBackend(Backend):
 
 
 class Diary:
-    """A listener that remembers what it was told."""
+    """A listener that remembers what it was told; ``fail_at`` names a hook of it that raises."""
+
+    fail_at: str | None = None
+    wait_s: float | None = None
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     @hookimpl
-    def profile_start(self, capture: Capture) -> None:
-        self.lines.append(f"start {capture.id}")
+    def profile_start(self, capture: Capture) -> Awaitable[None] | None:
+        self._told("start", f"start {capture.id}")
+        return asyncio.sleep(self.wait_s) if self.wait_s else None
+
+    @hookimpl
+    def profile_step(self, step: Step) -> None:
+        self._told("step", f"step {step.index}")
 
     @hookimpl
     def profile_stop(self, capture: Capture) -> None:
-        self.lines.append(f"stop {capture.id} {capture.status} {len(capture.artifacts)}")
+        self._told("stop", f"stop {capture.id} {capture.status} {len(capture.artifacts)}")
+
+    def _told(self, hook: str, line: str) -> None:
+        self.lines.append(line)
+        if self.fail_at == hook:
+            raise RuntimeError(f"{hook} is not heard")
