@@ -75,8 +75,8 @@ def _new_run(output: Path) -> Path:
 def _train(run: Path, ranks: int, stdout: TextIO | None) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     job = ["-m", "profdeck_torch.demo_job", "--config", str(run.with_suffix(".yaml"))]
-    # torchrun says that it sets this to 1 when nobody has, in four lines; so it is set.
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    # Without these, torchrun says in four lines that it sets the first, and Kineto logs each start and stop.
+    environment = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"} | os.environ
     if subprocess.run([*torchrun, *job], check=False, env=environment, stdout=stdout).returncode:
         raise CaptureError("The demo's training job failed; its output above says why.")
 
