@@ -161,15 +161,17 @@ class Controller:
         capture.current_step += 1
 
     async def _begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> bool:
+        exits.watch(self, self._finish_at_exit)  # while it starts as well: an ending then waits until it has
         try:
             self._recording = await self._session.begin(step, settle, stage=stage, count=count)
-        except CaptureError as error:
-            if self._session.config.on_error is OnError.RAISE:
+        except BaseException as error:
+            self._ending = None
+            exits.unwatch(self)
+            if not isinstance(error, CaptureError) or self._session.config.on_error is OnError.RAISE:
                 raise
             logger.warning("%s The job goes on without this capture.", error)
             return False
         self._expected = None
-        exits.watch(self, self._finish_at_exit)
         limit_s = self._session.backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (self._recording, limit_s))
         self._timer.daemon = True

@@ -90,23 +90,27 @@ profiler.close()
     assert process.returncode == 0
 
 
-def test_a_signal_during_the_flush_waits_for_it(start, tmp_path: Path) -> None:
-    flush = """
+SLOW = """
 import tally_backend
-class Slow(tally_backend.TallyBackend):
-    pass
-write = Slow._do
+do = tally_backend.TallyBackend._do
 def slow(self, name, call):
-    write(self, name, call)
-    if name == "stop":
-        print("recording", flush=True)  # the flush has begun
+    do(self, name, call)
+    if name == sys.argv[2]:
+        print("recording", flush=True)  # the hook is under way
         sys.stdin.readline()
 tally_backend.TallyBackend._do = slow
 profiler.start(1)
 profiler.close()
 print("not reached", flush=True)
 """
-    process = start(BEGIN + flush, "{}")
+
+
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [("start", "SIGTERM in mid-capture."), ("stop", "The profiler was closed in mid-capture.")],
+)
+def test_a_signal_during_a_hook_waits_for_it(start, tmp_path: Path, hook: str, reason: str) -> None:
+    process = start(BEGIN + SLOW, "{}", hook)
     await_recording(process)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate("go on\n", timeout=60)
@@ -114,7 +118,19 @@ print("not reached", flush=True)
     assert process.returncode == -signal.SIGTERM
     found = rank(tmp_path)
     assert found.artifacts[0].whole
-    assert found.problems == ("The profiler was closed in mid-capture.",)
+    assert found.problems == (reason,)
+
+
+def test_a_signal_during_a_start_that_fails_is_delivered(start, tmp_path: Path) -> None:
+    process = start(BEGIN + SLOW, "{'trainer.options.fail_at': 'start'}", "start")
+    process.communicate(timeout=60)  # it raises before it waits: nothing is watched any more
+    assert process.returncode == 0
+    late = "profiler.start(1)\nassert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n" + WAIT
+    process = start(BEGIN + late, "{'trainer.options.fail_at': 'start', 'run': 'late'}")
+    await_recording(process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("how", ["kill", "_exit"])
