@@ -88,9 +88,6 @@ class RoleConfig:
         return tuple(sorted({rank for rank in self.ranks if rank < world_size}))
 
 
-TOP_LEVEL_KEYS = ("output", "run", "steps", "mode", "on_error", "final_step", "roles", "listeners")
-
-
 @attrs.frozen(kw_only=True)
 class Config:
     """The whole config of a job, the same for all of its processes."""
@@ -142,3 +139,7 @@ class Config:
                 raise ValueError(
                     f"roles.{name}.stages: continuous mode records whole steps; use mode: discrete, or remove stages"
                 )
+
+
+TOP_LEVEL_KEYS = tuple(field.name for field in attrs.fields(Config))
+"""What a role cannot be called: settings name roles and these keys alike."""

@@ -207,6 +207,11 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def is_manifest(file: Path) -> bool:
+    """Tell a manifest from the other files of a rank by its name; plain traces end in ``.json`` as well."""
+    return file.name.startswith("rank_") and file.name.endswith(".json") and not file.name.endswith(".trace.json")
+
+
 def process_started(pid: int) -> str | None:
     """Say when a process of this host started, in clock ticks since boot; None if that cannot be known.
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
+import msgspec
 
 from profdeck.capture import Status
 from profdeck.errors import ProfdeckError
 from profdeck.progress import Meter, Progress
-from profdeck.run import RUN_FILE, ArtifactRecord, Manifest, process_started, read_manifest
+from profdeck.run import RUN_FILE, ArtifactRecord, Manifest, is_manifest, process_started, read_manifest
 from profdeck.traces.integrity import check_trace
 
 # From the best to the worst; a capture or run is as good as its worst part.
@@ -109,9 +110,7 @@ def read_run(path: Path, *, on_progress: Progress | None = None) -> RunReport:
     roles = _check_is_run(path)
     manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
     problems = []
-    for file in sorted(path.glob("step_*/**/rank_*.json")):
-        if file.name.endswith(".trace.json"):
-            continue
+    for file in filter(is_manifest, sorted(path.glob("step_*/**/rank_*.json"))):
         try:
             manifest = read_manifest(file)
         except ProfdeckError as error:
@@ -132,8 +131,6 @@ def read_run(path: Path, *, on_progress: Progress | None = None) -> RunReport:
 
 def _check_is_run(path: Path) -> list[str]:
     """Return the roles of the run."""
-    import msgspec
-
     try:
         about = msgspec.json.decode((path / RUN_FILE).read_bytes())
         return list(about.get("roles", ()))
@@ -263,5 +260,5 @@ def _strays(path: Path, known: set[Path]) -> list[Path]:
         if file.is_file()
         and file not in known
         and not any(parent in known for parent in file.parents)
-        and (not file.name.endswith(".json") or file.name.endswith(".trace.json"))
+        and not is_manifest(file)
     ]

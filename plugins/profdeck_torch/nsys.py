@@ -33,22 +33,19 @@ def command(
     Use as: nsys profile $(profdeck nsys-args profdeck.yaml) python train.py
     """
     loaded = load(config, settings=dict(map(parse_setting, settings or ())), settings_source=SOURCE).config
-    flags = nsys_flags(loaded, role)
+    captures = capture_count(loaded, role)
+    flags = nsys_flags(loaded, role, captures)
     if json:
-        print_json({"role": role, "captures": capture_count(loaded, role), "flags": flags})
+        print_json({"role": role, "captures": captures, "flags": flags})
     else:
         typer.echo(shlex.join(flags))
 
 
-def nsys_flags(config: Config, role: str) -> list[str]:
-    """Return the flags of ``nsys profile``; see its user guide, "CLI Profile Command Switch Options".
-
-    Raises:
-        ConfigError: the role does not use ``cuda_profiler_range``, or the number of captures is not known.
-    """
+def nsys_flags(config: Config, role: str, captures: int) -> list[str]:
+    """Return the flags of ``nsys profile``; see its user guide, "CLI Profile Command Switch Options"."""
     return [
         "--capture-range=cudaProfilerApi",
-        f"--capture-range-end=repeat-shutdown:{capture_count(config, role)}",
+        f"--capture-range-end=repeat-shutdown:{captures}",
         "--kill=none",  # when the last range has ended nsys would else end the job
         "--trace=cuda,nvtx",
         f"--output={config.output / (config.run or '%h') / f'nsys_{role}_%p'}",

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 from profdeck import Activity, Artifact, Capture, ClockAnchor
 from profdeck.errors import CaptureError, TraceError
 from profdeck.schedule import Phase
+from profdeck.strict import unstructure
 from profdeck.traces.pack import Packed, pack_trace
 from profdeck_torch.options import TorchOptions
 
@@ -153,8 +154,8 @@ class Recorder:
         return _artifact(path, packed, cycle.clock, iterations)
 
     def _about(self) -> str:
-        options = attrs.asdict(self._options, value_serializer=lambda _, __, value: _plain(value))
-        return json.dumps({"capture": self._capture.id, **attrs.asdict(self._capture.identity), "options": options})
+        identity, options = unstructure(self._capture.identity), unstructure(self._options)
+        return json.dumps({"capture": self._capture.id, **identity, "options": options})
 
 
 class _Cycle:
@@ -218,7 +219,3 @@ def _artifact(path: Path, packed: Packed, clock: Sequence[ClockAnchor], iteratio
 def _annotate(name: str) -> AbstractContextManager[object]:
     mark: AbstractContextManager[object] = record_function(name)
     return mark
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Activity) else value

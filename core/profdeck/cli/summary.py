@@ -14,7 +14,7 @@ from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
 from profdeck.errors import ProfdeckError, TraceError
 from profdeck.progress import Meter
-from profdeck.run import Manifest, read_manifest
+from profdeck.run import Manifest, is_manifest, read_manifest
 
 if TYPE_CHECKING:
     from profdeck.traces.summary import TraceSummary
@@ -79,9 +79,7 @@ def _find(paths: Sequence[Path]) -> dict[Path, Manifest | None]:
 def _manifests(path: Path) -> Iterator[tuple[Path, Manifest]]:
     """Yield the traces that manifests beside a file, or below a directory, tell of."""
     beside = path.rglob("rank_*.json") if path.is_dir() else path.parent.glob("rank_*.json")
-    for file in beside:
-        if file.name.endswith(".trace.json"):
-            continue
+    for file in filter(is_manifest, beside):
         try:
             manifest = read_manifest(file)
         except ProfdeckError:  # `profdeck ls` tells of it; the traces can be read without
