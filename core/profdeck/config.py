@@ -16,7 +16,7 @@ import attrs
 from attrs import validators
 
 from profdeck.identity import NAME
-from profdeck.schedule import Schedule, Window
+from profdeck.schedule import Iterations, Schedule, Window
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -59,7 +59,8 @@ class RoleConfig:
     """The ranks that record: ``all`` or a list. Default: ``[0]``, since traces are large and ranks alike."""
 
     stages: tuple[str, ...] = attrs.field(default=(), validator=_names("stage"))
-    """In discrete mode, the stages to capture. Default: every stage that the host marks."""
+    """In discrete mode, the stages to capture. Default: every stage that the host marks. For the backend of an engine,
+    the kinds of batches to record, each in captures of its own: `prefill`, `decode`, `mixed`. Default: all together."""
 
     warmup_steps: int = attrs.field(default=0, validator=validators.ge(0))
     """Global steps before a capture in which the recorder runs and throws away, so that its start-up cost stays
@@ -67,6 +68,9 @@ class RoleConfig:
 
     window: Window | None = None
     """Mini-batches to record inside a capture. Default: all."""
+
+    iterations: Iterations | None = None
+    """Engine iterations to record inside a capture, for backends of engines. Default: all from start to stop."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """The backend's own options; `profdeck backends NAME` explains each."""
@@ -134,10 +138,6 @@ class Config:
                 raise ValueError(
                     f"roles.{name}.warmup_steps: discrete mode captures stages, which have no step before them; "
                     "use mode: continuous, or a window with warmup"
-                )
-            if self.mode is Mode.CONTINUOUS and role.stages:
-                raise ValueError(
-                    f"roles.{name}.stages: continuous mode records whole steps; use mode: discrete, or remove stages"
                 )
 
 

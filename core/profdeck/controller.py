@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
@@ -17,14 +18,18 @@ from contextlib import AbstractContextManager
 import attrs
 
 from profdeck import exits
+from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Capture, Owner, Status, Step, Unit
 from profdeck.config import Mode, OnError
 from profdeck.errors import CaptureError
 from profdeck.plugins import Settle
-from profdeck.session import Recording, Session
+from profdeck.recording import Recording
+from profdeck.session import Session
 from profdeck.settle import drive, settle_later
 
 logger = logging.getLogger("profdeck")
+
+_POLL_S = 0.5
 
 
 @attrs.frozen
@@ -111,6 +116,21 @@ class Controller:
         announced = self._expected is not None  # by step(): the next global step follows
         if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
             await self.end(None, settle)
+
+    async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
+        """Wait until a target has recorded its window."""
+        backend, deadline = self._session.backend, time.monotonic() + timeout_s
+        while isinstance(backend, EngineBackend) and self._recording is not None:
+            state = await backend.state(self._recording.capture)
+            if on_state:
+                on_state(state)
+            if state.ended:
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, _POLL_S))
+        return False
 
     async def close(self, reason: str, settle: Settle) -> None:
         """End whatever runs, before its time."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from profdeck.capture import Artifact, Capture, Step
+    from profdeck.capture import Capture, Output, Step
 
 NAMESPACE = "profdeck"
 
@@ -46,8 +46,11 @@ class Hooks:
         """
 
     @hookspec
-    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[Artifact]] | Sequence[Artifact] | None:
-        """End the recording and return the artifacts that it left, whole or not.
+    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[Output]] | Sequence[Output] | None:
+        """End the recording and return the artifacts that it left, whole or not, or functions that write them.
+
+        What is slow and need not be done by this thread belongs into such a function: in an engine it is called by
+        another thread, while the engine goes on.
 
         Listeners are called after the backend, when ``capture.artifacts`` and ``capture.status`` are final and
         the manifest is written; what they return is ignored.

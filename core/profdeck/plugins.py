@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from importlib import metadata
 from typing import Any
 
@@ -12,7 +12,7 @@ import attrs
 import pluggy
 
 from profdeck.backend import Backend
-from profdeck.capture import Artifact, Capture, Step
+from profdeck.capture import Capture, Output, Step
 from profdeck.errors import (
     BrokenPluginError,
     ProfdeckError,
@@ -104,10 +104,11 @@ class Plugins:
             for listener in self._listeners:
                 listener.started = await listener.attempt("profile_start", settle, capture=capture)
         except BaseException:
-            capture.artifacts = await self.stop(capture, settle)
+            left = await self.stop(capture, settle)
+            capture.artifacts = tuple(item() if callable(item) else item for item in left)
             raise
 
-    def step(self, capture: Capture) -> Callable[[Step, Settle], Awaitable[None]]:
+    def step(self, capture: Capture) -> Callable[[Step, Settle], Coroutine[Any, Any, None]]:
         """Freeze the step hooks of all plugins into one plain callable for the time of a capture."""
         members = [self._backend, *(listener for listener in self._listeners if listener.started)]
         hooks = [(member, member.hooks.profile_step) for member in members]
@@ -122,8 +123,8 @@ class Plugins:
 
         return passed
 
-    async def stop(self, capture: Capture, settle: Settle) -> tuple[Artifact, ...]:
-        """Stop the backend and return its artifacts; a failure is a problem of the capture."""
+    async def stop(self, capture: Capture, settle: Settle) -> tuple[Output, ...]:
+        """Stop the backend and return what it left or what writes it; a failure is a problem of the capture."""
         try:
             artifacts = await self._backend.call("profile_stop", settle, capture=capture)
             return tuple(artifacts or ())

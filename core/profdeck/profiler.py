@@ -22,6 +22,7 @@ from profdeck.settle import drive, settle_later
 if TYPE_CHECKING:
     import asyncio
 
+    from profdeck.backend import TargetState
     from profdeck.controller import Controller
     from profdeck.identity import Identity
     from profdeck.session import Session
@@ -61,6 +62,7 @@ class Profiler:
         role: str = "trainer",
         identity: Identity | None = None,
         settings: Mapping[str, Any] | None = None,
+        target: object = None,
     ) -> Self:
         """Build the profiler of this process; everything that can be wrong is found here, before training.
 
@@ -71,6 +73,7 @@ class Profiler:
             identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
                 backend's library knows them. Its role wins over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
+            target: what records, when it is not this process: an engine object or the URL of a server.
 
         Raises:
             ConfigError: the config or an option is wrong.
@@ -80,7 +83,7 @@ class Profiler:
             return cls()  # at no cost to the many jobs that only might be profiled
         from profdeck.session import Session
 
-        return cls(Session.open(config, role=role, identity=identity, settings=settings))
+        return cls(Session.open(config, role=role, identity=identity, settings=settings, target=target))
 
     @property
     def enabled(self) -> bool:
@@ -151,6 +154,21 @@ class Profiler:
         """Do what `stop` does, without blocking the event loop while the backend waits."""
         if self._controller is not None:
             await self._controller.stop(settle_later)
+
+    async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
+        """Wait until the engine has recorded the window of the running capture; `astop` is then due.
+
+        Args:
+            timeout_s: how long to wait at most, in seconds.
+            on_state: told how far it is, once or twice a second.
+
+        Returns:
+            Whether it has. False when the time is over, and when no capture of an engine is running.
+
+        Raises:
+            CaptureError: the engine cannot be reached.
+        """
+        return self._controller is not None and await self._controller.await_window(timeout_s, on_state)
 
     async def aclose(self, reason: str = _CLOSED) -> None:
         """Do what `close` does, without blocking the event loop while the backend waits."""

@@ -6,6 +6,7 @@
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.trace.json.gz
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.json
     <output>/<run>/step_000010/rollout/replica_002/rank_0001.step10.trace.json.gz
+    <output>/<run>/step_000010/rollout/replica_002/target.step10.json    by whoever asked the engine for it
 
 A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
 costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.
@@ -74,6 +75,12 @@ class Manifest:
     stage: str | None
     window: dict[str, int] | None
     """The mini-batch window, as in the config."""
+    target: str | None = None
+    """The engine or server that this manifest is about, which has a manifest per rank besides; None for a rank."""
+    request: str | None = None
+    """The capture of the target that asked for this one; the target's own capture names itself."""
+    iterations: dict[str, int | None] | None = None
+    """The engine iterations that were asked for, as in the config; None for all."""
     backend: str
     versions: dict[str, str]
     """Versions of what recorded, by distribution."""
@@ -209,7 +216,11 @@ def read_manifest(path: Path) -> Manifest:
 
 def is_manifest(file: Path) -> bool:
     """Tell a manifest from the other files of a rank by its name; plain traces end in ``.json`` as well."""
-    return file.name.startswith("rank_") and file.name.endswith(".json") and not file.name.endswith(".trace.json")
+    return (
+        file.name.startswith(("rank_", "target."))
+        and file.name.endswith(".json")
+        and not file.name.endswith(".trace.json")
+    )
 
 
 def process_started(pid: int) -> str | None:
@@ -243,10 +254,13 @@ def _manifest(capture: Capture, recorder: Recorder) -> Manifest:
         last_step=capture.current_step,
         stage=capture.stage,
         window=attrs.asdict(capture.window) if capture.window else None,
+        target=capture.target,
+        request=capture.request.id if capture.request else None,
+        iterations=attrs.asdict(capture.iterations) if capture.iterations else None,
         backend=recorder.backend,
         versions=dict(recorder.versions),
         options=dict(recorder.options),
-        expected_ranks=recorder.expected_ranks,
+        expected_ranks=recorder.expected_ranks if capture.expected_ranks is None else capture.expected_ranks,
         status=capture.status,
         started_ns=capture.started_ns,
         ended_ns=capture.ended_ns,

@@ -174,3 +174,25 @@ class Window:
         if offset < self.wait + self.warmup:
             return Phase.WARMUP
         return Phase.RECORD_LAST if offset == self.cycle - 1 else Phase.RECORD
+
+
+@attrs.frozen(kw_only=True)
+class Iterations:
+    """Engine iterations to record: scheduler steps of an engine that run at least one token.
+
+    ``skip`` is relative, to the start of the capture; ``first`` is absolute, from the start of the engine. When
+    prefill and decode are recorded apart, each of them is counted by itself.
+    """
+
+    count: int = attrs.field(validator=validators.ge(1))
+    """Iterations to record; the recording then ends by itself."""
+    skip: int = attrs.field(default=0, validator=validators.ge(0))
+    """Iterations to pass over after the start. Default: 0."""
+    first: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    """The first iteration to record, counted from 0 when the engine starts. The engine then captures by itself, once,
+    with no call from anyone. Default: none, captures are started by a call."""
+
+    @first.validator
+    def _one_start(self, _: object, first: int | None) -> None:
+        if first is not None and self.skip:
+            raise ValueError("first: it counts from the start of the engine and skip from that of a capture; give one")

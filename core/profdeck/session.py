@@ -1,24 +1,25 @@
-"""What one process records with, and the recording itself: claim, lease, plugins, manifest."""
+"""What one process of a job records with, and when: its role's config, backend and place in the run directory."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import attrs
 
-from profdeck import lease, run
-from profdeck.backend import Backend
-from profdeck.capture import Artifact, Capture, State, Unit
+from profdeck import run
+from profdeck.backend import Backend, EngineBackend
+from profdeck.capture import Capture, Unit
 from profdeck.config import Config, Mode, RoleConfig
-from profdeck.errors import CaptureError, ConfigError
+from profdeck.engine.request import Batch, CaptureRequest
+from profdeck.errors import ConfigError
 from profdeck.identity import Identity, launcher_identity, parallel_from_environment
 from profdeck.layers import load
 from profdeck.options import CommonOptions
-from profdeck.plugins import Plugins, Settle, describe, load_backend, load_plugins, require_libraries
+from profdeck.plugins import Plugins, Settle, load_backend, load_plugins, require_libraries
+from profdeck.recording import Recording, claim
 from profdeck.strict import structure, unstructure
 
 logger = logging.getLogger("profdeck")
@@ -32,6 +33,8 @@ class Session:
     role: RoleConfig
     identity: Identity
     backend: Backend
+    target: str | None
+    """What the backend controls, when that is not this process."""
     _plugins: Plugins
     _run: run.RunDirectory
     _recorder: run.Recorder
@@ -44,8 +47,16 @@ class Session:
         role: str,
         identity: Identity | None = None,
         settings: Mapping[str, Any] | None = None,
+        target: object = None,
     ) -> Session | None:
         """Check everything and build the session; None when this process has nothing to record.
+
+        Args:
+            path: the config file; see `profdeck.layers.load`.
+            role: which role of the config this process has.
+            identity: who this process is, when neither the launcher nor the backend's library knows.
+            settings: config values by dotted key.
+            target: the engine object or URL that the backend controls.
 
         Raises:
             ConfigError: the config or an option is wrong.
@@ -59,18 +70,12 @@ class Session:
                 logger.info("The config has no role '%s', so this process records nothing.", name)
             return None
         backend = build_backend(config, name)
-        require_libraries(type(backend))
+        if not isinstance(backend, EngineBackend):  # which may control servers only
+            require_libraries(type(backend))
         identity = identity or resolve_identity(name, backend)
-        expected = chosen.expected_ranks(identity.world_size)
-        if not expected:
-            raise ConfigError(
-                f"roles.{name}.ranks: {list(chosen.ranks)} are all outside of this job, which has "
-                f"{identity.world_size} rank(s) of that role, counted from 0."
-            )
-        if not isinstance(chosen.ranks, str) and len(expected) < len(set(chosen.ranks)):
-            outside = sorted(set(chosen.ranks) - set(expected))
-            logger.warning("roles.%s.ranks: %s are not in this job of %d.", name, outside, identity.world_size)
-        if identity.rank not in expected or not config.steps.spans:
+        bound = _bind(backend, chosen, name, target)
+        expected = () if bound else _expected_ranks(chosen, identity)
+        if (not bound and identity.rank not in expected) or not config.steps.spans:
             return None
         backend.preflight()
         return cls(
@@ -78,6 +83,7 @@ class Session:
             role=chosen,
             identity=identity,
             backend=backend,
+            target=bound,
             plugins=load_plugins(backend, config.listeners),
             run=run.RunDirectory(
                 config.output.absolute(),
@@ -130,78 +136,58 @@ class Session:
             stage=stage,
             unit=Unit.MINI_BATCH if self.role.window else Unit.GLOBAL_STEP,
             window=self.role.window,
+            iterations=self.role.iterations,
+            target=self.target,
         )
-        try:
-            self._run.prepare()
-            self._run.claim(capture, self._recorder)
-        except (OSError, CaptureError) as error:
-            where = capture.directory
-            raise CaptureError(f"Step {step}: nothing can be written to {where}: {describe(error)}") from error
-        capture.move_to(State.STARTING)
-        try:
-            with ExitStack() as undo:
-                devices = lease.acquire(self.backend.devices(), holder=f"{self.identity.role}, {capture.id}")
-                undo.callback(devices.release)
-                await self._plugins.start(capture, settle)
-                return Recording(capture, self._plugins, self._recorder, undo.pop_all())
-        except BaseException as error:
-            capture.problems.append(describe(error))
-            capture.finish(capture.artifacts)
-            self._note(capture)
-            if isinstance(error, Exception):
-                raise CaptureError(f"Capture {capture.id} did not start: {describe(error)}") from error
-            raise
-
-    def _note(self, capture: Capture) -> None:
-        try:
-            run.write_manifest(capture, self._recorder)
-        except OSError as error:
-            logger.warning("The manifest %s cannot be written: %s", capture.manifest_path, error)
+        claim(capture, self._run, self._recorder)
+        if self.target:
+            capture.request = CaptureRequest(
+                id=capture.id,
+                output=self.config.output.absolute(),
+                run=self._run.path.name,
+                role=self.identity.role,
+                replica=self.identity.replica,
+                first_step=first,
+                ranks=self.role.ranks,
+                iterations=self.role.iterations,
+                stages=tuple(map(Batch, self.role.stages)),
+            )
+        return await Recording.begin(capture, self._plugins, self._recorder, self.backend.devices, settle)
 
 
-class Recording:
-    """A capture that is running, with all that must be given back when it ends."""
+def _bind(backend: Backend, role: RoleConfig, name: str, target: object) -> str | None:
+    """Give an engine's backend its target and return the target's name; None for a backend of this process."""
+    if isinstance(backend, EngineBackend):
+        if target is None:
+            raise ConfigError(
+                f"roles.{name}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine "
+                "object or the server's URL, as in Profiler.from_config(..., target=llm)."
+            )
+        if role.iterations and role.iterations.first is not None:
+            raise ConfigError(
+                f"roles.{name}.iterations.first: the engine then captures by itself, with no call from a host; a host "
+                "that starts captures says skip."
+            )
+        return backend.bind(target)
+    if target is not None:
+        raise ConfigError(
+            f"roles.{name}.backend: '{backend.name}' records the process that it runs in and controls no target, such "
+            f"as {target!r}. Leave out the target, or choose the backend of its engine."
+        )
+    return None
 
-    def __init__(self, capture: Capture, plugins: Plugins, recorder: run.Recorder, resources: ExitStack) -> None:
-        self.capture = capture
-        capture.move_to(State.RECORDING)
-        self._plugins = plugins
-        self._recorder = recorder
-        self._resources = resources
-        self.passed = plugins.step(capture)
-        """Reports a boundary to all plugins; what fails becomes a problem of the capture."""
 
-    async def end(self, reason: str | None, settle: Settle) -> None:
-        """Stop every plugin, judge what came out and write the manifest. Never raises for a plugin's failure.
-
-        Args:
-            reason: why the capture ends before its time; None if it does not.
-            settle: how the façade awaits.
-        """
-        capture = self.capture
-        capture.move_to(State.STOPPING)
-        if reason:
-            capture.problems.append(_sentence(reason))
-        artifacts: tuple[Artifact, ...] = ()
-        try:
-            artifacts = await self._plugins.stop(capture, settle)
-        except BaseException as error:
-            capture.problems.append(f"The stop was interrupted: {describe(error)}")
-            raise
-        finally:
-            capture.finish(artifacts)
-            self._resources.close()
-            self._write()
-        noted = len(capture.notes)
-        await self._plugins.announce(capture, settle)
-        if len(capture.notes) > noted:
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            run.write_manifest(self.capture, self._recorder)
-        except OSError as error:
-            self.capture.problems.append(f"The manifest cannot be written: {error}")
+def _expected_ranks(role: RoleConfig, identity: Identity) -> tuple[int, ...]:
+    expected = role.expected_ranks(identity.world_size)
+    if not expected:
+        raise ConfigError(
+            f"roles.{identity.role}.ranks: {list(role.ranks)} are all outside of this job, which has "
+            f"{identity.world_size} rank(s) of that role, counted from 0."
+        )
+    if not isinstance(role.ranks, str) and len(expected) < len(set(role.ranks)):
+        outside = sorted(set(role.ranks) - set(expected))
+        logger.warning("roles.%s.ranks: %s are not in this job of %d.", identity.role, outside, identity.world_size)
+    return expected
 
 
 def build_backend(config: Config, role: str) -> Backend:
@@ -214,7 +200,26 @@ def build_backend(config: Config, role: str) -> Backend:
     chosen = config.roles[role]
     cls = load_backend(chosen.backend)
     options: CommonOptions = structure(dict(chosen.options), cls.Options, where=f"roles.{role}.options")
+    _check_keys(config, role, engine=issubclass(cls, EngineBackend))
     return cls(options)
+
+
+def _check_keys(config: Config, name: str, *, engine: bool) -> None:
+    """Check the keys of a role that depend on whether its backend is one of an engine."""
+    role, path = config.roles[name], f"roles.{name}"
+    if not engine:
+        if role.iterations:
+            raise ConfigError(f"{path}.iterations: '{role.backend}' is not the backend of an engine; use window.")
+        if config.mode is Mode.CONTINUOUS and role.stages:
+            raise ConfigError(
+                f"{path}.stages: continuous mode records whole steps; use mode: discrete, or remove stages."
+            )
+        return
+    for key in ("window", "warmup_steps"):
+        if getattr(role, key):
+            raise ConfigError(f"{path}.{key}: '{role.backend}' is the backend of an engine; use iterations.")
+    if wrong := [stage for stage in role.stages if stage not in list(Batch)]:
+        raise ConfigError(f"{path}.stages: {', '.join(wrong)}: an engine has the stages {', '.join(Batch)}.")
 
 
 def resolve_identity(role: str, backend: Backend) -> Identity:
@@ -229,7 +234,3 @@ def resolve_identity(role: str, backend: Backend) -> Identity:
         return attrs.evolve(found, parallel=parallel) if parallel else found
     except ValueError as error:
         raise ConfigError(f"The identity of this process is wrong: {error.args[0]}.") from None
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -78,18 +78,36 @@ class CaptureReport:
 
 
 @attrs.frozen(kw_only=True)
+class TargetReport:
+    """What whoever asked an engine or a server for a capture says of it as a whole."""
+
+    id: str
+    role: str
+    replica: int | None
+    target: str
+    first_step: int
+    status: Status
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    artifacts: tuple[ArtifactReport, ...]
+    manifest: Path
+
+
+@attrs.frozen(kw_only=True)
 class RunReport:
     """A whole run."""
 
     path: Path
     captures: tuple[CaptureReport, ...]
+    targets: tuple[TargetReport, ...]
     problems: tuple[str, ...]
     """What belongs to no capture: roles that recorded nothing, files that no manifest mentions."""
 
     @property
     def status(self) -> Status:
-        """The worst status of its captures; ``missing`` for a run without any."""
-        return worst(capture.status for capture in self.captures) if self.captures else Status.MISSING
+        """The worst status of its captures and targets; ``missing`` for a run without any."""
+        parts = [*(part.status for part in self.captures), *(part.status for part in self.targets)]
+        return worst(parts) if parts else Status.MISSING
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -109,24 +127,31 @@ def read_run(path: Path, *, on_progress: Progress | None = None) -> RunReport:
     """
     roles = _check_is_run(path)
     manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
+    targets: list[tuple[Path, Manifest]] = []
     problems = []
-    for file in filter(is_manifest, sorted(path.glob("step_*/**/rank_*.json"))):
+    for file in filter(is_manifest, sorted(path.glob("step_*/**/*.json"))):
         try:
             manifest = read_manifest(file)
         except ProfdeckError as error:
             problems.append(str(error))
             continue
+        if manifest.target is not None:
+            targets.append((file, manifest))
+            continue
         replica = -1 if manifest.replica is None else manifest.replica
         manifests[manifest.first_step, manifest.role, replica, manifest.capture].append((file, manifest))
-    everything = [(file.parent, manifest) for group in manifests.values() for file, manifest in group]
+    ranks = [item for group in manifests.values() for item in group]
+    everything = [(file.parent, manifest) for file, manifest in (*ranks, *targets)]
     total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
     meter = Meter(total, on_progress)
     captures = tuple(_capture(group, meter) for _, group in sorted(manifests.items()))
-    seen = {capture.role for capture in captures}
+    asked = tuple(_target(file, manifest, ranks, meter) for file, manifest in targets)
+    seen = {capture.role for capture in captures} | {target.role for target in asked}
     problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
-    known = {artifact.path for capture in captures for rank in capture.ranks for artifact in rank.artifacts}
+    reports: tuple[RankReport | TargetReport, ...] = (*(rank for capture in captures for rank in capture.ranks), *asked)
+    known = {artifact.path for report in reports for artifact in report.artifacts}
     problems += [f"{stray.relative_to(path)} is in no manifest." for stray in _strays(path, known)]
-    return RunReport(path=path, captures=captures, problems=tuple(problems))
+    return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems))
 
 
 def _check_is_run(path: Path) -> list[str]:
@@ -161,6 +186,27 @@ def _capture(group: list[tuple[Path, Manifest]], meter: Meter) -> CaptureReport:
         first_step=manifest.first_step,
         last_step=max(manifest.last_step for _, manifest in group),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+    )
+
+
+def _target(file: Path, manifest: Manifest, ranks: list[tuple[Path, Manifest]], meter: Meter) -> TargetReport:
+    artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
+    status, problems = _judge(manifest, artifacts)
+    there = {rank.rank for path, rank in ranks if path.parent == file.parent and rank.request == manifest.capture}
+    absent = [rank for rank in manifest.expected_ranks if rank not in there]
+    if absent:
+        status = worst([status, Status.MISSING])
+    return TargetReport(
+        id=manifest.capture,
+        role=manifest.role,
+        replica=manifest.replica,
+        target=manifest.target or "",
+        first_step=manifest.first_step,
+        status=status,
+        problems=(*problems, *(f"Rank {rank} should have recorded and left nothing." for rank in absent)),
+        notes=manifest.notes,
+        artifacts=artifacts,
+        manifest=file,
     )
 
 
@@ -256,7 +302,7 @@ def _size(path: Path) -> int:
 def _strays(path: Path, known: set[Path]) -> list[Path]:
     return [
         file
-        for file in sorted(path.glob("step_*/**/rank_*"))
+        for file in sorted({*path.glob("step_*/**/rank_*"), *path.glob("step_*/**/target.*")})
         if file.is_file()
         and file not in known
         and not any(parent in known for parent in file.parents)

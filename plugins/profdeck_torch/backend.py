@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import attrs
 
-from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
+from profdeck import Activity, Backend, Capture, Identity, Library, Step, hookimpl
+from profdeck.capture import Output
 from profdeck.errors import CaptureError, ConfigError
 from profdeck_torch.options import TorchOptions
 
@@ -24,6 +25,7 @@ class TorchBackend(Backend):
     name: ClassVar[str] = "torch"
     Options: ClassVar[type[TorchOptions]] = TorchOptions
     libraries: ClassVar[tuple[Library, ...]] = (Library(("torch",), ">=2.6,<3"),)
+    device_types: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
 
     _recorder: Recorder | None = attrs.field(default=None, init=False)
     _end: ExitStack = attrs.field(factory=ExitStack, init=False)
@@ -87,11 +89,11 @@ class TorchBackend(Backend):
 
         if self._recorder is not None:
             raise CaptureError("This backend is recording already; one capture at a time.")
-        artifacts: list[Artifact] = []
+        outputs: list[Output] = []
         with ExitStack() as recording:  # ended in reverse: nsys does not see the export, the snapshot sees it all
             if self._own.memory_snapshot:
-                recording.enter_context(cuda.memory_history(capture, self._own.memory_snapshot_entries, artifacts))
-            recorder = Recorder(self._own, self.activities(), capture, artifacts)
+                recording.enter_context(cuda.memory_history(capture, self._own.memory_snapshot_entries, outputs))
+            recorder = Recorder(self._own, self.activities(), capture, outputs)
             recorder.start()
             recording.callback(recorder.stop)
             if self._own.cuda_profiler_range:
@@ -106,10 +108,10 @@ class TorchBackend(Backend):
             self._recorder.step()
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Sequence[Artifact]:  # noqa: ARG002  # the recorder knows it
-        """End the recording and write the trace."""
+    def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder knows it
+        """End the recording; what writes the trace is returned."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return ()
         self._end.close()
-        return recorder.artifacts
+        return recorder.outputs

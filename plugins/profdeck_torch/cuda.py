@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from profdeck import Artifact, Capture
+from profdeck.capture import Output
 
 logger = logging.getLogger("profdeck")
 
 # The allocator's observer of exhausted memory cannot be taken off again: it is attached once and asks this.
-_on_out_of_memory: list[tuple[Capture, list[Artifact]]] = []
+_on_out_of_memory: list[tuple[Capture, list[Output]]] = []
 _observed = False
 
 
@@ -32,7 +33,7 @@ def profiler_range() -> Iterator[None]:
 
 
 @contextmanager
-def memory_history(capture: Capture, entries: int, artifacts: list[Artifact]) -> Iterator[None]:
+def memory_history(capture: Capture, entries: int, artifacts: list[Output]) -> Iterator[None]:
     """Record the allocator's history; add a snapshot to ``artifacts`` at exit and whenever memory runs out."""
     global _observed  # noqa: PLW0603  # attached once per process
     torch.cuda.memory._record_memory_history(max_entries=entries)  # noqa: SLF001  # documented, though private
@@ -57,7 +58,7 @@ def _out_of_memory(*_: Any) -> None:
             _dump(path, artifacts)
 
 
-def _dump(path: Path, artifacts: list[Artifact]) -> None:
+def _dump(path: Path, artifacts: list[Output]) -> None:
     try:
         torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001  # documented, though private
         artifacts.append(Artifact(path=path, kind="memory_snapshot", size_bytes=path.stat().st_size))

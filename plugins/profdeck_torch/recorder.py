@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -13,11 +14,12 @@ import attrs
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
-from profdeck import Activity, Artifact, Capture, ClockAnchor
+from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
+from profdeck.capture import Output
 from profdeck.errors import CaptureError, TraceError
 from profdeck.schedule import Phase
 from profdeck.strict import unstructure
-from profdeck.traces.pack import Packed, pack_trace
+from profdeck.traces.pack import Packed, pack_in_child, pack_trace
 from profdeck_torch.options import TorchOptions
 
 ANCHOR = "profdeck.clock_anchor"
@@ -39,19 +41,22 @@ class Recorder:
         options: TorchOptions,
         activities: Sequence[Activity],
         capture: Capture,
-        artifacts: list[Artifact],
+        outputs: list[Output],
     ) -> None:
         """Args:
         options: what to record.
         activities: what to observe.
         capture: where to and which steps.
-        artifacts: where artifacts are added as they are written.
+        outputs: where artifacts are added as they are written, and what writes the last one.
         """
-        self.artifacts = artifacts
+        self.outputs = outputs
         self._options = options
         self._activities = [_ACTIVITIES[activity] for activity in activities]
         self._capture = capture
-        self._position = 0 if capture.window else capture.current_step
+        if capture.first_iteration is not None:
+            self._position = capture.first_iteration
+        else:
+            self._position = 0 if capture.window else capture.current_step
         self._cycle: _Cycle | None = None
 
     def start(self) -> None:
@@ -77,7 +82,7 @@ class Recorder:
     def step(self) -> None:
         """Pass from one global step or mini-batch to the next."""
         if self._phase(self._position) is Phase.RECORD_LAST:
-            self._end_cycle(self._position)
+            self._end_cycle(self._position, at_once=True)
         self._position += 1
         self._move()
 
@@ -86,11 +91,14 @@ class Recorder:
         # At a normal end the host has reported its last mini-batch, and the one that then began is empty. Before
         # that, core has noted why the capture ends early.
         _active.remove(self._capture)
-        self._end_cycle(self._position if self._capture.problems else self._position - 1)
-        if not self.artifacts:
+        unit_open = self._capture.problems or self._capture.first_iteration is not None
+        self._end_cycle(self._position if unit_open else self._position - 1, at_once=False)
+        if not self.outputs:
             self._capture.problems.append("The capture ended before anything was to be recorded.")
 
     def _phase(self, position: int) -> Phase:
+        if self._capture.first_iteration is not None:
+            return Phase.RECORD
         if self._capture.window is not None:
             return self._capture.window.phase(position)
         return Phase.WARMUP if position < self._capture.first_step else Phase.RECORD
@@ -120,7 +128,7 @@ class Recorder:
         warming = self._phase(max(number, self._position)) is Phase.WARMUP
         return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
 
-    def _end_cycle(self, last: int) -> None:
+    def _end_cycle(self, last: int, *, at_once: bool) -> None:
         cycle, self._cycle = self._cycle, None
         if cycle is None:
             return
@@ -128,13 +136,16 @@ class Recorder:
         if cycle.first is None:
             return  # it only warmed up
         iterations = part = None
-        if self._capture.window is not None:
-            if last < cycle.first and self.artifacts:
+        if self._capture.unit is not Unit.GLOBAL_STEP:
+            if last < cycle.first and self.outputs:
                 return
             iterations = (cycle.first, max(last, cycle.first))
+        if iterations and self._capture.window:
             part = "mb{:04d}-{:04d}".format(*iterations)
         path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part)
-        self.artifacts.append(self._write(cycle, path, iterations))
+        write = functools.partial(self._write, cycle, path, iterations)
+        # A training step waits for what is written between its mini-batches, but their memory is free then.
+        self.outputs.append(write() if at_once else write)
 
     def _write(self, cycle: _Cycle, path: Path, iterations: tuple[int, int] | None) -> Artifact:
         # The trace repeats the path it is exported to: only the directory is a temporary one.
@@ -145,7 +156,9 @@ class Recorder:
             if not raw.exists():
                 free = shutil.disk_usage(raw.parent).free
                 raise OSError(f"torch left no file; {free:,} bytes are free on that disk")  # noqa: TRY301  # as others
-            packed = pack_trace(raw, path, gzip=self._options.gzip, anchor_name=ANCHOR)
+            # In an engine this is a thread beside the one that serves, and both need the interpreter.
+            pack = pack_in_child if self._capture.unit is Unit.ENGINE_ITERATION else pack_trace
+            packed = pack(raw, path, gzip=self._options.gzip, anchor_name=ANCHOR)
         except (OSError, RuntimeError, TraceError) as error:
             text = f"the trace could not be written: {type(error).__name__}: {error}"
             return Artifact(path=path, whole=False, problem=text, iterations=iterations)

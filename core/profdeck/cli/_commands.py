@@ -19,7 +19,7 @@ from profdeck.errors import BrokenPluginError, PluginError, ProfdeckError, neare
 
 COMMANDS = "profdeck.commands"
 
-_OWN = ("check", "config", "backends", "ls", "summary")
+_OWN = ("check", "config", "backends", "capture", "ls", "summary")
 
 
 class Commands(TyperGroup):

@@ -10,14 +10,13 @@ from typing import Annotated, Any
 
 import attrs
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from profdeck.capture import Status
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
 from profdeck.errors import ProfdeckError
-from profdeck.verify import CaptureReport, RankReport, RunReport, read_run
+from profdeck.verify import CaptureReport, RankReport, RunReport, TargetReport, read_run
 
 _STYLES = {
     Status.COMPLETE: "green",
@@ -34,17 +33,26 @@ def command(
     json: _output.Json = False,
 ) -> None:
     """List a run's captures; exit with 1 if one is incomplete."""
-    try:
-        with _output.progress("Reading the traces") as on_progress:
-            report = read_run(run, on_progress=on_progress)
-    except OSError as error:
-        raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
+    report = read(run)
     if json:
-        _output.print_json(_plain(report))
+        _output.print_json(plain(report))
     else:
-        _print(_output.stdout(), report)
+        show(report)
     if report.status is not Status.COMPLETE or report.problems:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def read(run: Path) -> RunReport:
+    """Read a run with progress.
+
+    Raises:
+        ProfdeckError: it cannot be read, or is not a run.
+    """
+    try:
+        with _output.progress("Reading the traces") as on_progress:
+            return read_run(run, on_progress=on_progress)
+    except OSError as error:
+        raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 
 
 def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
@@ -63,7 +71,9 @@ def _totals(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, report: RunReport) -> None:
+def show(report: RunReport) -> None:
+    """Print a report."""
+    console = _output.stdout()
     table = _output.table("steps", "role", "stage", "rank", "status", "size", "events", numbers=("size", "events"))
     for capture, rank in _ranks(report):
         table.add_row(
@@ -82,6 +92,9 @@ def _print(console: Console, report: RunReport) -> None:
         for problem in rank.problems:
             stage = f", {_stage(capture)}" if capture.stage else ""
             console.print(f"Step {_steps(capture)}, {_role(capture)}{stage}, rank {rank.rank}: {problem}")
+    for target in report.targets:
+        for problem in target.problems:
+            console.print(f"Step {target.first_step}, {_role(target)}, {target.target}: {problem}")
     for problem in report.problems:
         console.print(problem)
     totals = _totals(report)
@@ -105,7 +118,7 @@ def _stage(capture: CaptureReport) -> str:
     return re.sub(r"^step\d+-?|-?take\d+$", "", capture.id) if capture.stage else ""
 
 
-def _role(capture: CaptureReport) -> str:
+def _role(capture: CaptureReport | TargetReport) -> str:
     return capture.role if capture.replica is None else f"{capture.role}/{capture.replica}"
 
 
@@ -114,7 +127,8 @@ def _rank(rank: RankReport) -> str:
     return f"{rank.rank} {coordinates}".rstrip()
 
 
-def _plain(report: RunReport) -> dict[str, Any]:
+def plain(report: RunReport) -> dict[str, Any]:
+    """Turn a report into JSON data."""
     return {
         "path": str(report.path),
         "status": report.status,
@@ -135,6 +149,7 @@ def _plain(report: RunReport) -> dict[str, Any]:
             }
             for capture in report.captures
         ],
+        "targets": [attrs.asdict(target, value_serializer=_paths_as_text) for target in report.targets],
     }
 
 

@@ -78,7 +78,7 @@ def _find(paths: Sequence[Path]) -> dict[Path, Manifest | None]:
 
 def _manifests(path: Path) -> Iterator[tuple[Path, Manifest]]:
     """Yield the traces that manifests beside a file, or below a directory, tell of."""
-    beside = path.rglob("rank_*.json") if path.is_dir() else path.parent.glob("rank_*.json")
+    beside = path.rglob("*.json") if path.is_dir() else path.parent.glob("*.json")
     for file in filter(is_manifest, beside):
         try:
             manifest = read_manifest(file)

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
+import msgspec
 import stringzilla
 from isal import isal_zlib
 
+from profdeck.errors import TraceError
 from profdeck.files import publish
 from profdeck.traces.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks
 from profdeck.traces.stream import AHEAD, Chunk, read_chunks, run_ahead
@@ -132,6 +136,39 @@ def pack_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: str)
     return Packed(checker.finish(size_bytes, damage=damage), tuple(handler.anchors), handler.base_time_ns)
 
 
+def pack_in_child(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Packed:
+    """Do what `pack_trace` does in a process of its own, so that this one's interpreter stays free.
+
+    Raises:
+        TraceError: The other process could not do it; the message is its own.
+    """
+    command = [sys.executable, "-m", "profdeck.traces.pack", str(source), str(destination), str(int(gzip)), anchor_name]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # Engines preload OpenMP, which would bind the child to the very core on which its parent spins.
+    environment.pop("LD_PRELOAD", None)
+    # A session of its own makes it deaf to the engine's Ctrl-C, which the engine survives long enough to have it done.
+    child = subprocess.run(
+        command, check=False, capture_output=True, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+    )
+    if child.returncode:
+        last = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise TraceError(f"{source} could not be packed: {last or f'exit code {child.returncode}'}")
+    return _packed_from(msgspec.json.decode(child.stdout))
+
+
+def _packed_from(plain: dict[str, Any]) -> Packed:
+    anchors = tuple(AnchorEvent(*map(Decimal, anchor)) for anchor in plain["anchors"])
+    return Packed(TraceCheck(**plain["check"]), anchors, plain["base_time_ns"])
+
+
+def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
+    os.nice(5)
+    packed = pack_trace(Path(source), Path(destination), gzip=bool(int(gzip)), anchor_name=anchor_name)
+    anchors = [[str(anchor.ts_us), str(anchor.dur_us)] for anchor in packed.anchors]
+    plain = {"check": attrs.asdict(packed.check), "anchors": anchors, "base_time_ns": packed.base_time_ns}
+    sys.stdout.buffer.write(msgspec.json.encode(plain))
+
+
 def _copy(source: Path, out: BinaryIO, check: Callable[[Chunk], None], *, gzip: bool) -> str | None:
     """Write ``source`` to ``out`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
     deflater = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
@@ -160,3 +197,7 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

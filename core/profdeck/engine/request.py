@@ -1,0 +1,104 @@
+"""What a process of an engine is asked for, and what it answers: plain data, which crosses processes and hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from profdeck.capture import Status
+from profdeck.identity import NAME
+from profdeck.schedule import Iterations
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Batch(StrEnum):
+    """What the batch of an engine iteration holds."""
+
+    PREFILL = "prefill"
+    """Only requests whose prompt is being read."""
+    DECODE = "decode"
+    """Only requests that generate."""
+    MIXED = "mixed"
+    """Both at once, as chunked prefill makes them."""
+
+
+@attrs.frozen(kw_only=True)
+class CaptureRequest:
+    """One capture, as the processes of an engine are asked for it."""
+
+    id: str = attrs.field(validator=validators.matches_re(_ID))
+    output: Path
+    """The directory that holds the runs; nothing is written outside of it."""
+    run: str = attrs.field(validator=validators.matches_re(_ID))
+    role: str = attrs.field(validator=validators.matches_re(NAME))
+    replica: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    first_step: int = attrs.field(default=0, validator=validators.ge(0))
+    ranks: str | tuple[int, ...] = (0,)
+    """``all`` or the ranks of the engine that record."""
+    iterations: Iterations | None = None
+    """Which engine iterations; all from the first one to the stop, if None."""
+    stages: tuple[Batch, ...] = ()
+    """The kinds of batches that are recorded, each kind in captures and by counts of its own. Empty: all together."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """The options of the device's backend."""
+    engine: Mapping[str, Any] = attrs.field(factory=dict)
+    """What only the engine's plugin reads."""
+
+    def selects(self, rank: int) -> bool:
+        """Tell whether a rank of the engine records."""
+        return self.ranks == "all" or rank in self.ranks
+
+
+class State(StrEnum):
+    """Where a process of an engine is with its request."""
+
+    IDLE = "idle"
+    """It was asked for nothing, or this rank was not selected."""
+    ARMED = "armed"
+    """It waits for the first iteration of the window."""
+    RECORDING = "recording"
+    WRITING = "writing"
+    """The recording has ended and its files are being written."""
+    ENDED = "ended"
+
+
+@attrs.frozen(kw_only=True)
+class Recorded:
+    """A capture that a process of an engine has ended."""
+
+    id: str
+    status: Status
+    manifest: str
+    """The path on that process's host."""
+    files: tuple[str, ...]
+    size_bytes: int
+    events: int
+    problems: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """What one process of an engine answers to any command."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    state: State
+    request: str | None = None
+    """The id of the last request."""
+    iterations: int = 0
+    """Iterations recorded for it so far."""
+    captures: tuple[Recorded, ...] = ()
+    """What has been written for it."""
+    problems: tuple[str, ...] = ()
+    """What kept it from recording what was asked for."""
+    error: str | None = None
+    """Why the command was refused; nothing has changed then."""

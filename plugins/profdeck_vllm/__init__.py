@@ -1,0 +1,1 @@
+"""The vLLM backend. Imports nothing by itself: vLLM loads this package in every process of an engine."""

@@ -1,0 +1,232 @@
+"""How the processes of an engine are reached: through the engine object, or through its HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from profdeck.engine.recorder import EngineRecorder
+from profdeck.engine.request import CaptureRequest, Reply
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.identity import Identity
+from profdeck.plugins import describe
+from profdeck.strict import structure, unstructure
+from profdeck_vllm.worker import METHOD, installed
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What the processes of an engine answer to a command."""
+
+    ranks: tuple[Reply, ...]
+    """One per worker; of data-parallel engines behind one frontend, those of the first engine only."""
+    frontend: Reply | None = None
+    """The frontend's, if it records."""
+
+    @property
+    def all(self) -> tuple[Reply, ...]:
+        """The replies of all processes."""
+        return self.ranks if self.frontend is None else (*self.ranks, self.frontend)
+
+
+class Engine(ABC):
+    """One engine."""
+
+    name: str
+    """What manifests call it."""
+    blocking: bool = False
+    """Whether its coroutines never suspend, as it has only blocking calls."""
+
+    @abstractmethod
+    async def has_profdeck(self) -> bool:
+        """Tell whether its workers have loaded profdeck.
+
+        Raises:
+            CaptureError: it cannot be reached, or does not let us in.
+        """
+
+    @abstractmethod
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Send a command to all of its processes; see `profdeck_vllm.worker.Agent.handle`.
+
+        Raises:
+            CaptureError: it does not answer.
+        """
+
+    @abstractmethod
+    async def start_profile(self, **arguments: Any) -> None:
+        """Start its own profiler.
+
+        Raises:
+            CaptureError: it does not take these arguments, has no profiler, or does not answer.
+        """
+
+    @abstractmethod
+    async def stop_profile(self, **arguments: Any) -> None:
+        """Stop its own profiler; the arguments are those of the start that the stop takes, too."""
+
+    @abstractmethod
+    async def launched_with(self) -> Mapping[str, Any] | None:
+        """Return the profiler config that it was launched with, ``{}`` for none; None where that cannot be known."""
+
+    async def world(self) -> int | None:
+        """Return how many workers there are over all data-parallel engines; None where that cannot be known."""
+        return None
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call what takes long, such as reading files, without blocking an event loop."""
+        return function(*arguments) if self.blocking else await asyncio.to_thread(function, *arguments)
+
+    async def sleep(self, duration_s: float) -> None:
+        """Wait."""
+        if self.blocking:
+            time.sleep(duration_s)  # noqa: ASYNC251  # its coroutines are driven without an event loop
+        else:
+            await asyncio.sleep(duration_s)
+
+
+class EngineObject(Engine):
+    """An `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` in this process."""
+
+    def __init__(self, engine: Any) -> None:
+        """Raises:
+        ConfigError: it is no engine of vLLM.
+        """
+        kind = type(engine)
+        self.name = f"{kind.__module__}.{kind.__qualname__}"
+        if not (callable(getattr(engine, "start_profile", None)) and callable(getattr(engine, "stop_profile", None))):
+            raise ConfigError(
+                f"target: {self.name} is no engine of vLLM (it has no start_profile and stop_profile). Pass the LLM, "
+                "AsyncLLM, Omni or AsyncOmni object, or the URL of a server."
+            )
+        self._engine = engine
+        self.blocking = not inspect.iscoroutinefunction(engine.start_profile)
+        self._frontend: EngineRecorder | None = None
+
+    async def has_profdeck(self) -> bool:
+        """Tell by this process, in whose environment the workers were started."""
+        # Asking a worker that lacks the method would leave unread answers in vLLM's queues.
+        return installed() and self._rpc is not None
+
+    @property
+    def _rpc(self) -> Any:
+        """The engine's collective_rpc; Omni has it on the engine that it holds."""
+        own = getattr(self._engine, "collective_rpc", None)
+        return own or getattr(getattr(self._engine, "engine", None), "collective_rpc", None)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many data-parallel engines there are."""
+        return int(getattr(getattr(self._config, "parallel_config", None), "data_parallel_size", 1))
+
+    @property
+    def _config(self) -> Any:
+        inner = getattr(self._engine, "llm_engine", self._engine)
+        return getattr(inner, "vllm_config", None)
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Call the method of all workers, and the recorder of this process, which is the frontend's."""
+        sent = dict(payload)
+        if command == "start":
+            sent["engine"] = {**payload.get("engine", {}), "data_parallel_size": self.data_parallel_size}
+        try:
+            answers = self._rpc(METHOD, args=(command, sent))
+            if inspect.isawaitable(answers):
+                answers = await answers
+        except Exception as error:
+            raise CaptureError(f"The engine does not answer: {describe(error)}") from error
+        ranks = tuple(structure(answer, Reply, where="reply") for answer in _flat(answers))
+        return Answer(ranks=ranks, frontend=self._command_frontend(command, payload, ranks))
+
+    def _command_frontend(self, command: str, payload: Mapping[str, Any], ranks: Sequence[Reply]) -> Reply | None:
+        error = None
+        if command == "start" and payload["engine"].get("frontend") and not any(rank.error for rank in ranks):
+            self._frontend = self._frontend or EngineRecorder(Identity(), "cpu", {})
+            request = structure(payload, CaptureRequest, where="")
+            options = {**request.options, "activities": ["cpu"]}
+            own = attrs.evolve(
+                request, role=f"{request.role}-frontend", ranks="all", iterations=None, stages=(), options=options
+            )
+            try:
+                self._frontend.start(own, at_once=True)
+            except Exception as refusal:  # noqa: BLE001  # a refusal is an answer
+                error = describe(refusal)
+        if self._frontend is None:
+            return None
+        if command == "stop" and payload["request"] == self._frontend.reply().request:
+            self._frontend.stop(payload.get("reason"))
+        return self._frontend.reply(error)
+
+    async def start_profile(self, **arguments: Any) -> None:
+        """Call the engine's method of this name, with what its signature takes."""
+        await self._native(self._engine.start_profile, arguments)
+
+    async def stop_profile(self, **arguments: Any) -> None:
+        """Call the engine's method of this name."""
+        await self._native(self._engine.stop_profile, arguments)
+
+    async def _native(self, method: Any, arguments: dict[str, Any]) -> None:
+        parameters = inspect.signature(method).parameters
+        if "profile_prefix" not in parameters:  # it only tells files apart, which their times do as well
+            arguments.pop("profile_prefix", None)
+        if unknown := sorted(set(arguments) - set(parameters)):
+            raise CaptureError(
+                f"{self.name}.{method.__name__} of this vLLM does not take {', '.join(unknown)} "
+                f"(it takes: {', '.join(parameters) or 'nothing'}). {REMEDY}"
+            )
+        try:
+            result = method(**arguments)
+            if inspect.isawaitable(result):
+                result = await result
+        except Exception as error:
+            raise CaptureError(f"{self.name}.{method.__name__}: {describe(error)}") from error
+        # vLLM-Omni returns failures of its stages.
+        failed = [
+            str(item.get("error")) for item in _flat(result or ()) if isinstance(item, dict) and item.get("error")
+        ]
+        if failed:
+            raise CaptureError(f"{self.name}.{method.__name__}: {'; '.join(failed)}")
+
+    async def launched_with(self) -> Mapping[str, Any] | None:
+        """Read the engine's config."""
+        if self._config is None:  # Omni holds a config per stage
+            return None
+        own = getattr(self._config, "profiler_config", None)
+        if own is None or own.profiler is None:
+            return {}
+        return {name: getattr(own, name) for name in vars(own) if not name.startswith("_")}
+
+    async def world(self) -> int | None:
+        """Read the engine's config."""
+        parallel = getattr(self._config, "parallel_config", None)
+        return None if parallel is None else parallel.world_size * self.data_parallel_size
+
+
+REMEDY = (
+    "With profdeck in the engine's workers every capture has its own options: set PROFDECK_CONFIG, or "
+    "VLLM_PLUGINS=profdeck, in the environment that the engine is started in."
+)
+"""What to do about all that vLLM's own profiler cannot do."""
+
+
+def _flat(answers: Any) -> list[Any]:
+    """Return the answers of all workers, which vLLM-Omni groups by stage."""
+    if isinstance(answers, list | tuple):
+        return [
+            item for answer in answers for item in (_flat(answer) if isinstance(answer, list | tuple) else [answer])
+        ]
+    return [answers]
+
+
+def plain_answer(answer: Answer) -> dict[str, Any]:
+    """Turn an answer into JSON data."""
+    data: dict[str, Any] = unstructure(answer)
+    return data

@@ -1,0 +1,545 @@
+"""One file from several traces, requirement by requirement."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.errors import TraceError
+from profdeck.traces import merge
+from profdeck.traces.integrity import TraceCheck, check_trace
+from profdeck.traces.merge import Source, merge_traces
+from profdeck.traces.stream import read_chunks
+
+BASE_NS = 1711964646000000000
+
+
+def event(ph: str = "X", **members: Any) -> dict[str, Any]:
+    return {"ph": ph, "name": "n", "pid": 10, "tid": 1, "ts": 1, **members}
+
+
+def name_event(pid: Any, name: Any) -> dict[str, Any]:
+    return event("M", name="process_name", pid=pid, args={"name": name})
+
+
+def sort_event(pid: Any, sort_index: Any) -> dict[str, Any]:
+    return event("M", name="process_sort_index", pid=pid, args={"sort_index": sort_index})
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) < 4300 else text
+
+
+class Merged:
+    """Writes traces, merges them and reads the result."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.sources: list[Source] = []
+        self.destination = directory / "merged"
+        self.document: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+
+    def add(self, trace: Any, label: str = "", sort_index: int = 0) -> Path:
+        """Add a source: JSON text, or what is written as such."""
+        number = len(self.sources)
+        path = self.directory / f"source{number}"
+        data = trace if isinstance(trace, bytes) else json.dumps(trace).encode()
+        path.write_bytes(gzip.compress(data) if number % 2 else data)
+        self.sources.append(Source(path, label or f"source {number}", sort_index))
+        return path
+
+    def __call__(self, *traces: Any, as_gzip: bool = True) -> TraceCheck:
+        for trace in traces:
+            self.add(trace)
+        self.destination.unlink(missing_ok=True)
+        check = merge_traces(self.sources, self.destination, gzip=as_gzip)
+        data = self.destination.read_bytes()
+        self.document = json.loads(gzip.decompress(data) if as_gzip else data, parse_float=Decimal, parse_int=_integer)
+        self.events = self.document["traceEvents"]
+        return check
+
+    def of_names(self, *names: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["name"] in names]
+
+    def process_names(self) -> dict[int, str]:
+        found = [event for event in self.of_names("process_name") if "args" in event]
+        assert len({event["pid"] for event in found}) == len(found)
+        return {event["pid"]: event["args"]["name"] for event in found}
+
+    def order(self) -> list[str]:
+        """Return the names of the processes in the order of a viewer."""
+        names, found = self.process_names(), self.of_names("process_sort_index")
+        indices = {event["pid"]: event["args"]["sort_index"] for event in found}
+        assert len(indices) == len(found) == len(names)
+        return [names[pid] for pid in sorted(names, key=lambda pid: indices[pid])]
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Merged:
+    return Merged(tmp_path)
+
+
+@pytest.fixture(params=[True, False], ids=["substituted", "apart"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with the fast way through batches and without it."""
+    if not request.param:
+        monkeypatch.setattr(merge._Substitution, "apply", lambda *_: None)
+
+
+@pytest.mark.parametrize("as_gzip", [False, True])
+def test_the_check_is_that_of_the_file(merged: Merged, *, as_gzip: bool) -> None:
+    check = merged([event()] * 3, {"traceEvents": [event()] * 2}, as_gzip=as_gzip)
+
+    assert check == check_trace(merged.destination)
+    assert check.whole
+    assert check.events == 5 + 4
+    assert sorted(path.name for path in merged.directory.iterdir()) == ["merged", "source0", "source1"]
+
+
+def test_the_file_is_one_gzip_member(merged: Merged) -> None:
+    merged([event(name="n" * 100)] * 20_000)
+
+    inflater = zlib.decompressobj(31)
+    assert len(inflater.decompress(merged.destination.read_bytes())) > 2_000_000
+    assert inflater.eof
+    assert not inflater.unused_data
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_members_and_order_stay(merged: Merged) -> None:
+    first = [event(name=f"a{n}", cat="kernel", dur=1.125, args={"pid": 10, "id": [n], "ts": "x"}) for n in range(50)]
+    second = [event(name=f"b{n}", bp="e", unknown={"é\n": None}, pid=20) for n in range(50)]
+
+    merged(first, second)
+
+    kept = [event for event in merged.events if event["ph"] != "M"]
+    assert [{**event, "pid": 0} for event in kept] == [
+        {**event, "pid": 0} for event in json.loads(json.dumps(first + second), parse_float=Decimal)
+    ]
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_processes_of_two_sources_are_never_one(merged: Merged) -> None:
+    pids = [0, 7, 4711, "Spans", "", "4711", 4376751100, -1, 1.5, None, 4711, "Sp\u0061ns"]
+    trace = [event(pid=pid) for pid in pids] * 20
+
+    merged(trace, trace)
+
+    new = [event["pid"] for event in merged.events if event["name"] == "n"]
+    first, second = set(new[: len(trace)]), set(new[len(trace) :])
+    assert len(first) == len(second) == len(pids) - 2
+    assert not first & second
+    assert all(isinstance(pid, int) and 0 < pid < 2**31 for pid in first | second)
+    assert new[:12] * 20 == new[: len(trace)]
+    assert new[2] == new[10] == 4711, "a pid of the operating system is kept where it is free"
+    assert new[3] == new[11]
+
+
+def test_events_without_a_pid_get_one(merged: Merged) -> None:
+    trace = [{"ph": "X", "name": "n", "ts": 1}, {"name": "no phase"}] * 9
+
+    check = merged(trace, trace)
+
+    assert len({event["pid"] for event in merged.events}) == 2
+    assert sorted(merged.process_names().values()) == ["source 0", "source 1"]
+    assert check.events == 18 + 4
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_processes_have_the_label_in_front_of_their_name(merged: Merged) -> None:
+    merged.add([name_event(1, "python3"), event(pid=1), name_event("Spans", 'q"é'), event(pid="Spans")], "rank 0 (tp1)")
+    merged.add([event(pid=1), event(pid="Spans"), event(pid=""), name_event(5, 3), event("M", name="process_name")])
+    merged()
+
+    assert sorted(merged.process_names().values()) == [
+        "rank 0 (tp1): python3",
+        'rank 0 (tp1): q"é',
+        "source 1",
+        "source 1: 1",
+        "source 1: 10",
+        "source 1: 3",
+        "source 1: Spans",
+    ]
+
+
+def test_the_rest_of_the_metadata_stays(merged: Merged) -> None:
+    name = {**name_event(1, "p"), "cat": "__metadata", "args": {"name": "p", "more": [1]}}
+
+    merged([name, event("M", name="thread_name", args={"name": "t"})], [event("M", name="process_labels", args={})])
+
+    assert merged.of_names("process_name")[0]["cat"] == "__metadata"
+    assert merged.of_names("process_name")[0]["args"] == {"name": "source 0: p", "more": [1]}
+    assert merged.of_names("thread_name")[0]["args"] == {"name": "t"}
+    assert merged.of_names("process_labels")[0]["args"] == {}
+
+
+def test_all_events_have_the_layout_of_the_source(merged: Merged) -> None:
+    trace = [event(pid="S")] * 20 + [name_event(1, "p"), sort_event(1, 1)] * 20 + [event()] * 20
+
+    merged(json.dumps(trace, indent=2).encode(), as_gzip=False)
+
+    boundaries = len(merged.events) - 1
+    assert merged.destination.read_bytes().count(b'},\n  {\n    "ph":') == boundaries == 64
+
+
+def test_processes_stand_in_the_order_of_the_sources_and_then_their_own(merged: Merged) -> None:
+    one = [event(pid=1), event(pid=2), event(pid=3), event(pid=4), sort_event(2, 2**40), sort_event(1, 5)]
+    two = [sort_event(1, -1.5), event(pid=2), event(pid=3), event(pid=1), sort_event(3, "x"), sort_event(2, 7)]
+    merged.add(one, "b", 2)
+    merged.add(two, "a", 1)
+    merged.add([event()], "c", 2)
+    merged()
+
+    assert merged.order() == ["a: 1", "a: 3", "a: 2", "b: 3", "b: 4", "b: 1", "b: 2", "c: 10"]
+
+
+FLOWS = [0, 1, 123456789012, 10**12, 1704161511434171181, "0x1f", "ff", 5.0]
+ASYNC = [0, 5, "0x1f", "0x1F", "ff", "a/b", "", -5, 2**70, None, [1]]
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize(("phases", "ids"), [("stf", FLOWS), ("bneSTpF", ASYNC)])
+def test_ids_of_two_sources_are_never_one(merged: Merged, phases: str, ids: list[Any]) -> None:
+    trace = [event(ph, name="flow", id=one) for one in ids for ph in phases] * 5
+
+    merged(trace, trace, trace)
+
+    new = [event["id"] for event in merged.of_names("flow")]
+    size = len(trace)
+    groups = [new[:size], new[size : 2 * size], new[2 * size :]]
+    for group in groups:
+        of_old = {json.dumps(event["id"]): one for event, one in zip(trace, group, strict=True)}
+        assert group == [of_old[json.dumps(event["id"])] for event in trace]
+        assert len(set(map(as_perfetto, group))) == len(ids)
+        assert len(set(group)) == len(ids)
+    assert len({as_perfetto(one) for group in groups for one in group}) == 3 * len(ids)
+    if phases == "stf":
+        assert all(isinstance(as_perfetto(one), int) for one in new)
+        assert groups[1][0] == 10**12
+
+
+def as_perfetto(one: Any) -> Any:
+    try:
+        number = int(one, 16) if isinstance(one, str) else one
+    except ValueError:
+        return one
+    return number if 0 <= number < 2**64 else None
+
+
+@pytest.mark.parametrize("times", [1, 40])
+def test_bind_ids_and_global_ids_belong_to_a_source(merged: Merged, times: int) -> None:
+    bound = [event(bind_id="0x5", flow_out=True), event(bind_id=5)] * times
+    scoped = [event("b", id2={"global": "g", "local": "l"})] * times
+
+    merged(bound, bound, scoped, scoped)
+
+    new = [event["bind_id"] for event in merged.events if "bind_id" in event]
+    assert new == ["0x5", 5] * times + ["0xe8d4a51005", 10**12 + 5] * times
+    new = [event["id2"] for event in merged.events if "id2" in event]
+    assert new == [{"global": "2/g", "local": "l"}] * times + [{"global": "3/g", "local": "l"}] * times
+
+
+def test_ids_of_other_events_stay(merged: Merged) -> None:
+    trace = [event("C", id="x"), event("N", id=7), event(id=[1]), event("M", id=5)]
+
+    merged(trace, trace)
+
+    assert [event["id"] for event in merged.events if "id" in event] == ["x", 7, [1], 5] * 2
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("shift_ns", [1_000_000_000, 1_500])
+@pytest.mark.parametrize("base_first", [False, True])
+def test_times_count_from_the_smallest_base(merged: Merged, shift_ns: int, *, base_first: bool) -> None:
+    times = [4203669603018.756, 0, 5, "1704161511420306.491", 12.5, 17]
+    later = [event(ts=ts, dur=2.5) for ts in times] * 9
+    trace = {"traceEvents": later, "baseTimeNanoseconds": BASE_NS + shift_ns}
+
+    check = merged(
+        {"traceEvents": later, "baseTimeNanoseconds": BASE_NS},
+        dict(sorted(trace.items(), reverse=not base_first)),
+    )
+
+    assert check.whole
+    assert merged.document["baseTimeNanoseconds"] == BASE_NS
+    found = [event["ts"] for event in merged.events if event["name"] == "n"]
+    assert list(map(str, found[:6])) == list(map(str, times))
+    moved = [Decimal(str(ts)) + Decimal(shift_ns) / 1000 for ts in times]
+    assert [Decimal(ts) for ts in found[54:]] == moved * 9
+    assert [type(ts) for ts in found[54:57:2]] == [Decimal, int if shift_ns % 1000 == 0 else Decimal]
+    assert isinstance(found[57], str)
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("ts", ["soon", "12 apples", "1.2.3", "", None, [5], True, "NaN", "1e999999999", "9" * 500])
+def test_what_is_no_time_stays(merged: Merged, ts: Any) -> None:
+    trace = {"traceEvents": [event(ts=ts)] * 20, "baseTimeNanoseconds": 10**9}
+
+    merged([event()], trace)
+
+    assert [event["ts"] for event in merged.events if event["name"] == "n"] == [1] + [ts] * 20
+
+
+def test_times_in_other_notations_are_moved_exactly(merged: Merged) -> None:
+    text = b'{"traceEvents": [{"ph": "X", "pid": 1, "name": "n", "ts": %b}], "baseTimeNanoseconds": 1500}'
+    times = [b"1.5e3", b"-2.0000000000000000000001", b'"1E-3"', b"1e999999", b"0.000", b'"007"']
+
+    merged([event()], *(text % time for time in times))
+
+    assert [str(event["ts"]) for event in merged.events if event["name"] == "n"][1:] == [
+        "1501.5",
+        "-0.5000000000000000000001",
+        "1.501",
+        "1E+999999",
+        "1.500",
+        "8.5",
+    ]
+
+
+def test_a_trace_without_a_base_counts_from_zero(merged: Merged) -> None:
+    merged([event(ts="5.125")], {"traceEvents": [event(ts=7.5)], "baseTimeNanoseconds": BASE_NS})
+
+    assert merged.document["baseTimeNanoseconds"] == 0
+    assert [event["ts"] for event in merged.events if "ts" in event] == ["5.125", Decimal("1711964646000007.5")]
+
+
+@pytest.mark.parametrize("base", ["5", None, 1.5, [5], {}, 10**30, True])
+def test_a_base_that_is_no_number_of_nanoseconds_is_none(merged: Merged, base: Any) -> None:
+    merged({"traceEvents": [event()], "baseTimeNanoseconds": base}, [event()])
+
+    assert merged.document["baseTimeNanoseconds"] == 0
+
+
+def test_the_file_says_what_was_merged(merged: Merged) -> None:
+    info = {"rank": 1, "nested": {"x": 1.50}}
+    head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}], "distributedInfo": info}
+    merged.add({**head, "traceEvents": [event()], "baseTimeNanoseconds": 7}, "one", 1)
+    merged.add({"traceEvents": [event(), event(pid=0), event(pid="S")], "displayTimeUnit": "ms"}, "two", 0)
+    merged()
+
+    properties = {"deviceProperties": head["deviceProperties"], "distributedInfo": {"rank": 1, "nested": {"x": 1.5}}}
+    del merged.document["traceEvents"]
+    assert {key: value for key, value in merged.document.items() if key != "profdeck"} == {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 0,
+    }
+    two, one = merged.document["profdeck"]["sources"]
+    assert one == {"label": "one", "baseTimeNanoseconds": 7, **properties, "pids": {"1000000004": 10}}
+    assert two == {
+        "label": "two",
+        "baseTimeNanoseconds": 0,
+        "pids": {"1000000001": 10, "1000000002": 0, "1000000003": "S"},
+    }
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize(
+    "tricky",
+    [
+        '{"ph": "X", "pid": 10, "args": {"pid": 10}}',
+        '{"ph": "X", "p\\u0069d": 10, "args": {"pid": 11}}',
+        '{"ph": "X", "pid": 11, "name": "twice", "pid": 10}',
+        '{"ph": "X", "pid": 10, "name": "pid"}',
+        '{"ph": "X", "pid": 10, "name": "\\"pid\\": 10"}',
+        '{"ph": "X", "pid": "pid"}',
+        '{"ph": "X", "pid": "\\n"}',
+        '{"ph": "X", "pid": "\\n"}, {"ph": "X", "pid": 10, "args": {"pid": 11}}',
+        '{"ph": "X", "pid": "id"}',
+        '{"ph": "s", "pid": 10, "\\u0069d": 5, "args": {"id": 6}}',
+        '{"ph": "s", "pid": 10, "id": 4, "id": 5}',
+        '{"ph": "X", "pid": 10, "name": "id"}',
+        '{"ph": "X", "pid": 10, "args": {"process_name": 1}}',
+        '{"ph": "M", "pid": 10, "name": "process\\u005fname", "args": {"name": "p"}}',
+        '{"ph": "X", "pid": 10, "args": NaN}',
+        '{"ph": "X", "pid": 10, "args": {"a\\ud800": "\\udfff", "b": -Infinity}}',
+        '{"ph": "?", "pid": 10}',
+        '{"ph": 5, "pid": 10}',
+        '{"pid": 10}',
+        '{"ph" : "X" ,\n"pid"\t:\r10 }',
+        '{"ph": "X", "pid": 10.0}',
+        '{"ph": "s", "pid": 10, "id": 5.0}',
+        '{"ph": "X", "pid": 10, "n": %s}' % ("9" * 5000),
+        "{}",
+        "5",
+        '["ph"]',
+        "null",
+    ],
+)
+def test_batches_with_unusual_texts_are_merged_like_others(merged: Merged, tricky: str) -> None:
+    usual = json.dumps(event(pid=10))
+    text = f"[{', '.join([usual] * 9 + [tricky] + [usual] * 9)}]"
+
+    check = merged(b'[{"ph": "s", "pid": 10, "id": 5}]', text.encode())
+
+    def loads(data: str) -> Any:
+        return json.loads(data, parse_float=str, parse_int=str, parse_constant=str)
+
+    assert check.whole
+    written = loads(gzip.decompress(merged.destination.read_bytes()).decode())["traceEvents"]
+    names = [e for e in written if e.get("name") in {"process_name", "process_sort_index"}]
+    found = [e for e in written if e not in names][1:]
+    original = [e for e in loads(text) if isinstance(e, dict) and e.get("name") != "process_name"]
+    pids = {}
+    for new, old in zip(found, original, strict=True):
+        assert pids.setdefault(old.get("pid"), new["pid"]) == new["pid"] >= "1000000000"
+        if old.get("ph") == "s":
+            assert new.pop("id") == "1000000000005"
+            del old["id"]
+        assert new | {"pid": 0} == old | {"pid": 0}
+    assert len(set(pids.values())) == len(pids)
+
+
+def test_batches_are_substituted_in_every_layout(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "read_ahead", lambda path, on_read: read_chunks(path, 10_000, on_read=on_read))
+    monkeypatch.setattr(merge._Rewriter, "event", lambda *_: None)
+    trace = [event(args={"a": [1]}), event("s", id=5), event("C", pid="S")] * 200
+
+    for layout in ({"indent": 4}, {"separators": (",", ":")}, {}):
+        merged.add(json.dumps({"baseTimeNanoseconds": 1000 * len(layout), "traceEvents": trace}, **layout).encode())
+    merged.add(json.dumps(trace, indent="\t").encode())
+    monkeypatch.setattr(merge, "_split_array", None)
+    merged()
+
+    # The few events in front of the first batch and behind the last come one by one.
+    assert sum(event["ph"] == "s" for event in merged.events) > 0.9 * 4 * 200
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_of_a_truncated_trace_the_readable_part_is_merged(merged: Merged, keep: float) -> None:
+    trace = {"schemaVersion": 1, "traceEvents": [event(name=f"e{n}") for n in range(100)], "baseTimeNanoseconds": 1}
+    data = json.dumps(trace).encode()
+    path = merged.add(data[: int(len(data) * keep)], "cut")
+    merged.add(trace, "good", 1)
+
+    check = merged()
+
+    assert not check.whole
+    assert check.problem is not None
+    assert check.problem.startswith(f"cut ({path}): The JSON is not closed")
+    assert check.problem.endswith("Its baseTimeNanoseconds is lost: that of the other traces is assumed.")
+    names = [event["name"] for event in merged.events if event["name"].startswith("e")]
+    count = len(names) - 100
+    assert 100 * keep - 5 < count < 100 * keep + 5
+    assert names == [f"e{n}" for n in range(count)] + [f"e{n}" for n in range(100)]
+    assert check_trace(merged.destination).whole
+    assert merged.document["baseTimeNanoseconds"] == 1
+
+
+def test_a_lost_base_is_that_of_the_traces_that_have_one(merged: Merged) -> None:
+    cut = json.dumps({"traceEvents": [event(ts=5)] * 20})[:-20].encode()
+
+    merged(cut, [event(ts="3")], {"traceEvents": [event(ts=7)], "baseTimeNanoseconds": 10**9})
+
+    found = [event["ts"] for event in merged.events if event["name"] == "n"]
+    assert found == [1000005] * 19 + ["3", 1000007]
+
+
+def test_a_lost_base_of_all_traces_is_not_made_up(merged: Merged) -> None:
+    merged(json.dumps({"traceEvents": [event()] * 20})[:-20].encode())
+
+    assert "baseTimeNanoseconds" not in merged.document
+    assert merged.document["profdeck"]["sources"][0]["baseTimeNanoseconds"] is None
+
+
+def test_a_truncated_array_has_no_base_to_lose(merged: Merged) -> None:
+    merged(json.dumps([event(ts=5)] * 20)[:-20].encode(), {"traceEvents": [event()], "baseTimeNanoseconds": 1000})
+
+    assert merged.document["baseTimeNanoseconds"] == 0
+    assert merged.of_names("n")[-1]["ts"] == 2
+
+
+def test_every_damaged_source_is_named(merged: Merged) -> None:
+    merged.add(b"[]", "empty")
+    merged.add([event()], "cut")
+    merged.sources[1].path.write_bytes(merged.sources[1].path.read_bytes()[:-1])
+    merged.sources.append(Source(merged.directory / "nowhere", "gone", 0))
+    merged.add([event()], "good")
+
+    check = merged()
+
+    assert not check.whole
+    assert check.problem is not None
+    for problem in ("empty (", "): There are no events", "cut (", "gzip stream ends", "gone: Cannot read "):
+        assert problem in check.problem
+    assert "good" not in check.problem
+    assert sorted(merged.process_names().values()) == ["cut: 10", "good: 10"]
+
+
+def test_events_that_cannot_be_copied_are_told(merged: Merged) -> None:
+    deep = '{"ph": "X", "name": "deep", "args": ' + "[" * 5000 + "]" * 5000 + "}"
+
+    check = merged(f"[{json.dumps(event())}, {deep}]".encode())
+
+    assert not check.whole
+    assert check.problem is not None
+    assert check.problem.endswith(": 1 events are too long or deep to be copied.")
+    assert not merged.of_names("deep")
+
+
+@pytest.mark.parametrize("traces", [[], [b"[]"], [b"nonsense", b""]])
+def test_nothing_to_merge_is_an_error(merged: Merged, traces: list[bytes]) -> None:
+    with pytest.raises(TraceError, match="There is no event to merge"):
+        merged(*traces)
+
+    assert not merged.destination.exists()
+    assert len(list(merged.directory.iterdir())) == len(traces)
+
+
+def test_missing_sources_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"no event to merge. a: Cannot read .*nowhere: No such file"):
+        merge_traces([Source(tmp_path / "nowhere", "a", 0)], tmp_path / "merged")
+
+
+def test_a_file_in_place_is_never_overwritten(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged.add([event()])
+    merged.destination.write_bytes(b"precious")
+
+    with pytest.raises(FileExistsError):
+        merge_traces(merged.sources, merged.destination)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # as if another process wrote it meanwhile
+    with pytest.raises(FileExistsError):
+        merge_traces(merged.sources, merged.destination)
+
+    assert merged.destination.read_bytes() == b"precious"
+    assert sorted(path.name for path in merged.directory.iterdir()) == ["merged", "source0"]
+
+
+def test_nothing_is_left_behind_when_writing_fails(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(merge, "_write_all", full)
+    with pytest.raises(OSError, match="No space left"):
+        merged([event()])
+
+    assert [path.name for path in merged.directory.iterdir()] == ["source0"]
+
+
+def test_progress_is_that_of_all_sources(merged: Merged) -> None:
+    for _ in range(2):
+        merged.add([event()] * 100)
+    progress: list[tuple[int, int]] = []
+
+    merge_traces(merged.sources, merged.destination, on_progress=lambda done, total: progress.append((done, total)))
+
+    total = sum(source.path.stat().st_size for source in merged.sources)
+    assert progress == sorted(progress)
+    assert progress[-1] == (total, total)
+
+
+def test_labels_may_hold_anything(merged: Merged) -> None:
+    merged.add([event()], 'a"\\\n\udcff')
+
+    assert merged().whole
+
+    assert list(merged.process_names().values()) == ['a"\\\n\udcff: 10']
+    assert merged.document["profdeck"]["sources"][0]["label"] == 'a"\\\n\udcff'
