@@ -31,11 +31,14 @@ WIDTH = 100
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 _TYPES = {
+    "Auth": "`token` or `none`",
+    "Iterations | None": "mapping with the [keys of iterations](#keys-of-iterations)",
     "Mapping[str, Any]": "mapping",
     "Mapping[str, RoleConfig]": "mapping of role names to [role keys](#keys-of-a-role)",
     "Mode": "`continuous` or `discrete`",
     "OnError": "`warn` or `raise`",
     "Path": "path",
+    "Path | None": "path",
     "Schedule": "list of [steps](#steps)",
     "Window | None": "mapping with the [keys of a window](#keys-of-a-window)",
     "bool": "`true` or `false`",
@@ -46,6 +49,7 @@ _TYPES = {
     "str | None": "text",
     "str | tuple[int, ...]": "`all` or a list of integers",
     "tuple[Activity, ...] | None": "list of activities",
+    "tuple[int, ...] | None": "list of integers",
     "tuple[str, ...]": "list of texts",
 }
 
@@ -262,6 +266,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "config-keys": lambda: keys(config.Config),
     "role-keys": lambda: keys(config.RoleConfig, "roles.<role>."),
     "window-keys": lambda: keys(schedule.Window, "roles.<role>.window."),
+    "iterations-keys": lambda: keys(schedule.Iterations, "roles.<role>.iterations."),
     "step-grammar": step_grammar,
     "common-options": lambda: keys(options.CommonOptions),
     "backend-options": backend_options,
@@ -272,6 +277,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "errors": error_classes,
     "hooks": lambda: members(hookspecs.Hooks),
     "backend-class": lambda: members(backend.Backend),
+    "engine-backend-class": lambda: members(backend.EngineBackend),
+    "target-state": lambda: members(backend.TargetState, level="####"),
     "library-class": lambda: members(backend.Library),
     "profiler": lambda: members(profiler.Profiler),
 }

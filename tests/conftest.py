@@ -40,7 +40,8 @@ def tally_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tally-backend\nVersion: 0.3\n")
     (about / "entry_points.txt").write_text(
-        "[profdeck.backends]\ntally = tally_backend:TallyBackend\n\n[profdeck.listeners]\ndiary = tally_backend:Diary\n"
+        "[profdeck.backends]\ntally = tally_backend:TallyBackend\ntally-engine = tally_backend:TallyEngineBackend\n\n"
+        "[profdeck.listeners]\ndiary = tally_backend:Diary\n"
     )
     return f"{site}{os.pathsep}{HERE / 'packages' / 'tally' / 'src'}"
 

@@ -109,13 +109,14 @@ class Recording:
             self._write()
 
     def _artifact(self, output: Output) -> Artifact | None:
-        if isinstance(output, Artifact):
-            return output
         try:
-            return output()
+            artifact = output if isinstance(output, Artifact) else output()
+            if not artifact.path.is_relative_to(self.capture.directory):
+                raise CaptureError(f"{artifact.path} is outside of {self.capture.directory}.")  # noqa: TRY301  # as others
         except Exception as error:  # noqa: BLE001  # the manifest must be written whatever happens
             self.capture.problems.append(f"A file could not be written: {describe(error)}")
             return None
+        return artifact
 
     def _write(self) -> None:
         try:

@@ -245,7 +245,8 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
         return Status.MISSING, (f"Process {manifest.pid} on {manifest.host} ended without ending the capture.",)
     found = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]
     problems = tuple(dict.fromkeys([*manifest.problems, *found]))
-    if artifacts and not any(artifact.size_bytes for artifact in artifacts):
+    # A target's own files are extras: its traces are its ranks'.
+    if manifest.target is None and artifacts and not any(artifact.size_bytes for artifact in artifacts):
         return (Status.MISSING if manifest.status is Status.COMPLETE else Status.FAILED), problems
     if manifest.status is Status.COMPLETE and found:
         return Status.PARTIAL, problems

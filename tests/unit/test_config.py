@@ -13,6 +13,7 @@ from profdeck.config import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.errors import ConfigError
 from profdeck.layers import load, parse_setting
 from profdeck.options import CommonOptions
+from profdeck.session import build_backend
 from profdeck.strict import structure, unstructure
 
 ROLE = {"backend": "torch"}
@@ -97,12 +98,46 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
             {"mode": "discrete", "roles": {"trainer": ROLE | {"warmup_steps": 1}}},
             "roles.trainer.warmup_steps: discrete",
         ),
-        ({"roles": {"trainer": ROLE | {"stages": ["a"]}}}, "roles.trainer.stages: continuous mode records whole steps"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         structure(data, Config, where="")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "data", "message"),
+    [
+        ("tally", {"stages": ["a"]}, "roles.trainer.stages: continuous mode records whole steps"),
+        ("tally", {"iterations": {"count": 1}}, "trainer.iterations: 'tally' is not the backend of an engine"),
+        ("tally-engine", {"window": {"active": 1}}, "trainer.window: 'tally-engine' is the backend of an engine"),
+        ("tally-engine", {"warmup_steps": 1}, "trainer.warmup_steps: 'tally-engine' is the backend of an engine"),
+        ("tally-engine", {"stages": ["decode", "sort"]}, "trainer.stages: sort: an engine has the stages prefill,"),
+    ],
+)
+def test_keys_that_the_backend_has_no_use_for(
+    tally: ModuleType, backend: str, data: dict[str, Any], message: str
+) -> None:
+    config = structure({"roles": {"trainer": {"backend": backend} | data}}, Config, where="")
+    with pytest.raises(ConfigError) as caught:
+        build_backend(config, "trainer")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "message"),
+    [
+        ({}, "roles.trainer.iterations.count: this key is required."),
+        ({"count": 0}, "'count' must be >= 1: 0"),
+        ({"count": 1, "skip": -1}, "'skip' must be >= 0: -1"),
+        ({"count": 1, "first": 2, "skip": 1}, "first: it counts from the start of the engine and skip from that of a"),
+        ({"count": 1, "skp": 2}, "unknown key 'skp'. Did you mean 'skip'?"),
+    ],
+)
+def test_iterations_are_checked(iterations: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        structure({"roles": {"trainer": ROLE | {"iterations": iterations}}}, Config, where="")
     assert message in str(caught.value)
 
 

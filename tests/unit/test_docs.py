@@ -16,15 +16,18 @@ from typer.testing import CliRunner
 
 import profdeck
 from profdeck import Backend, Capture, Identity, Profiler, errors, plugins
+from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Artifact, ClockAnchor, Status
 from profdeck.cli import app
 from profdeck.cli._exit import ExitCode
 from profdeck.config import Config, RoleConfig
+from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
 from profdeck.hookspecs import Hooks
 from profdeck.options import CommonOptions, describe
 from profdeck.run import ArtifactRecord, Manifest
-from profdeck.schedule import Window
+from profdeck.schedule import Iterations, Window
 from profdeck.traces.summary import DeviceSummary, KernelSummary, OperatorSummary, StepSummary
+from profdeck.verify import TargetReport
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -75,8 +78,9 @@ def test_every_hook_is_documented() -> None:
 
 
 def test_every_member_of_backends_is_documented() -> None:
-    names = [name for name in {**vars(Backend), **Backend.__annotations__} if not name.startswith("_")]
-    assert missing("hooks", [name for name in names if name != "options"]) == []
+    for cls in (Backend, EngineBackend, TargetState):
+        names = [name for name in {**vars(cls), **cls.__annotations__} if not name.startswith("_")]
+        assert missing("hooks", [name for name in names if name != "options"]) == [], cls
 
 
 def test_every_option_of_every_backend_is_documented() -> None:
@@ -91,14 +95,24 @@ def test_every_config_key_is_documented() -> None:
     assert missing("config", [field.name for field in attrs.fields(Config)]) == []
     assert missing("config", [f"roles.<role>.{field.name}" for field in attrs.fields(RoleConfig)]) == []
     assert missing("config", [f"roles.<role>.window.{field.name}" for field in attrs.fields(Window)]) == []
-    for model in (Config, RoleConfig, Window, CommonOptions):
+    assert missing("config", [f"roles.<role>.iterations.{field.name}" for field in attrs.fields(Iterations)]) == []
+    for model in (Config, RoleConfig, Window, Iterations, CommonOptions):
         assert [key.name for key in describe(model) if not key.text] == [], model
 
 
 def test_every_subcommand_and_its_options_are_documented(generator: ModuleType) -> None:
     page = reference("cli")
     commands = list(generator.commands())
-    assert {words[0] for words in commands} >= {"backends", "check", "config", "demo", "ls", "nsys-args", "run"}
+    assert {words[0] for words in commands} >= {
+        "backends",
+        "capture",
+        "check",
+        "config",
+        "demo",
+        "ls",
+        "nsys-args",
+        "run",
+    }
     for words in commands:
         section = page.partition(f"\n## `profdeck {' '.join(words)}`\n")[2].partition("\n## ")[0]
         options = re.findall(r"--[a-z][a-z-]+", generator.usage(*words))
@@ -130,6 +144,12 @@ def test_every_key_of_manifests_is_documented() -> None:
     keys = [field.name for model in (Manifest, ArtifactRecord, ClockAnchor) for field in attrs.fields(model)]
     assert missing("run-directory", keys) == []
     assert missing("run-directory", [status.value for status in Status]) == []
+
+
+def test_every_key_of_server_routes_is_documented() -> None:
+    keys = [field.name for model in (CaptureRequest, Reply, Recorded) for field in attrs.fields(model)]
+    assert missing("server-routes", keys) == []
+    assert missing("server-routes", [*State, *Batch]) == []
 
 
 def test_every_public_name_is_documented() -> None:
@@ -164,6 +184,8 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
         found = set(json_keys(json.loads(result.stdout)))
         if command[0] == "summary":
             found |= {field.name for model in SUMMARIES for field in attrs.fields(model)}
+        if command[0] == "ls":
+            found |= {field.name for field in attrs.fields(TargetReport)}
         shown = set(re.findall(r'"(\w+)":', section.partition("\n### ")[0]))
         assert found
         assert found - shown - {status.value for status in Status} == set(), command

@@ -161,7 +161,7 @@ def _report(capture: Capture, *, json: bool) -> None:
         _output.print_json({"run": str(run), "complete": complete, "ls": ls.plain(report)})
     else:
         ls.show(report)
-        if report.captures:
+        if any(rank.events for found in report.captures for rank in found.ranks):
             _output.stdout().print()
             summary.command([capture.directory], top=8)
     if not complete:

@@ -28,7 +28,7 @@ from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, Stat
 from profdeck.errors import CaptureError
 from profdeck.identity import Identity
 from profdeck.plugins import Plugins, describe
-from profdeck.recording import Recording, claim, give_up
+from profdeck.recording import Recording, claim, give_up, sentence
 from profdeck.settle import drive, settle_later
 from profdeck.strict import structure, unstructure
 
@@ -90,8 +90,8 @@ class EngineRecorder:
                 f"Capture {self._job.request.id} is {self._job.state} in this engine; {request.id} cannot start "
                 "before its files are whole. Wait until it has ended, or stop it."
             )
-        self._last, self._job = request.id, None
         if not request.selects(self.identity.rank):
+            self._replace(request, None)
             return
         cls = device_backend(self._device_type)
         backend = cls(structure(dict(request.options), cls.Options, where="options"))
@@ -101,8 +101,13 @@ class EngineRecorder:
         job = _Job(request, identity, backend, versions)
         job.prepare()
         if at_once:
-            job.begin(None, "")
-        self._job = job
+            job.begin_now()
+        self._replace(request, job)
+
+    def _replace(self, request: CaptureRequest, job: _Job | None) -> None:
+        if self._job is not None:
+            self._job.settle()
+        self._last, self._job = request.id, job
 
     def begin(self, batch: Batch | None, label: str) -> None:
         """Pass the beginning of an iteration: what its batch holds, and how it is marked in the trace."""
@@ -152,7 +157,9 @@ class _Job:
         self._plugins = Plugins(backend)
         about = {"roles": [request.role]}
         self._run = run.RunDirectory(request.output.absolute(), request.run, about)
-        selected = tuple(rank for rank in range(identity.world_size) if request.selects(rank))
+        # Data-parallel ranks run batches of their own: which captures by kind another rank has cannot be known.
+        ranks = [identity.rank] if request.stages else range(identity.world_size)
+        selected = tuple(rank for rank in ranks if request.selects(rank))
         self._recorder = run.Recorder(
             backend=backend.name, versions=versions, options=unstructure(backend.options), expected_ranks=selected
         )
@@ -167,10 +174,12 @@ class _Job:
         self._counts: Counter[Batch | None] = Counter()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="profdeck", initializer=_leave_the_cores)
         self._writing: list[Future[None]] = []
+        self._written = 0
         self._timer: threading.Timer | None = None
         self._thread = threading.get_ident()
         self._busy = False
         self._ending: str | None = None
+        self._exiting = False
 
     @property
     def state(self) -> State:
@@ -178,7 +187,8 @@ class _Job:
             return State.RECORDING
         if not self.over:
             return State.ARMED
-        return State.ENDED if all(future.done() for future in self._writing) else State.WRITING
+        # Futures are not asked: they lock, and a signal's handler in this very thread waits for them.
+        return State.ENDED if self._written == len(self._writing) else State.WRITING
 
     @property
     def recorded(self) -> int:
@@ -191,7 +201,10 @@ class _Job:
             ProfdeckError: this process cannot record that.
         """
         devices = self._backend.devices()
-        lease.acquire(devices, holder=f"{self.request.role}, {self.request.id}").release()
+        try:
+            lease.acquire(devices, holder=f"{self.request.role}, {self.request.id}").release()
+        except OSError as error:
+            raise CaptureError(f"The device cannot be leased: {describe(error)}.") from error
         first = self._capture(None)
         claim(first, self._run, self._recorder)
         if self.request.stages:  # their captures are claimed when they come; this one showed that they can be
@@ -203,6 +216,21 @@ class _Job:
         self._timer.daemon = True
         self._timer.start()
         exits.watch(self, self._finish_at_exit)
+
+    def begin_now(self) -> None:
+        """Begin without an iteration.
+
+        Raises:
+            CaptureError: it could not start.
+        """
+        try:
+            with self._exclusive():
+                self.begin(None, "")
+        except BaseException:
+            self._finish()
+            exits.unwatch(self)
+            raise
+        self._end_if_asked()
 
     def begin(self, batch: Batch | None, label: str) -> None:
         if self.over:
@@ -222,13 +250,14 @@ class _Job:
             else:
                 drive(self._recording.passed(Step(Unit.ENGINE_ITERATION, self._iteration - 1), settle_later))
             if self._recording is not None and label:
-                self._mark = self._recording.capture.annotate(label)
-                self._mark.__enter__()
+                mark = self._recording.capture.annotate(label)
+                mark.__enter__()
+                self._mark = mark
 
     def end(self) -> None:
-        if self._mark is not None:
-            self._mark.__exit__(None, None, None)
-            self._mark = None
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
         if self.over:
             return
         window = self._windows.get(self._key)
@@ -247,6 +276,7 @@ class _Job:
     def stop(self, reason: str | None) -> None:
         if self.over:
             return
+        reason = reason or self._ending
         short = self._short()
         if self._claimed is not None:
             early = reason or "No engine iteration ran between start and stop."
@@ -257,7 +287,7 @@ class _Job:
             self._claimed = None
         elif self._recording is not None:
             self._close(reason or " ".join(short) or None)
-        self.problems += [reason] if reason else []
+        self.problems += [sentence(reason)] if reason else []
         self.problems += short
         self._finish()
 
@@ -267,8 +297,8 @@ class _Job:
             exits.unwatch(self)
 
     def note(self, text: str) -> None:
-        capture = self._recording.capture if self._recording else self._claimed
-        if capture is not None:
+        running = self._recording.capture if self._recording else self._claimed
+        for capture in [running] if running else self.ended[-1:]:  # the last one is being written
             capture.notes.append(text)
 
     def guarded(self, call: Callable[[], None]) -> None:
@@ -278,8 +308,13 @@ class _Job:
                 call()
             except Exception as error:  # noqa: BLE001  # the engine serves on
                 self._fail(error)
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
         if self._ending and not self.over and self._thread == threading.get_ident() and self._mark is None:
             self.guarded(functools.partial(self.stop, self._ending))
+        if self._exiting and self.over:
+            self._give_back()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -325,7 +360,7 @@ class _Job:
             self._recording = drive(
                 Recording.begin(capture, self._plugins, self._recorder, self._backend.devices, settle_later)
             )
-        except CaptureError:
+        except Exception:
             self.ended.append(capture)
             raise
 
@@ -334,7 +369,21 @@ class _Job:
         if recording is not None:
             self.ended.append(recording.capture)
             drive(recording.halt(reason, settle_later))
-            self._writing.append(self._writer.submit(_finish, recording))
+            finish = functools.partial(self._write, recording)
+            try:
+                self._writing.append(self._writer.submit(finish))
+            except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                finish()
+
+    def _write(self, recording: Recording) -> None:
+        """Write the files of a capture. Runs on the writer's thread."""
+        try:
+            drive(recording.finish(settle_later))
+        except Exception as error:  # noqa: BLE001  # nobody asks the future
+            logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
+            recording.capture.problems.append(describe(error))
+        finally:
+            self._written += 1
 
     def _finish(self) -> None:
         self.over = True
@@ -361,22 +410,22 @@ class _Job:
 
     def _finish_at_exit(self, reason: str) -> bool:
         if self._busy:
-            self._ending = reason
+            self._ending, self._exiting = reason, True  # what is under way goes on to the end that was asked for
             return False
         self.guarded(lambda: self.stop(reason))
+        self._give_back()
+        return True
+
+    def _give_back(self) -> None:
+        """Wait until the files are whole; a signal that waited for them is delivered then."""
         wait(self._writing)
         exits.unwatch(self)
-        return True
 
 
 def _leave_the_cores() -> None:
     """Let this thread run anywhere: engines bind themselves to cores, on which they spin."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-
-
-def _finish(recording: Recording) -> None:
-    drive(recording.finish(settle_later))
 
 
 def _recorded(capture: Capture) -> Recorded:

@@ -40,7 +40,7 @@ class CaptureRequest:
     role: str = attrs.field(validator=validators.matches_re(NAME))
     replica: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
     first_step: int = attrs.field(default=0, validator=validators.ge(0))
-    ranks: str | tuple[int, ...] = (0,)
+    ranks: str | tuple[int, ...] = attrs.field(default=(0,))
     """``all`` or the ranks of the engine that record."""
     iterations: Iterations | None = None
     """Which engine iterations; all from the first one to the stop, if None."""
@@ -50,6 +50,11 @@ class CaptureRequest:
     """The options of the device's backend."""
     engine: Mapping[str, Any] = attrs.field(factory=dict)
     """What only the engine's plugin reads."""
+
+    @ranks.validator
+    def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
+        if ranks != "all" and (isinstance(ranks, str) or not ranks or min(ranks) < 0):
+            raise ValueError(f"ranks: expected 'all' or a list such as [0, 8], got {ranks!r}")
 
     def selects(self, rank: int) -> bool:
         """Tell whether a rank of the engine records."""

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import sys
 import zlib
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +20,7 @@ from profdeck.errors import TraceError
 from profdeck.files import publish
 from profdeck.traces import pack
 from profdeck.traces.integrity import TraceChecker, check_trace
-from profdeck.traces.pack import AnchorEvent, pack_trace
+from profdeck.traces.pack import AnchorEvent, pack_in_child, pack_trace
 
 ANCHOR = "profdeck.clock_anchor"
 BASE_TIME_NS = 1711964646000000000
@@ -181,3 +182,49 @@ def test_a_missing_source_is_a_trace_error(tmp_path: Path) -> None:
 def test_an_anchor_name_that_json_may_escape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="letters, digits"):
         pack_trace(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name='a"b')
+
+
+@pytest.mark.parametrize("as_gzip", [False, True])
+@pytest.mark.parametrize("cut", [0, 30])
+def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None:
+    data = trace_text([anchor("1704161511420306.491", dur=2), {"ph": "M"}] * 3 + [anchor(4203669603018.756)])
+    source = write(tmp_path / "ra w", data[: len(data) - cut])
+
+    here = pack_trace(source, tmp_path / "here", gzip=as_gzip, anchor_name=ANCHOR)
+    there = pack_in_child(source, tmp_path / "there", gzip=as_gzip, anchor_name=ANCHOR)
+
+    assert there == here
+    assert there.check.whole == (not cut)
+    assert len(there.anchors) == 4
+    assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
+    assert names_in(tmp_path) == ["here", "ra w", "there"]
+
+
+def test_what_a_child_cannot_do_is_a_trace_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="nowhere could not be packed: .*Cannot read"):
+        pack_in_child(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+    source, taken = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "taken", b"precious")
+    with pytest.raises(TraceError, match="FileExistsError"):
+        pack_in_child(source, taken, gzip=True, anchor_name=ANCHOR)
+    with pytest.raises(TraceError, match="No such file or directory"):
+        pack_in_child(source, tmp_path / "none" / "out", gzip=True, anchor_name=ANCHOR)
+    with pytest.raises(TraceError, match="letters, digits"):
+        pack_in_child(source, tmp_path / "out", gzip=True, anchor_name='a"b')
+    assert names_in(tmp_path) == ["raw", "taken"]
+    assert taken.read_bytes() == b"precious"
+
+
+def test_a_child_has_neither_the_preloads_of_an_engine_nor_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "no_such_library.so"))  # the loader would complain of it
+    source = write(tmp_path / "raw", trace_text([anchor(1)]))
+
+    assert pack_in_child(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR).check.whole
+    assert os.environ["LD_PRELOAD"]
+
+
+def test_a_child_that_says_nothing_is_a_trace_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(TraceError, match="could not be packed: exit code 1"):
+        pack_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)

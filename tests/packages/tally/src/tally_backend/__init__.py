@@ -1,17 +1,30 @@
-"""A whole backend and a listener, as somebody else would write them: no part of profdeck is replaced."""
+"""Whole backends, of a device and of an engine, and a listener, as somebody else would write them: no part of profdeck
+is replaced.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import attrs
 
-from profdeck import Artifact, Backend, Capture, CommonOptions, Step, hookimpl
+from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Step, Unit, hookimpl
+from profdeck.backend import EngineBackend, TargetState
+from profdeck.capture import Output
+from profdeck.engine.recorder import EngineRecorder, plain
+from profdeck.engine.request import Batch, CaptureRequest, Reply, State
+from profdeck.errors import CaptureError, ConfigError, ProfdeckError
+from profdeck.plugins import describe
+from profdeck.settle import drive
+from profdeck.strict import structure, unstructure
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -19,7 +32,7 @@ class TallyOptions(CommonOptions):
     """Options of the backend `tally`."""
 
     fail_at: str | None = None
-    """The hook that raises: start, step or stop. Default: none."""
+    """The hook that raises: start, step or stop; or the writing of the file: write. Default: none."""
 
     device: str | None = None
     """The device to lease. Default: none."""
@@ -30,6 +43,9 @@ class TallyOptions(CommonOptions):
     thread_bound: bool = True
     """Whether only the thread that started may stop. Default: yes."""
 
+    write_later: bool = False
+    """Return what writes the trace instead of the trace; it waits for `TallyBackend.may_write`. Default: no."""
+
 
 @attrs.define
 class TallyBackend(Backend):
@@ -37,10 +53,14 @@ class TallyBackend(Backend):
 
     name: ClassVar[str] = "tally"
     Options: ClassVar[type[TallyOptions]] = TallyOptions
+    device_types: ClassVar[tuple[str, ...]] = ("tally-device",)
+    may_write: ClassVar[threading.Event] = threading.Event()
+    may_write.set()
 
     options: TallyOptions
     calls: list[str] = attrs.field(factory=list, init=False)
     events: list[dict[str, object]] = attrs.field(factory=list, init=False)
+    iterations: int = attrs.field(default=0, init=False)
 
     @property
     def thread_bound(self) -> bool:  # type: ignore[override]  # chosen by an option, for the tests
@@ -51,30 +71,38 @@ class TallyBackend(Backend):
 
     @hookimpl
     def profile_start(self, capture: Capture) -> Awaitable[None] | None:
-        self.events = [self._event("start")]
+        self.events, self.iterations = [self._event("start")], 1
         capture.annotate = self._stage
         return self._hook("start", f"start {capture.id}")
 
     @hookimpl
     def profile_step(self, capture: Capture, step: Step) -> Awaitable[None] | None:
         self.events.append(self._event(f"{step.unit} {step.index}"))
+        self.iterations += step.unit is Unit.ENGINE_ITERATION
         return self._hook("step", f"step {capture.id} {step.unit} {step.index}")
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[Artifact]] | Sequence[Artifact]:
-        path = capture.artifact_path(".trace.json")
+    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[Output]] | Sequence[Output]:
+        path, events, first = capture.artifact_path(".trace.json"), self.events, capture.first_iteration
+        iterations = None if first is None else (first, first + self.iterations - 1)
         waiting = self._hook("stop", f"stop {capture.id}")
 
-        def write() -> Sequence[Artifact]:
-            text = json.dumps({"traceEvents": self.events})
+        def write() -> Artifact:
+            if self.options.write_later:
+                self.may_write.wait()
+            if self.options.fail_at == "write":
+                raise RuntimeError("write does not work")
+            text = json.dumps({"traceEvents": events})
             path.write_text(text, encoding="utf-8")
-            return [Artifact(path=path, size_bytes=len(text), events=len(self.events))]
+            return Artifact(path=path, size_bytes=len(text), events=len(events), iterations=iterations)
 
-        async def later() -> Sequence[Artifact]:
+        async def later() -> Sequence[Output]:
             await waiting
-            return write()
+            return [write()]
 
-        return write() if waiting is None else later()
+        if waiting is not None:
+            return later()
+        return [write if self.options.write_later else write()]
 
     def _hook(self, name: str, call: str) -> Awaitable[None] | None:
         if self.options.wait_s is not None:
@@ -126,3 +154,151 @@ class Diary:
         self.lines.append(line)
         if self.fail_at == hook:
             raise RuntimeError(f"{hook} is not heard")
+
+
+class ToyEngine:
+    """An engine of which all ranks are in this process. Every iteration runs on all of them."""
+
+    def __init__(self, ranks: int = 2, *, blocking: bool = False) -> None:
+        self.blocking = blocking
+        self.ranks = [
+            EngineRecorder(
+                Identity(rank=rank, world_size=ranks, parallel={"tp": rank}), "tally-device", {"toy-engine": "1.0"}
+            )
+            for rank in range(ranks)
+        ]
+        self.commands: list[tuple[str, str]] = []
+        """Starts and stops, each with the request that it is about."""
+        self.answers = asyncio.Event()
+        """Cleared, the engine hears commands and does not answer."""
+        self.answers.set()
+        self.heard = asyncio.Event()
+        """Set by each command."""
+
+    def iterate(self, *batches: str) -> None:
+        for number, batch in enumerate(batches):
+            for recorder in self.ranks:
+                recorder.begin(Batch(batch), f"execute {number} {batch}")
+                recorder.end()
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if command != "status":
+            self.commands.append((command, payload.get("id") or payload.get("request", "")))
+        replies = [self._command(recorder, command, payload) for recorder in self.ranks]
+        self.heard.set()
+        if not self.blocking:
+            await self.answers.wait()
+        return replies
+
+    def _command(self, recorder: EngineRecorder, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        error = None
+        try:
+            if command == "start":
+                recorder.start(structure(payload, CaptureRequest, where=""))
+            if command == "stop" and recorder.reply().request == payload["request"]:
+                recorder.stop(payload.get("reason"))
+        except ProfdeckError as refusal:
+            error = describe(refusal)
+        return plain(recorder.reply(error))
+
+
+def _check(replies: Sequence[Reply]) -> None:
+    if refused := [f"Rank {reply.rank}: {reply.error}" for reply in replies if reply.error]:
+        raise CaptureError(" ".join(refused))
+
+
+@attrs.frozen(kw_only=True)
+class TallyEngineOptions(CommonOptions):
+    """Options of the backend `tally-engine`."""
+
+    device_options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Options of the backend `tally` in each rank. Default: none."""
+
+    merge: str | None = None
+    """Leave a file about all ranks beside theirs, with this text. Default: none."""
+
+
+@attrs.define
+class TallyEngineBackend(EngineBackend):
+    """Asks a `ToyEngine` to record."""
+
+    name: ClassVar[str] = "tally-engine"
+    Options: ClassVar[type[TallyEngineOptions]] = TallyEngineOptions
+
+    _engine: ToyEngine | None = attrs.field(default=None, init=False)
+
+    @property
+    def _own(self) -> TallyEngineOptions:
+        return cast("TallyEngineOptions", self.options)
+
+    def bind(self, target: object) -> str:
+        if not isinstance(target, ToyEngine):
+            raise ConfigError(f"target: {target!r} is no ToyEngine.")
+        self._engine = target
+        return "toy"
+
+    @classmethod
+    async def recognises(cls, url: str) -> bool:
+        return url.startswith("toy://")
+
+    @hookimpl
+    def profile_start(self, capture: Capture) -> Any:
+        return self._run(self._start(capture))
+
+    @hookimpl
+    def profile_stop(self, capture: Capture) -> Any:
+        return self._run(self._stop(capture))
+
+    async def state(self, capture: Capture) -> TargetState:
+        ranks = await self._selected("status", {"request": capture.id}, capture)
+        return TargetState(
+            ended=all(reply.state in {State.WRITING, State.ENDED} for reply in ranks),
+            iterations=min(reply.iterations for reply in ranks),
+        )
+
+    async def _start(self, capture: Capture) -> None:
+        assert capture.request is not None
+        request = attrs.evolve(capture.request, options=self._own.device_options)
+        try:
+            replies = await self._command("start", unstructure(request))
+            _check(replies)
+        except BaseException:
+            await self._command("stop", {"request": request.id, "reason": "the start was given up"}, wait=False)
+            raise
+        capture.expected_ranks = tuple(reply.rank for reply in replies if request.selects(reply.rank))
+
+    async def _stop(self, capture: Capture) -> Sequence[Output]:
+        reason = " ".join(capture.problems) or None
+        replies = await self._selected("stop", {"request": capture.id, "reason": reason}, capture)
+        while any(reply.state is State.WRITING for reply in replies):
+            await self._sleep(0.001)
+            replies = await self._selected("status", {"request": capture.id}, capture)
+        for reply in replies:
+            said = [*reply.problems, *(problem for recorded in reply.captures for problem in recorded.problems)]
+            capture.problems += [f"Rank {reply.rank}: {problem}" for problem in dict.fromkeys(said)]
+        if self._own.merge is None:
+            return ()
+        path = capture.artifact_path(".merged.txt")
+        path.write_text(self._own.merge, encoding="utf-8")
+        return [Artifact(path=path, kind="merged_trace", size_bytes=len(self._own.merge))]
+
+    async def _selected(self, command: str, payload: Mapping[str, Any], capture: Capture) -> list[Reply]:
+        replies = await self._command(command, payload)
+        return [reply for reply in replies if reply.rank in (capture.expected_ranks or ())]
+
+    async def _command(self, command: str, payload: Mapping[str, Any], *, wait: bool = True) -> list[Reply]:
+        assert self._engine is not None
+        if not wait:
+            self._engine.answers.set()
+        return [structure(data, Reply, where="reply") for data in await self._engine.command(command, payload)]
+
+    async def _sleep(self, duration_s: float) -> None:
+        assert self._engine is not None
+        if self._engine.blocking:
+            time.sleep(duration_s)  # noqa: ASYNC251  # driven without an event loop
+        else:
+            await asyncio.sleep(duration_s)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+        assert self._engine is not None
+        return drive(work) if self._engine.blocking else work

@@ -1,0 +1,546 @@
+"""What profdeck costs a vLLM engine, idle and in a capture, against engines without it and vLLM's own profiler.
+
+python -m benchmarks.vllm_iteration [--parts idle captured stall] [--launches 5] [--rounds 40] [--stops 10]
+
+It needs the environment of the nox session `vllm` (``.nox/vllm-*/bin/python``), so `run_all`, which runs in the one of
+`torch`, leaves it out. The engine is a random Llama of 2 layers: short iterations, of which all that is added is a
+large part. Three parts, each with engines in processes of their own:
+
+idle: iterations without and with profdeck in the worker; with it also after a capture. Every launch starts four
+engines at once, which then generate one at a time, in bursts whose order is drawn anew for every round. Processes of
+the same program differ, too: the interval is taken over the launches, and an engine without profdeck is there twice.
+
+captured: iterations inside a recording, by profdeck and by vLLM's profiler with the same options, of one engine that
+has both. The order is drawn anew for every round, and vLLM's runs twice: that shows what two equal things differ by.
+
+stall: how long running requests wait for their next token around the start and the stop of a capture, by profdeck and
+by vLLM's profiler with the same options, of one `AsyncLLM` that has both and serves a few streams without a pause.
+profdeck's stop ends when the files are whole, as vLLM's does: its window has all of the writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+from benchmarks.measure import Row, parser, ratio_interval, report
+
+from profdeck import Capture, Profiler, Status
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 260,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+    "tie_word_embeddings": False,
+}
+ENVIRONMENT = {
+    "VLLM_PLUGINS": "profdeck",
+    # Else the executor spins beside the engine; here an engine that rests must not disturb the others.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "KINETO_LOG_LEVEL": "6",
+}
+PROMPT = [2, 3, 5, 7, 11, 13]
+TOKENS = 200
+REQUESTS = 4
+RECORDED = 100
+"""Iterations of a window in the part `captured`; the first `PASSED` are not timed."""
+PASSED = 10
+STALLED_AT = 200
+"""Recorded iterations before a stop in the part `stall`."""
+AFTER = 10
+"""Tokens after a call has returned in which its stall is looked for."""
+EVERY = 10
+MAX_IDLE = 1.005
+MAX_CAPTURED = 1.05
+MAX_STALL = 1 / 3
+PARTS = ("idle", "captured", "stall")
+PATIENCE_S = 300.0
+clock = time.perf_counter
+
+
+class Child:
+    """A process that runs a function of this module with a connection to this one."""
+
+    def __init__(self, log: Path, environment: dict[str, str], function: Callable[..., None], *arguments: Any) -> None:
+        self._log = log
+        context = get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=in_child, args=(other, log, environment, function, *arguments))
+        self._process.start()
+        other.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+    def send(self, message: object) -> None:
+        """Send it a message."""
+        self._connection.send(message)
+
+    def answer(self) -> Any:
+        """Wait for its next message; end this program with the child's output if it has ended."""
+        try:
+            return self._connection.recv()
+        except EOFError:
+            sys.exit(f"An engine's process failed:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
+
+
+def in_child(
+    connection: Connection, log: Path, environment: dict[str, str], function: Callable[..., None], *arguments: Any
+) -> None:
+    """Set up this process, before anything imports vLLM, and call the function."""
+    for name in [name for name in os.environ if name.startswith(("PROFDECK", "VLLM_"))]:
+        del os.environ[name]
+    os.environ.update(ENVIRONMENT | environment)
+    with log.open("ab") as file:  # vLLM's profiler prints a table at every stop
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    with contextlib.suppress(EOFError):  # the parent has what it wants, or has failed
+        function(connection, *arguments)
+
+
+def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
+    """Return the arguments that all engines are built with."""
+    return {
+        "model": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "max_model_len": MODEL["max_position_embeddings"],
+        "kv_cache_memory_bytes": 1 << 26,
+        **more,
+    }
+
+
+def native_profiler(directory: Path, *, with_stack: bool) -> dict[str, Any]:
+    """Return the config of vLLM's own profiler that records what profdeck does, in the worker alone."""
+    return {
+        "profiler": "torch",
+        "torch_profiler_dir": str(directory),
+        "torch_profiler_with_stack": with_stack,
+        "ignore_frontend": True,
+    }
+
+
+def own_profiler(output: Path, target: Any, *, with_stack: bool) -> Profiler:
+    """Return a profiler for all steps that divide by `EVERY`."""
+    return Profiler.from_config(
+        settings={
+            "output": str(output),
+            "on_error": "raise",
+            "steps": [f"every {EVERY}"],
+            "rollout.backend": "vllm",
+            "rollout.options.with_stack": with_stack,
+        },
+        role="rollout",
+        target=target,
+    )
+
+
+def check(capture: Capture | None) -> None:
+    """Make sure that a capture is what was asked for."""
+    assert capture is not None
+    assert capture.status is Status.COMPLETE, capture.problems
+
+
+# The part `idle`.
+
+
+@attrs.frozen
+class Burst:
+    """What an engine measured while it alone generated."""
+
+    iteration_ms: float
+    rest: float
+    """The part of one core that it used while it rested before."""
+
+
+def idle_engine(connection: Connection, model: Path, capture_to: Path | None) -> None:
+    """Generate a burst for each message."""
+    from vllm import LLM, SamplingParams
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    llm = LLM(**engine_arguments(model))
+    assert hasattr(WorkerBase, "profdeck_command") is bool(os.environ["VLLM_PLUGINS"])
+    parameters = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0, detokenize=False)
+
+    def burst() -> float:
+        gc.collect()
+        began_s = clock()
+        llm.generate([{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False)
+        return (clock() - began_s) / TOKENS * 1e3
+
+    burst()
+    if capture_to is not None:
+        profiler = own_profiler(capture_to, llm, with_stack=False)
+        capture = profiler.start(EVERY)
+        burst()
+        profiler.stop()
+        check(capture)
+    burst()
+    connection.send("ready")
+    while True:
+        wall_s, cpu_s = clock(), time.process_time()
+        connection.recv()
+        rest = (time.process_time() - cpu_s) / (clock() - wall_s)
+        connection.send(Burst(burst(), rest))
+
+
+def measure_idle(model: Path, output: Path, launches: int, rounds: int) -> dict[str, list[list[Burst]]]:
+    """Return the bursts of each kind of engine, a list for each launch."""
+    chance = random.Random(0)
+    kinds: dict[str, tuple[str, bool]] = {
+        "profdeck": ("profdeck", False),
+        "profdeck after a capture": ("profdeck", True),
+        "without": ("", False),
+        "without again": ("", False),
+    }
+    bursts: dict[str, list[list[Burst]]] = {name: [] for name in kinds}
+    for launch in range(launches):
+        with ExitStack() as stack:
+            children = {}
+            for number, (name, (plugins, captured)) in enumerate(kinds.items()):
+                log = output / f"idle-{launch}-{number}.log"
+                to = output / f"idle-{launch}-{number}" if captured else None
+                child = Child(log, {"VLLM_PLUGINS": plugins}, idle_engine, model, to)
+                children[name] = stack.enter_context(child)
+            for child in children.values():
+                child.answer()
+            for found in bursts.values():
+                found.append([])
+            order = list(children)
+            for _ in range(rounds):
+                chance.shuffle(order)
+                for name in order:
+                    children[name].send("burst")
+                    bursts[name][-1].append(children[name].answer())
+    return bursts
+
+
+def idle_rows(bursts: dict[str, list[list[Burst]]]) -> list[Row]:
+    """Compare the launches' medians."""
+    medians = {
+        name: [statistics.median(burst.iteration_ms for burst in launch) for launch in launches]
+        for name, launches in bursts.items()
+    }
+    rest = max(burst.rest for launches in bursts.values() for launch in launches for burst in launch[1:])
+    rows = [
+        row("idle iteration", "ms", medians, ("profdeck", "without"), MAX_IDLE),
+        row("idle iteration, after a capture", "ms", medians, ("profdeck after a capture", "without"), MAX_IDLE),
+        row("iteration without, again", "ms", medians, ("without again", "without")),
+    ]
+    note = f"resting engines used at most {rest:.1%} of a core"
+    return [attrs.evolve(found, detail=f"{found.detail}; {note}") for found in rows]
+
+
+# The part `captured`.
+
+
+class Windows:
+    """Runs the same iterations within recordings of several kinds."""
+
+    def __init__(self, model: Path, output: Path) -> None:
+        from vllm import LLM, SamplingParams
+
+        native = native_profiler(output / "native", with_stack=False)
+        self._llm = LLM(**engine_arguments(model, profiler_config=native))
+        self._profiler = own_profiler(output, self._llm, with_stack=False)
+        self._parameters = SamplingParams(
+            max_tokens=PASSED + RECORDED + PASSED, ignore_eos=True, temperature=0, detokenize=False
+        )
+        self._number = 0
+
+    def profdeck(self) -> float:
+        """Record with profdeck."""
+        captures: list[Capture | None] = []
+        found = self._run(lambda: captures.append(self._profiler.start(self._number * EVERY)), self._profiler.stop)
+        check(captures[0])
+        return found
+
+    def native(self) -> float:
+        """Record with vLLM's profiler."""
+        return self._run(lambda: self._llm.start_profile(f"w{self._number}"), self._llm.stop_profile)
+
+    def plain(self) -> float:
+        """Record nothing."""
+        return self._run(lambda: None, lambda: None)
+
+    def _run(self, start: Callable[[], None], stop: Callable[[], None]) -> float:
+        """Return the milliseconds of an iteration within the window."""
+        self._number += 1
+        engine = self._llm.llm_engine
+        for number in range(REQUESTS):
+            engine.add_request(f"{self._number}-{number}", {"prompt_token_ids": PROMPT}, self._parameters)
+        for _ in range(PASSED):
+            engine.step()
+        gc.collect()  # what the last recording left is not this one's to clean up
+        start()
+        for _ in range(PASSED):
+            engine.step()
+        began_s = clock()
+        for _ in range(RECORDED - PASSED):
+            engine.step()
+        iteration_ms = (clock() - began_s) / (RECORDED - PASSED) * 1e3
+        stop()
+        while engine.has_unfinished_requests():
+            engine.step()
+        return iteration_ms
+
+
+def captured_engine(connection: Connection, model: Path, output: Path, rounds: int) -> None:
+    """Send the times of every round but the first, which pays for what a process does once."""
+    windows = Windows(model, output)
+    kinds = {
+        "profdeck": windows.profdeck,
+        "native": windows.native,
+        "native again": windows.native,
+        "plain": windows.plain,
+    }
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    order, chance = list(kinds), random.Random(0)
+    for _ in range(rounds + 1):
+        chance.shuffle(order)
+        for name in order:
+            times[name].append(kinds[name]())
+    connection.send({name: found[1:] for name, found in times.items()})
+
+
+def captured_rows(times: dict[str, list[float]]) -> list[Row]:
+    """Compare the rounds."""
+    return [
+        row("captured iteration", "ms", times, ("profdeck", "native"), MAX_CAPTURED),
+        row("native iteration, again", "ms", times, ("native again", "native")),
+        row("native iteration", "ms", times, ("native", "plain")),
+    ]
+
+
+# The part `stall`.
+
+
+@attrs.frozen
+class Stop:
+    """What running requests saw of one capture."""
+
+    start_ms: float
+    stop_ms: float
+    lost_ms: float
+    """How much later tokens came than at the pace of before, over the whole stop."""
+    whole_ms: float
+    """From the call of the stop to its return."""
+    plain_ms: float
+    """The longest wait before the capture."""
+
+
+class Streams:
+    """Requests that keep an engine busy, and when their tokens came."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._times: list[list[float]] = [[] for _ in range(REQUESTS)]
+        self._came = asyncio.Event()
+
+    async def run(self, stream: int) -> None:
+        """Send one request after another; they end at different times."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters = SamplingParams(
+            max_tokens=TOKENS - 16 * stream,
+            ignore_eos=True,
+            temperature=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        for number in itertools.count():
+            async for _ in self._engine.generate({"prompt_token_ids": PROMPT}, parameters, f"{stream}-{number}"):
+                self._times[stream].append(clock())
+                self._came.set()
+
+    async def tokens(self, count: int) -> None:
+        """Wait until this many more have come in the first stream."""
+        end = len(self._times[0]) + count
+        while len(self._times[0]) < end:
+            self._came.clear()
+            await self._came.wait()
+
+    def longest_ms(self, since_s: float) -> float:
+        """Return the longest that a stream waited for a token, of those waits that ended since then."""
+        return max(late - early for times in self._times for early, late in pairs(times, since_s)) * 1e3
+
+    def pace_ms(self, since_s: float) -> float:
+        """Return the mean wait of the first stream."""
+        return statistics.fmean(late - early for early, late in pairs(self._times[0], since_s)) * 1e3
+
+    def lost_ms(self, since_s: float, pace_ms: float) -> float:
+        """Return how much later the tokens came than at a pace."""
+        return sum((late - early) * 1e3 - pace_ms for early, late in pairs(self._times[0], since_s))
+
+
+def pairs(times: Sequence[float], since_s: float) -> Iterator[tuple[float, float]]:
+    """Return successive times of which the later one is not before the given time."""
+    return ((early, late) for early, late in itertools.pairwise(times) if late >= since_s)
+
+
+async def observe(streams: Streams, start: Callable[[], Any], stop: Callable[[], Any]) -> Stop:
+    """Capture once, and see how the streams fare."""
+    await streams.tokens(PASSED)
+    since_s = clock()
+    await streams.tokens(TOKENS)
+    pace_ms, plain_ms = streams.pace_ms(since_s), streams.longest_ms(since_s)
+    since_s = clock()
+    await start()
+    await streams.tokens(AFTER)
+    start_ms = streams.longest_ms(since_s)
+    await streams.tokens(STALLED_AT - AFTER)
+    since_s = clock()
+    await stop()
+    whole_ms = (clock() - since_s) * 1e3
+    await streams.tokens(AFTER)
+    return Stop(start_ms, streams.longest_ms(since_s), streams.lost_ms(since_s, pace_ms), whole_ms, plain_ms)
+
+
+async def observe_all(model: Path, output: Path, stops: int, *, with_stack: bool) -> dict[str, list[Stop]]:
+    """Return what was seen in every round but the first, which pays for what a process does once."""
+    from vllm import AsyncEngineArgs, AsyncLLMEngine
+
+    native = native_profiler(output / "native", with_stack=with_stack)
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**engine_arguments(model, profiler_config=native)))
+    profiler = own_profiler(output, engine, with_stack=with_stack)
+    captures: list[Capture | None] = []
+
+    async def start() -> None:
+        captures.append(await profiler.astart(EVERY * (len(captures) + 1)))
+
+    kinds = {"profdeck": (start, profiler.astop), "native": (engine.start_profile, engine.stop_profile)}
+    found: dict[str, list[Stop]] = {name: [] for name in kinds}
+    streams, order, chance = Streams(engine), list(kinds), random.Random(0)
+    running = asyncio.gather(*map(streams.run, range(REQUESTS)))
+    try:
+        for _ in range(stops + 1):
+            chance.shuffle(order)
+            for name in order:
+                one = asyncio.create_task(observe(streams, *kinds[name]))
+                either: set[asyncio.Future[Any]] = {one, running}  # a stream never ends, unless the engine fails
+                await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+                assert one.done(), running.exception() if running.done() else "the engine hangs"
+                found[name].append(one.result())
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        engine.shutdown()
+    for capture in captures:
+        check(capture)
+    return {name: stops[1:] for name, stops in found.items()}
+
+
+def stalled_engine(connection: Connection, model: Path, output: Path, stops: int, with_stack: bool) -> None:  # noqa: FBT001  # passed through a process
+    """Send what was seen."""
+    connection.send(asyncio.run(observe_all(model, output, stops, with_stack=with_stack)))
+
+
+def stall_rows(found: dict[str, list[Stop]], name: str) -> list[Row]:
+    """Compare the rounds."""
+    plain_ms = statistics.median(stop.plain_ms for stops in found.values() for stop in stops)
+
+    def compare(what: str, figure: str, max_ratio: float | None = None) -> Row:
+        times = {kind: [getattr(stop, figure) for stop in stops] for kind, stops in found.items()}
+        return row(f"{what}, {name}", "ms", times, ("profdeck", "native"), max_ratio)
+
+    stall = compare("stall of a stop", "stop_ms", MAX_STALL)
+    return [
+        attrs.evolve(stall, detail=f"{stall.detail}; without a capture {plain_ms:.3g} ms"),
+        compare("time that a stop takes from all requests", "lost_ms"),
+        compare("stop until the files are whole", "whole_ms"),
+        compare("stall of a start", "start_ms"),
+    ]
+
+
+def row(
+    what: str, unit: str, times: dict[str, list[float]], names: tuple[str, str], max_ratio: float | None = None
+) -> Row:
+    """Compare the times of two kinds, pair by pair."""
+    one, other = (times[name] for name in names)
+    ratio, interval = ratio_interval(one, other)
+    return Row(
+        what=what,
+        unit=unit,
+        measured=statistics.median(one),
+        peer=statistics.median(other),
+        peer_name=names[1],
+        ratio=ratio,
+        interval=interval,
+        goal=f"ratio <= {max_ratio:.4g}" if max_ratio else "",
+        met=ratio <= max_ratio if max_ratio else None,
+        detail=f"{min(one):.4g}..{max(one):.4g} {unit}; {names[1]} {min(other):.4g}..{max(other):.4g} {unit}; "
+        f"{len(one)} pairs",
+    )
+
+
+def main() -> None:
+    """Measure and report."""
+    options = parser(__doc__)
+    options.add_argument("--launches", type=int, default=5, help="of the part idle")
+    options.add_argument("--rounds", type=int, default=40, help="of the parts idle, in each launch, and captured")
+    options.add_argument("--stops", type=int, default=10, help="of the part stall")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    chosen = options.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as directory:
+        output, model = Path(directory), Path(directory, "model")
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+        if "idle" in chosen.parts:
+            rows += idle_rows(measure_idle(model, output, chosen.launches, chosen.rounds))
+        if "captured" in chosen.parts:
+            with Child(
+                output / "captured.log", {}, captured_engine, model, output / "captured", chosen.rounds
+            ) as child:
+                rows += captured_rows(child.answer())
+        if "stall" in chosen.parts:
+            for with_stack in (False, True):
+                name = f"with_stack {str(with_stack).lower()}"
+                log, here = output / f"{name}.log", output / name
+                with Child(log, {}, stalled_engine, model, here, chosen.stops, with_stack) as child:
+                    rows += stall_rows(child.answer(), name)
+    report(rows, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

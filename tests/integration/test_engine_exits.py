@@ -1,0 +1,149 @@
+"""However a process of an engine ends in mid-capture, its trace is whole and marked partial."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from profdeck import Status
+from profdeck.verify import RankReport, read_run
+
+BEGIN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from profdeck.engine.recorder import EngineRecorder
+from profdeck.engine.request import CaptureRequest
+from profdeck.identity import Identity
+from profdeck.schedule import Iterations
+
+recorder = EngineRecorder(Identity(), "tally-device", {})
+options = eval(sys.argv[1])
+iterations = Iterations(count=options.pop("count", 100), skip=options.pop("skip", 0))
+request = CaptureRequest(
+    id="step1", output=Path("."), run="run", role="rollout", first_step=1, options=options, iterations=iterations
+)
+
+def iterate(count):
+    for _ in range(count):
+        recorder.begin(None, "execute")
+        recorder.end()
+"""
+CAPTURE = BEGIN + "recorder.start(request)\niterate(2)\n"
+WAIT = "print('recording', flush=True)\nthreading.Event().wait()\n"
+
+
+def rank(path: Path) -> RankReport:
+    (capture,) = read_run(path / "run").captures
+    (found,) = capture.ranks
+    return found
+
+
+def await_recording(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line == "recording\n", process.communicate()
+
+
+ENDED = "The process ended in mid-capture."
+SIGTERM = "SIGTERM in mid-capture."
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("ending", "code", "reason"),
+    [
+        ("print('done')", 0, ENDED),
+        ("sys.exit(3)", 3, ENDED),
+        ("raise ValueError('boom')", 1, ENDED),
+        ("recorder.begin(None, 'execute')\nraise ValueError('boom')", 1, ENDED),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, SIGTERM),
+        ("recorder.begin(None, 'execute')\nos.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, ENDED),
+    ],
+)
+def test_an_ending_in_mid_capture_leaves_a_partial_trace(start, tmp_path, ending, code, reason, later) -> None:
+    process = start(CAPTURE + ending, f"{{'write_later': {later}}}")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    found = rank(tmp_path)
+    assert (found.status, found.problems) == (Status.PARTIAL, (reason,))
+    assert found.artifacts[0].whole
+    assert found.artifacts[0].events >= 4
+
+
+def test_an_ending_while_armed_is_said(start, tmp_path: Path) -> None:
+    process = start(CAPTURE, "{'skip': 5}")
+    process.communicate(timeout=60)
+    found = rank(tmp_path)
+    assert (process.returncode, found.status, found.problems) == (0, Status.FAILED, (ENDED,))
+
+
+def test_a_window_that_ended_is_complete_however_the_process_ends(start, tmp_path: Path) -> None:
+    code = CAPTURE + "assert not recorder.active\nos.kill(os.getpid(), signal.SIGTERM)"
+    process = start(code, "{'count': 1, 'write_later': True}")
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert (rank(tmp_path).status, rank(tmp_path).problems) == (Status.COMPLETE, ())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_an_engine_that_waits(start, tmp_path: Path, number: signal.Signals) -> None:
+    process = start(CAPTURE + WAIT, "{}")
+    await_recording(process)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert rank(tmp_path).status is Status.PARTIAL
+
+
+def test_a_signal_to_an_engine_that_serves(start, tmp_path: Path) -> None:
+    process = start(CAPTURE + "print('recording', flush=True)\nwhile True: iterate(1)", "{'count': 10**9}")
+    await_recording(process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    found = rank(tmp_path)
+    assert (found.status, found.problems) == (Status.PARTIAL, (SIGTERM,))
+    assert found.artifacts[0].whole
+
+
+def test_a_handler_of_the_engine_still_runs_and_decides(start, tmp_path: Path) -> None:
+    handler = """
+def stop(*_):
+    print("stopped", flush=True)
+    raise SystemExit(5)
+signal.signal(signal.SIGTERM, stop)
+"""
+    process = start(CAPTURE.replace("recorder.start", handler + "recorder.start") + WAIT, "{}")
+    await_recording(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0] == "stopped\n"
+    assert process.returncode == 5
+    assert rank(tmp_path).problems == (SIGTERM,)
+
+
+def test_an_engine_in_a_thread_that_outlives_the_main_one(start, tmp_path: Path) -> None:
+    code = """
+ready = threading.Event()
+def engine():
+    recorder.start(request)
+    iterate(2)
+    ready.set()
+    threading.Event().wait()
+threading.Thread(target=engine, daemon=True).start()
+ready.wait()
+"""
+    process = start(BEGIN + code, "{'thread_bound': False}")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert (rank(tmp_path).status, rank(tmp_path).problems) == (Status.PARTIAL, (ENDED,))
+
+
+def test_a_killed_engine_is_missing(start, tmp_path: Path) -> None:
+    process = start(CAPTURE + "os.kill(os.getpid(), signal.SIGKILL)", "{}")
+    process.communicate(timeout=60)
+    found = rank(tmp_path)
+    assert (found.status, found.artifacts) == (Status.MISSING, ())

@@ -1,0 +1,72 @@
+"""An engine whose worker lives in this process: what it looks like while idle, and how its batches are named."""
+
+from __future__ import annotations
+
+import contextlib
+
+from _job import ENGINE, PROMPTS, about, finish, settings
+from vllm import LLM, SamplingParams
+
+from profdeck import Profiler
+from profdeck_vllm.iterations import describe
+
+
+class NamingProfiler:
+    """Stands where vLLM's own profiler does, and keeps the names that the worker gives its iterations."""
+
+    should_annotate = True
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def step(self) -> None:
+        """Count nothing."""
+
+    def annotate_context_manager(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Keep the name."""
+        self.names.append(name)
+        return contextlib.nullcontext()
+
+
+if __name__ == "__main__":
+    llm = LLM(**ENGINE, max_num_batched_tokens=16, max_num_seqs=4)
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
+    prompts = [*PROMPTS, "a prompt that is read in several pieces, since they are small here", "b", "c", "d"]
+    results: dict[str, object] = {}
+
+    def own() -> list[str]:
+        return sorted({"execute_model", "sample_tokens", "shutdown"} & vars(worker).keys())
+
+    # vLLM names its own iterations; ours must be the same, whatever the batches hold.
+    ours: list[list[str]] = []
+    kinds = []
+    for detailed in (False, True):
+        worker.vllm_config.profiler_config.detailed_trace_annotation = detailed
+        naming, names = NamingProfiler(), []
+        original = worker.model_runner.execute_model
+
+        def execute(output, *args, names=names, detailed=detailed, original=original, **kwargs):  # vLLM's
+            if output.total_num_scheduled_tokens:
+                batch, name = describe(output, detailed=detailed)
+                names.append(name)
+                kinds.append(str(batch))
+            return original(output, *args, **kwargs)
+
+        worker.profiler, worker.model_runner.execute_model = naming, execute
+        llm.generate(prompts, sampling, use_tqdm=False)
+        worker.profiler = None
+        del worker.model_runner.execute_model
+        ours.append([names, naming.names])
+    results["names"] = ours
+    results["kinds"] = sorted(set(kinds))
+
+    results["idle_before"] = own()
+    profiler = Profiler.from_config(settings=settings(0, iterations={"count": 2}), role="rollout", target=llm)
+    capture = profiler.start(0)
+    results["armed"] = own()
+    llm.generate(prompts, sampling, use_tqdm=False)
+    results["idle_after_window"] = own()
+    profiler.stop()
+    results["capture"] = about(capture)
+    finish(results)

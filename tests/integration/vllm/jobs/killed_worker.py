@@ -1,0 +1,29 @@
+"""A worker that is killed in mid-capture."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
+from vllm import LLM, SamplingParams
+
+from profdeck import Profiler
+
+if __name__ == "__main__":
+    llm = LLM(**ENGINE, tensor_parallel_size=2)
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    profiler = Profiler.from_config(settings=settings(0, ranks="all"), role="rollout", target=llm)
+    capture = profiler.start(0)
+    llm.generate(PROMPTS, sampling, use_tqdm=False)
+    (manifest,) = Path(OUTPUT).rglob("rank_0001_tp1.step0.json")
+    os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
+    try:
+        llm.generate(PROMPTS, sampling, use_tqdm=False)
+    except Exception as error:  # noqa: BLE001  # vLLM's own word for it
+        died = type(error).__name__
+    profiler.stop()
+    finish({"died": died, "capture": about(capture)})
+    os._exit(0)  # vLLM waits for workers that it has lost

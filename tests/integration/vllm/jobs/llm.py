@@ -1,0 +1,67 @@
+"""Captures of an `LLM` whose workers have profdeck, one after the other."""
+
+from __future__ import annotations
+
+import sys
+
+from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
+from vllm import LLM, SamplingParams
+
+from profdeck import Profiler
+
+if __name__ == "__main__":
+    tensor_parallel_size = int(sys.argv[4])
+    llm = LLM(**ENGINE, tensor_parallel_size=tensor_parallel_size)
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    results = {}
+
+    def generate() -> list[list[int]]:
+        return [list(done.outputs[0].token_ids) for done in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+
+    def capture(name: str, step: int, **role: object) -> None:
+        profiler = Profiler.from_config(settings=settings(step, **role), role="rollout", target=llm)
+        capture = profiler.start(step)
+        tokens = generate()
+        profiler.stop()
+        results[name] = {**about(capture), "same_tokens": tokens == expected}
+
+    expected = generate()
+    capture("whole", 0)
+    capture("window", 1, ranks="all", iterations={"count": 3, "skip": 2}, options={"record_shapes": True})
+    capture("decode", 2, ranks="all", stages=["decode"], iterations={"count": 5})
+    by_stage = {"profile_by_stage": True, "ignore_frontend": False, "merge_profiles": True, "with_stack": True}
+    capture("by_stage", 3, ranks="all", iterations={"count": 1}, options=by_stage)
+    capture("too_long", 4, iterations={"count": 500})
+    capture("too_late", 5, iterations={"count": 5, "skip": 500})
+    capture("detailed", 6, iterations={"count": 2}, options={"detailed_trace_annotation": True})
+
+    # What cannot be done is refused, and the engine serves on.
+    capture("no_cuda", 10, options={"activities": ["cuda"]})
+    capture("no_rank", 11, ranks=[7])
+    capture("bad_device_option", 12, options={"device_options": {"gzpi": False}})
+    capture("omni", 13, options={"stages": [0]})
+    OUTPUT.joinpath("file").write_text("in the way")
+    blocked = settings(14) | {"output": str(OUTPUT / "file")}
+    profiler = Profiler.from_config(settings=blocked, role="rollout", target=llm)
+    results["unwritable"] = {**about(profiler.start(14)), "same_tokens": generate() == expected}
+    profiler.stop()
+
+    # The second start is refused, the first capture intact.
+    first = Profiler.from_config(settings=settings(20), role="rollout", target=llm)
+    second = Profiler.from_config(settings=settings(21), role="rollout", target=llm)
+    running = first.start(20)
+    results["second"] = about(second.start(21))
+    generate()
+    second.stop()
+    first.stop()
+    results["first"] = about(running)
+
+    # Nobody stops it: the time limit does.
+    limited = Profiler.from_config(settings=settings(22, options={"max_capture_s": 0.2}), role="rollout", target=llm)
+    running = limited.start(22)
+    while limited.active is not None:
+        generate()
+        limited.step(0, "mini_batch")
+    results["limited"] = about(running)
+    capture("after_all", 23, ranks="all")
+    finish(results)

@@ -1,0 +1,33 @@
+"""Captures by vLLM's own profiler, of an `LLM` whose workers have not loaded profdeck."""
+
+from __future__ import annotations
+
+from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
+from vllm import LLM, SamplingParams
+
+from profdeck import Profiler
+
+if __name__ == "__main__":
+    own = {"profiler": "torch", "torch_profiler_dir": str(OUTPUT / "native"), "torch_profiler_record_shapes": True}
+    llm = LLM(**ENGINE, profiler_config={**own, "torch_profiler_with_stack": False, "ignore_frontend": True})
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    results = {}
+
+    def capture(name: str, step: int, **role: object) -> None:
+        profiler = Profiler.from_config(settings=settings(step, **role), role="rollout", target=llm)
+        capture = profiler.start(step)
+        llm.generate(PROMPTS[:1], sampling, use_tqdm=False)
+        profiler.stop()
+        results[name] = about(capture)
+
+    capture("whole", 0)
+    capture("window", 1, iterations={"count": 3})
+    capture("later_window", 2, iterations={"count": 3, "skip": 2})
+    capture("as_launched", 3, options={"record_shapes": True})
+    capture("stack", 10, options={"with_stack": True})
+    capture("by_stage", 11, options={"profile_by_stage": True})
+    capture("decode", 12, stages=["decode"])
+    capture("frontend", 13, options={"ignore_frontend": False})
+    capture("device_options", 14, options={"device_options": {"gzip": False}})
+    capture("after_refusals", 20)
+    finish(results)

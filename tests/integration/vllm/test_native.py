@@ -1,0 +1,67 @@
+"""Engines whose workers have not loaded profdeck: what vLLM's own profiler can do is done, the rest is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.capture import Status
+from profdeck.verify import read_run
+
+
+@pytest.fixture(scope="module")
+def job(run_job: Callable[..., Any]) -> Any:
+    return run_job("native", VLLM_PLUGINS="")
+
+
+def iterations(path: Path) -> list[str]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event.get("ph") == "X" and event["name"].startswith("execute_")]
+
+
+def trace(job: Any, step: int) -> Path:
+    (path,) = (job.output / "run" / f"step_{step:06d}" / "rollout").glob("rank_0000.*.trace.json.gz")
+    return Path(path)
+
+
+@pytest.mark.parametrize("name", ["whole", "window", "later_window", "as_launched", "after_refusals"])
+def test_what_the_launch_allows_is_complete(job: Any, name: str) -> None:
+    found = job.results[name]
+    assert (found["status"], found["problems"]) == ("complete", [])
+    assert found["notes"] == ["Recorded by vLLM's own profiler, with the options of its launch."]
+
+
+def test_windows_are_exact(job: Any) -> None:
+    window, later = iterations(trace(job, 1)), iterations(trace(job, 2))
+    assert [name.startswith("execute_context_1") for name in window] == [True, False, False]
+    assert [name.startswith("execute_context_1") for name in later] == [False, False, False]
+    assert len(iterations(trace(job, 0))) in {12, 13}  # scheduled ahead, the last one may find nothing to do
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (10, "with_stack (launch with --profiler-config.torch_profiler_with_stack=true)"),
+        (11, "profile_by_stage"),
+        (12, "stages"),
+        (13, "ignore_frontend: false (launch with --profiler-config.ignore_frontend=false)"),
+        (14, "device_options"),
+    ],
+)
+def test_the_rest_is_refused_with_what_to_do(job: Any, step: int, text: str) -> None:
+    manifest = json.loads((job.output / "run" / f"step_{step:06d}" / "rollout" / f"target.step{step}.json").read_text())
+    assert manifest["status"] == "failed"
+    assert text in manifest["problems"][0]
+    assert "VLLM_PLUGINS=profdeck" in manifest["problems"][0]
+
+
+def test_ls_reads_it_back(job: Any) -> None:
+    report = read_run(job.output / "run")
+    assert {capture.first_step for capture in report.captures} == {0, 1, 2, 3, 20}
+    assert {capture.status for capture in report.captures} == {Status.COMPLETE}
+    assert report.problems == ()

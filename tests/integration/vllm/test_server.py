@@ -1,0 +1,249 @@
+"""Servers: our routes, the command line against them, vLLM's own routes, and what ends in mid-capture."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from profdeck.capture import Status
+from profdeck.verify import read_run
+
+TOKEN = {"PROFDECK_TOKEN": "a secret"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root") / "profiles"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Any], root: Path) -> Any:
+    return start_server(VLLM_PLUGINS="profdeck", PROFDECK__OUTPUT=str(root), **TOKEN)
+
+
+def call(
+    server: Any, method: str, command: str, body: Any = None, token: str | None = TOKEN["PROFDECK_TOKEN"]
+) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{server.url}/profdeck/{command}"
+    return httpx.request(method, url, json=body, headers=headers, timeout=60, trust_env=False)
+
+
+def command_line(server: Any, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
+    command = [sys.executable, "-m", "profdeck", "capture", "--url", server.url, *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=inherited | TOKEN | environ
+    )
+
+
+def wait_for_group(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a server and all of its processes, which may outlive it."""
+    process.wait(60)
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
+
+
+@pytest.fixture
+def load(server: Any) -> Iterator[list[str]]:
+    """Keep a server busy while a test runs."""
+    stop, texts = threading.Event(), []
+
+    def generate() -> None:
+        while not stop.is_set():
+            texts.append(server.complete(tokens=30))
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    yield texts
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("load")
+def test_five_decode_iterations_from_the_command_line(server: Any, root: Path) -> None:
+    process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
+    assert "operator" in out
+    report = read_run(root / "five")
+    assert report.status is Status.COMPLETE
+    assert sum(len(rank.artifacts) for capture in report.captures for rank in capture.ranks) == len(report.captures)
+    (target,) = report.targets
+    assert target.target == server.url
+
+
+@pytest.mark.usefixtures("load")
+def test_json_and_options(server: Any) -> None:
+    process = command_line(
+        server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    assert document["complete"] is True
+    (capture,) = document["ls"]["captures"]
+    assert capture["ranks"][0]["artifacts"][0]["iterations"] == [1, 2]
+
+
+def test_too_little_traffic_is_partial_and_ends(server: Any) -> None:
+    process = command_line(server, "--iterations", "5", "--timeout", "0.5")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Only 0 of 5 iterations ran before the stop." in out
+    assert call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "ended"
+
+
+def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> None:
+    process = command_line(server, "--iterations", "1000", "--run", "interrupted")
+    while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] not in {"armed", "recording"}:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "ended"
+    (target,) = read_run(root / "interrupted").targets
+    assert "Interrupted." in target.problems
+
+
+def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> None:
+    assert server.complete()
+    started = call(server, "POST", "start", {"id": "mine", "run": "curl", "iterations": {"count": 3}})
+    assert started.json()["answer"]["ranks"][0]["state"] == "armed"
+    busy = call(server, "POST", "start", {"id": "second"})
+    assert "Capture mine is armed" in busy.json()["answer"]["ranks"][0]["error"]
+    server.complete()
+    stopped = call(server, "POST", "stop", {"request": "mine"}).json()
+    (capture,) = stopped["answer"]["ranks"][0]["captures"]
+    assert (capture["status"], capture["problems"]) == ("complete", [])
+    (file,) = capture["files"]
+    assert Path(file).is_relative_to(root / "curl")
+    assert Path(file).stat().st_size == capture["size_bytes"]
+    assert call(server, "GET", "status").json() == stopped
+    # Who stops what is not his changes nothing.
+    call(server, "POST", "start", {"id": "third", "run": "curl"})
+    assert call(server, "POST", "stop", {"request": "mine"}).json()["answer"]["ranks"][0]["state"] == "armed"
+    assert call(server, "POST", "stop", {"request": "third"}).json()["answer"]["ranks"][0]["state"] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"output": "/tmp"}, 400, "is not below"),
+        ({"output": "../.."}, 400, "is not below"),
+        ({"run": "../up"}, 400, "run"),
+        ({"id": "a/b"}, 400, "id"),
+        ({"role": "../x"}, 400, "role"),
+        ({"stages": ["prefil"]}, 400, "Did you mean 'prefill'?"),
+        ({"iteration": 5}, 400, "Did you mean 'iterations'?"),
+        ({"ranks": "some"}, 400, "ranks"),
+        ({"first_step": True}, 400, "first_step"),
+        ([1], 400, "not a JSON object"),
+    ],
+)
+def test_bad_requests_are_refused(server: Any, body: Any, status: int, text: str) -> None:
+    answer = call(server, "POST", "start", body)
+    assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
+    assert server.complete()
+
+
+def test_bad_device_options_are_refused_by_the_workers(server: Any) -> None:
+    answer = call(server, "POST", "start", {"options": {"recordshapes": True}}).json()
+    assert "Did you mean 'record_shapes'?" in answer["answer"]["ranks"][0]["error"]
+
+
+def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
+    for token in (None, "wrong", ""):
+        for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
+            answer = call(server, method, command, {}, token)
+            assert answer.status_code == 401
+            assert "PROFDECK_TOKEN" in answer.json()["error"]
+    process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "401" in err) == (1, True)
+
+
+def test_an_oversized_body_is_refused(server: Any) -> None:
+    assert call(server, "POST", "start", {"id": "x" * (1 << 20)}).status_code == 413
+
+
+def test_a_server_that_is_ended_in_mid_capture_leaves_its_trace(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Without a token, as its config says.
+    config = tmp_path / "profdeck.yaml"
+    config.write_text(f"output: {tmp_path / 'profiles'}\nroles: {{chat: {{backend: vllm, options: {{auth: none}}}}}}\n")
+    server = start_server(VLLM_PLUGINS="profdeck", PROFDECK_CONFIG=str(config))
+    assert call(server, "POST", "start", {"id": "last", "run": "ended"}, token=None).is_success
+    server.complete()
+    server.process.send_signal(signal.SIGTERM)
+    wait_for_group(server.process)
+    report = read_run(tmp_path / "profiles" / "ended")
+    (capture,) = report.captures
+    (rank,) = capture.ranks
+    assert (capture.role, rank.status) == ("chat", Status.PARTIAL)
+    assert rank.artifacts[0].whole
+    assert rank.events
+
+
+def test_a_server_without_a_token_lets_nobody_in_and_has_no_other_routes(start_server: Callable[..., Any]) -> None:
+    server = start_server(VLLM_PLUGINS="profdeck")
+    answer = call(server, "GET", "status", token="anything")  # noqa: S106  # there is none
+    assert answer.status_code == 403
+    assert "auth: none" in answer.json()["error"]
+
+
+@pytest.fixture(scope="module")
+def native(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("native")
+    own = {"profiler": "torch", "torch_profiler_dir": str(directory), "ignore_frontend": True}
+    return start_server("--profiler-config", json.dumps(own), VLLM_PLUGINS=""), directory
+
+
+def test_without_profdeck_the_native_profiler_is_used(native: Any, tmp_path: Path) -> None:
+    server, directory = native
+    known = ["--set", f"server.options.native_directory={directory}", "--output", str(tmp_path), "--run", "native"]
+    process = command_line(server, "--iterations", "3", "--timeout", "3", *known)
+    while not server.complete() or process.poll() is None:
+        pass
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    (capture,) = read_run(tmp_path / "native").captures
+    assert capture.status is Status.COMPLETE
+
+
+def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Path) -> None:
+    server, _ = native
+    arguments = ["--stage", "decode", "--set", "server.options.with_stack=true", "--output", str(tmp_path)]
+    process = command_line(server, "--iterations", "3", *arguments)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "stages; with_stack" in err
+    assert "VLLM_PLUGINS=profdeck" in err
+
+
+def test_a_server_without_a_profiler_says_what_to_add(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    server = start_server(VLLM_PLUGINS="")
+    process = command_line(server, "--iterations", "3", "--output", str(tmp_path))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "was launched without a profiler" in err
+    assert "VLLM_PLUGINS=profdeck" in err
+    assert "--profiler-config.profiler=torch" in err

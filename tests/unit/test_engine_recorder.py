@@ -1,0 +1,969 @@
+"""Recording in one process of an engine: whole windows, apart by the kinds of batches, and nothing raised into it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from profdeck import Status, exits, lease
+from profdeck.engine.device import device_backend
+from profdeck.engine.recorder import EngineRecorder, plain
+from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
+from profdeck.errors import CaptureError, ConfigError, LeaseError, UnknownPluginError
+from profdeck.identity import Identity
+from profdeck.schedule import Iterations
+from profdeck.strict import structure
+from profdeck.verify import read_run
+
+Ask = Callable[..., CaptureRequest]
+
+P, D, M = Batch
+
+
+@pytest.fixture
+def recorder(tally: ModuleType) -> Iterator[EngineRecorder]:
+    """Return the recorder of the only rank of an engine."""
+    made = EngineRecorder(Identity(), "tally-device", {"toy-engine": "1.0"})
+    yield made
+    tally.TallyBackend.may_write.set()
+    end(made)
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Ask for a capture below tmp_path/run; further arguments are options of the device's backend."""
+    fields = {field.name for field in attrs.fields(CaptureRequest)}
+
+    def make(count: int | None = None, skip: int = 0, **given: Any) -> CaptureRequest:
+        own = {key: given.pop(key) for key in fields & given.keys()}
+        iterations = None if count is None else Iterations(count=count, skip=skip)
+        defaults = {"id": "step1", "output": tmp_path, "run": "run", "role": "rollout", "first_step": 1}
+        return CaptureRequest(**{**defaults, "iterations": iterations, "options": given, **own})
+
+    return make
+
+
+def iterate(recorder: EngineRecorder, batches: Iterable[Batch | None], first: int = 0) -> None:
+    for number, batch in enumerate(batches, first):
+        recorder.begin(batch, f"it{number}")
+        recorder.end()
+
+
+def whole(recorder: EngineRecorder) -> Reply:
+    """Wait until all files are written."""
+    if recorder._job is not None:
+        wait(recorder._job._writing)
+    return recorder.reply()
+
+
+def end(recorder: EngineRecorder) -> Reply:
+    recorder.stop()
+    return whole(recorder)
+
+
+def manifests(path: Path) -> dict[str, dict[str, Any]]:
+    found = [
+        json.loads(file.read_text())
+        for file in path.glob("run/step_*/**/rank_*.json")
+        if not file.name.endswith(".trace.json")
+    ]
+    return {manifest["capture"]: manifest for manifest in found}
+
+
+def recorded(path: Path) -> dict[str, list[int]]:
+    """Read the iterations that each trace holds, by capture."""
+    found = {}
+    for file in sorted(path.glob("run/step_*/**/*.trace.json")):
+        names = [event["name"] for event in json.loads(file.read_text())["traceEvents"]]
+        found[file.name.split(".")[1]] = [int(name[2:]) for name in names if name.startswith("it")]
+    return found
+
+
+def ranges(path: Path) -> dict[str, list[int]]:
+    return {name: manifest["artifacts"][0]["iterations"] for name, manifest in manifests(path).items()}
+
+
+# What is recorded.
+
+
+def test_from_start_to_stop(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask())
+    assert (recorder.active, recorder.reply().state) == (True, State.ARMED)
+    assert manifests(tmp_path)["step1"]["status"] == "recording"
+    iterate(recorder, [P, D, M])
+    assert recorder.reply().state is State.RECORDING
+    reply = end(recorder)
+    assert (reply.state, reply.iterations, reply.problems) == (State.ENDED, 3, ())
+    assert not recorder.active
+    assert recorded(tmp_path) == {"step1": [0, 1, 2]}
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest["status"] == "complete"
+    assert (manifest["backend"], manifest["versions"], manifest["request"]) == ("tally", {"toy-engine": "1.0"}, "step1")
+    assert (manifest["role"], manifest["target"], manifest["iterations"]) == ("rollout", None, None)
+    assert manifest["artifacts"][0]["iterations"] == [0, 2]
+    (file,) = reply.captures[0].files
+    assert Path(file).is_file()
+    assert Path(reply.captures[0].manifest).is_file()
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+
+
+@pytest.mark.parametrize(("skip", "count"), [(0, 1), (0, 3), (1, 1), (4, 2), (7, 3)])
+def test_a_window_is_exact_and_ends_by_itself(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, skip: int, count: int
+) -> None:
+    recorder.start(ask(count, skip))
+    iterate(recorder, [D] * 10)
+    assert not recorder.active
+    reply = whole(recorder)
+    assert (reply.state, reply.iterations, reply.problems) == (State.ENDED, count, ())
+    assert recorded(tmp_path) == {"step1": [*range(skip, skip + count)]}
+    assert ranges(tmp_path) == {"step1": [skip, skip + count - 1]}
+    assert manifests(tmp_path)["step1"]["iterations"] == {"count": count, "skip": skip, "first": None}
+
+
+def test_the_backend_is_told_which_iteration_has_ended(recorder: EngineRecorder, ask: Ask) -> None:
+    recorder.start(ask(3, 2))
+    assert recorder._job is not None
+    calls = recorder._job._backend.calls  # type: ignore[attr-defined]  # of `tally`
+    iterate(recorder, [D] * 9)
+    assert calls == ["start step1", "step step1 engine_iteration 2", "step step1 engine_iteration 3", "stop step1"]
+
+
+def test_a_stop_after_the_end_is_harmless_and_a_later_start_works(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    recorder.stop()
+    recorder.start(ask(1))
+    iterate(recorder, [D] * 2)
+    for _ in range(2):
+        recorder.stop("too late")
+        assert whole(recorder).problems == ()
+    recorder.start(ask(2, 1, id="step2", first_step=2))
+    assert recorder.reply().iterations == 0
+    iterate(recorder, [D] * 4)
+    assert whole(recorder).iterations == 2
+    recorder.start(ask(1))  # the same again
+    iterate(recorder, [D])
+    assert [capture.id for capture in whole(recorder).captures] == ["step1-take2"]
+    assert recorded(tmp_path) == {"step1": [0], "step1-take2": [0], "step2": [1, 2]}
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_nothing_is_recorded_twice_nor_after_the_end(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(2))
+    iterate(recorder, [D] * 50)
+    recorder.stop()
+    iterate(recorder, [D] * 5)
+    whole(recorder)
+    assert recorded(tmp_path) == {"step1": [0, 1]}
+
+
+def test_an_iteration_without_a_name_and_an_end_without_a_begin(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    recorder.end()
+    recorder.begin(D, "it0")
+    recorder.start(ask(2))
+    recorder.begin(D, "")
+    recorder.end()
+    recorder.begin(D, "it1")
+    recorder.end()
+    assert whole(recorder).iterations == 2
+    assert recorded(tmp_path) == {"step1": [1]}
+
+
+def test_a_process_without_iterations_records_at_once(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(), at_once=True)
+    assert recorder.reply().state is State.RECORDING
+    reply = end(recorder)
+    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.COMPLETE)
+    assert manifests(tmp_path)["step1"]["status"] == "complete"
+
+
+def test_a_rank_that_is_not_selected_stays_idle(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(1, ranks=(1, 3)))
+    assert not recorder.active
+    iterate(recorder, [D] * 3)
+    reply = end(recorder)
+    assert (reply.state, reply.request, reply.iterations, reply.captures) == (State.IDLE, "step1", 0, ())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ranks_that_should_record_are_in_every_manifest(tally: ModuleType, ask: Ask, tmp_path: Path) -> None:
+    for rank in (0, 2):
+        recorder = EngineRecorder(Identity(rank=rank, world_size=4, parallel={"tp": rank}), "tally-device", {})
+        recorder.start(ask(1, ranks=(0, 2, 3, 9), replica=5))
+        iterate(recorder, [D])
+        whole(recorder)
+    assert manifests(tmp_path)["step1"]["expected_ranks"] == [0, 2, 3]
+    (capture,) = read_run(tmp_path / "run").captures
+    assert (capture.role, capture.replica) == ("rollout", 5)
+    assert {rank.rank: rank.status for rank in capture.ranks} == {
+        0: Status.COMPLETE,
+        2: Status.COMPLETE,
+        3: Status.MISSING,
+    }
+
+
+# Kinds of batches apart.
+
+
+def test_kinds_have_captures_and_counts_of_their_own(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(2, 1, stages=(P, D, M)))
+    assert not list(tmp_path.glob("run/step_*/**/rank_*"))  # their captures come with their batches
+    iterate(recorder, [P, P, D, D, P, M, D, D, M])
+    assert recorder.active  # a mixed one is still wanted
+    iterate(recorder, [P, D, M, M], 9)
+    assert not recorder.active
+    reply = whole(recorder)
+    assert (reply.iterations, reply.problems) == (6, ())
+    assert recorded(tmp_path) == {
+        "step1-prefill": [1],
+        "step1-decode": [3],
+        "step1-prefill-2": [4],
+        "step1-decode-2": [6],
+        "step1-mixed": [8],
+        "step1-mixed-2": [11],
+    }
+    assert ranges(tmp_path) == {name: [run[0], run[-1]] for name, run in recorded(tmp_path).items()}
+    assert {name: manifest["stage"] for name, manifest in manifests(tmp_path).items()} == {
+        name: name.split("-")[1] for name in recorded(tmp_path)
+    }
+    assert {capture.id for capture in reply.captures} == set(recorded(tmp_path))
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+
+
+def test_only_the_chosen_kind_is_recorded(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(3, stages=(D,)))
+    iterate(recorder, [P, M, D, D, P, D, D])
+    assert (whole(recorder).state, recorder.active) == (State.ENDED, False)
+    assert recorded(tmp_path) == {"step1-decode": [2, 3], "step1-decode-2": [5]}
+
+
+def test_kinds_without_counts_go_on_until_the_stop(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(stages=(P, D)))
+    iterate(recorder, [P, D, D, M, D, P])
+    assert end(recorder).problems == ()
+    assert recorded(tmp_path) == {
+        "step1-prefill": [0],
+        "step1-decode": [1, 2],
+        "step1-decode-2": [4],
+        "step1-prefill-2": [5],
+    }
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_kinds_are_not_missing_on_a_rank_whose_batches_differ(tally: ModuleType, ask: Ask, tmp_path: Path) -> None:
+    """Data-parallel ranks run batches of their own."""
+    for rank, batches in ((0, [P, D, P, D]), (1, [P, P, D, D])):
+        recorder = EngineRecorder(Identity(rank=rank, world_size=2, parallel={"dp": rank}), "tally-device", {})
+        recorder.start(ask(2, stages=(P, D), ranks="all"))
+        iterate(recorder, batches)
+        assert whole(recorder).iterations == 4
+    report = read_run(tmp_path / "run")
+    assert {rank.status for capture in report.captures for rank in capture.ranks} == {Status.COMPLETE}
+
+
+def test_a_kind_that_never_came(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(2, stages=(M,)))
+    iterate(recorder, [P, D])
+    assert end(recorder).problems == ("Only 0 of 2 mixed iterations ran before the stop.",)
+    recorder.start(ask(2, stages=(P, D, M)))  # all: none of them is owed
+    iterate(recorder, [D, D])
+    assert recorder.active
+    reply = end(recorder)
+    assert (reply.problems, [capture.id for capture in reply.captures]) == ((), ["step1-decode"])
+
+
+# Ends before their time.
+
+
+@pytest.mark.parametrize(
+    ("skip", "ran", "reason", "problem"),
+    [
+        (0, 0, None, "No engine iteration ran between start and stop."),
+        (5, 0, None, "No engine iteration ran between start and stop."),
+        (5, 3, None, "It ended after 3 iterations, before its window began."),
+        (5, 3, "the engine shut down", "The engine shut down."),
+        (0, 0, "the engine shut down", "The engine shut down."),
+    ],
+)
+def test_a_window_that_is_never_reached_has_failed(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, skip: int, ran: int, reason: str | None, problem: str
+) -> None:
+    recorder.start(ask(2, skip))
+    iterate(recorder, [D] * ran)
+    recorder.stop(reason)
+    reply = whole(recorder)
+    assert (reply.state, reply.captures[0].status, reply.captures[0].files) == (State.ENDED, Status.FAILED, ())
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest["status"], manifest["problems"]) == ("failed", [problem])
+    recorder.start(ask(1, id="next"))
+    iterate(recorder, [D])
+    assert whole(recorder).captures[0].status is Status.COMPLETE
+
+
+@pytest.mark.parametrize("reason", [None, "the engine shut down"])
+def test_a_short_window_is_partial(recorder: EngineRecorder, ask: Ask, tmp_path: Path, reason: str | None) -> None:
+    recorder.start(ask(5, 1))
+    iterate(recorder, [D] * 3)
+    recorder.stop(reason)
+    reply = whole(recorder)
+    assert (reply.iterations, reply.captures[0].status) == (2, Status.PARTIAL)
+    assert "Only 2 of 5 iterations ran before the stop." in reply.problems
+    manifest = manifests(tmp_path)["step1"]
+    said = "The engine shut down." if reason else "Only 2 of 5 iterations ran before the stop."
+    assert (manifest["status"], manifest["problems"]) == ("partial", [said])
+    assert recorded(tmp_path) == {"step1": [1, 2]}
+    assert read_run(tmp_path / "run").status is Status.PARTIAL
+
+
+def test_a_short_window_of_a_kind_names_the_kind(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(3, stages=(P, D, M)))
+    iterate(recorder, [P, D, D])
+    problems = end(recorder).problems
+    assert problems == (
+        "Only 1 of 3 prefill iterations ran before the stop.",
+        "Only 2 of 3 decode iterations ran before the stop.",
+    )
+    assert manifests(tmp_path)["step1-decode"]["status"] == "partial"
+
+
+def test_the_reason_is_said_once_and_alike(recorder: EngineRecorder, ask: Ask) -> None:
+    recorder.start(ask())
+    iterate(recorder, [D])
+    recorder.stop("the engine shut down in mid-capture")
+    reply = whole(recorder)
+    assert reply.problems == reply.captures[0].problems == ("The engine shut down in mid-capture.",)
+
+
+def test_a_stop_inside_of_an_iteration(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(9))
+    iterate(recorder, [D])
+    recorder.begin(D, "it1")
+    recorder.stop("now")
+    recorder.end()
+    reply = whole(recorder)
+    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.PARTIAL)
+    assert recorded(tmp_path) == {"step1": [0, 1]}
+
+
+def test_too_long_a_recording_ends_by_itself(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(max_capture_s=0.02))
+    iterate(recorder, [D])
+    assert recorder._job is not None
+    assert recorder._job._timer is not None
+    recorder._job._timer.join()  # the engine is idle
+    for _ in range(100):  # between two lines of the main thread
+        if not recorder.active:
+            break
+    assert not recorder.active
+    assert whole(recorder).captures[0].status is Status.PARTIAL
+    assert manifests(tmp_path)["step1"]["problems"] == ["Max_capture_s=0.02 seconds passed."]
+
+
+@pytest.mark.parametrize("how", ["next iteration", "end of an iteration", "stop"])
+def test_too_long_a_recording_of_another_thread_ends_there(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, how: str
+) -> None:
+    active: list[bool] = []
+
+    def engine() -> None:
+        recorder.start(ask(max_capture_s=0.02))
+        iterate(recorder, [D])
+        if how == "end of an iteration":
+            recorder.begin(D, "it1")
+        assert recorder._job is not None
+        assert recorder._job._timer is not None
+        recorder._job._timer.join()
+        active.append(recorder.active)
+        if how == "next iteration":
+            recorder.begin(D, "it1")
+        recorder.end() if how != "stop" else recorder.stop()
+        active.append(recorder.active)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    thread.join()
+    assert active == [True, False]
+    whole(recorder)
+    assert manifests(tmp_path)["step1"]["problems"] == ["Max_capture_s=0.02 seconds passed."]
+    assert recorded(tmp_path) == {"step1": [0, 1] if how == "end of an iteration" else [0]}
+
+
+def test_armed_too_long_ends_as_well(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(1, 5, max_capture_s=0.02))
+    assert recorder._job is not None
+    assert recorder._job._timer is not None
+    recorder._job._timer.join()
+    for _ in range(100):
+        if not recorder.active:
+            break
+    assert whole(recorder).state is State.ENDED
+    assert manifests(tmp_path)["step1"]["problems"] == ["Max_capture_s=0.02 seconds passed."]
+
+
+def test_an_early_end_leaves_no_timer(recorder: EngineRecorder, ask: Ask) -> None:
+    recorder.start(ask(1))
+    assert recorder._job is not None
+    timer = recorder._job._timer
+    assert timer is not None
+    iterate(recorder, [D])
+    timer.join()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("state", [State.ARMED, State.RECORDING, State.WRITING])
+def test_a_second_start_is_refused_and_the_first_one_goes_on(
+    tally: ModuleType, recorder: EngineRecorder, ask: Ask, tmp_path: Path, state: State
+) -> None:
+    tally.TallyBackend.may_write.clear()
+    recorder.start(ask(3, 1, write_later=True))
+    iterate(recorder, [D] * {State.ARMED: 1, State.RECORDING: 2, State.WRITING: 4}[state])
+    assert recorder.reply().state is state
+    before = recorder.reply()
+    for rank in (0, 5):
+        with pytest.raises(CaptureError, match=f"Capture step1 is {state} in this engine; second cannot start before"):
+            recorder.start(ask(1, id="second", ranks=(rank,)))
+    assert recorder.reply() == before
+    iterate(recorder, [D] * (4 - before.iterations), 4)
+    tally.TallyBackend.may_write.set()
+    reply = whole(recorder)
+    assert (reply.request, reply.state, reply.iterations, reply.problems) == ("step1", State.ENDED, 3, ())
+    (manifest,) = manifests(tmp_path).values()
+    assert (manifest["status"], manifest["problems"]) == ("complete", [])
+    assert manifest["notes"] == ["A second start (second) was refused."] * 2
+    recorder.start(ask(1, id="second"))
+    iterate(recorder, [D])
+    assert whole(recorder).captures[0].status is Status.COMPLETE
+
+
+def test_the_engine_goes_on_while_files_are_written(
+    tally: ModuleType, recorder: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    tally.TallyBackend.may_write.clear()
+    recorder.start(ask(1, stages=(P, D), write_later=True))
+    iterate(recorder, [P])
+    assert recorder.reply().captures[0].status is Status.RECORDING
+    iterate(recorder, [M, D], 1)  # the next kind is recorded meanwhile
+    reply = recorder.reply()
+    assert (reply.state, reply.iterations, recorder.active) == (State.WRITING, 2, False)
+    assert not list(tmp_path.rglob("*.trace.json"))
+    tally.TallyBackend.may_write.set()
+    assert [capture.status for capture in whole(recorder).captures] == [Status.COMPLETE, Status.COMPLETE]
+    assert recorded(tmp_path) == {"step1-prefill": [0], "step1-decode": [2]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fail_on": "start"}, "options: unknown key 'fail_on'. Did you mean 'fail_at'?"),
+        ({"record_shapes": 1}, "options.record_shapes: expected true or false"),
+        ({"max_capture_s": 0}, "'max_capture_s' must be > 0"),
+    ],
+)
+def test_wrong_options_are_refused(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recorder.start(ask(1, options=options))
+    assert message in str(caught.value)
+    assert not recorder.active
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_start_changes_nothing(recorder: EngineRecorder, ask: Ask) -> None:
+    recorder.start(ask(1))
+    iterate(recorder, [D])
+    before = whole(recorder)
+    with pytest.raises(ConfigError):
+        recorder.start(ask(1, id="second", nonsense=1))
+    assert recorder.reply() == before
+
+
+def test_a_device_that_nobody_records(tally: ModuleType, ask: Ask, tmp_path: Path) -> None:
+    recorder = EngineRecorder(Identity(), "abacus", {})
+    with pytest.raises(UnknownPluginError, match="No installed backend records the device type 'abacus'"):
+        recorder.start(ask(1))
+    assert list(tmp_path.iterdir()) == []
+    assert device_backend("tally-device") is tally.TallyBackend
+
+
+def test_a_device_that_is_being_recorded(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    held = lease.acquire(["gpu-1"], holder="trainer, step1")
+    with pytest.raises(LeaseError, match=r"gpu-1 is being recorded by this process \(trainer, step1\)"):
+        recorder.start(ask(1, device="gpu-1"))
+    assert [path.name for path in tmp_path.iterdir()] == ["leases"]
+    held.release()
+    recorder.start(ask(1, device="gpu-1"))
+    iterate(recorder, [D])
+    assert recorder.reply().captures
+    lease.acquire(["gpu-1"], holder="trainer").release()  # given back before the files are written
+
+
+def test_a_directory_of_leases_that_cannot_be_used(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(lease.DIRECTORY_VARIABLE, "/proc/profdeck")
+    with pytest.raises(CaptureError, match="The device cannot be leased: FileNotFoundError"):
+        recorder.start(ask(1, device="gpu-1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_taken_while_armed(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(1, device="gpu-1"))
+    held = lease.acquire(["gpu-1"], holder="trainer, step1")
+    iterate(recorder, [D])
+    held.release()
+    assert "gpu-1 is being recorded" in whole(recorder).problems[0]
+    assert manifests(tmp_path)["step1"]["status"] == "failed"
+
+
+def test_a_directory_where_nothing_can_be_written(recorder: EngineRecorder, ask: Ask) -> None:
+    with pytest.raises(CaptureError, match="nothing can be written to /proc/profdeck"):
+        recorder.start(ask(1, output=Path("/proc/profdeck")))  # not even root can write there
+    assert (recorder.active, recorder.reply().state) == (False, State.IDLE)
+
+
+@pytest.mark.parametrize("stages", [(), (P, D)])
+def test_a_file_in_the_way(recorder: EngineRecorder, ask: Ask, tmp_path: Path, stages: tuple[Batch, ...]) -> None:
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(CaptureError, match="nothing can be written"):
+        recorder.start(ask(1, stages=stages))
+    assert not recorder.active
+    assert (tmp_path / "run").read_text() == "in the way"
+
+
+@pytest.mark.parametrize("link", ["run", "run/step_000001/rollout"])
+def test_a_link_out_of_the_output_directory(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, link: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / link).symlink_to(elsewhere)
+    with pytest.raises(CaptureError, match="outside of the output directory"):
+        recorder.start(ask(1))
+    assert not recorder.active
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", ["options", "lease", "directory", "at once"])
+def test_a_refused_start_leaves_nothing_behind(recorder: EngineRecorder, ask: Ask, tmp_path: Path, why: str) -> None:
+    before, watched = set(threading.enumerate()), dict(exits._open)
+    handler = signal.getsignal(signal.SIGTERM)
+    held = lease.acquire(["gpu-1"], holder="trainer") if why == "lease" else None
+    request = {
+        "options": ask(nonsense=1),
+        "lease": ask(device="gpu-1"),
+        "directory": ask(output=Path("/proc/x")),
+        "at once": ask(fail_at="start"),
+    }[why]
+    with pytest.raises((CaptureError, ConfigError, LeaseError)):
+        recorder.start(request, at_once=why == "at once")
+    if held:
+        held.release()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) == before
+    assert exits._open == watched
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert [manifest["status"] for manifest in manifests(tmp_path).values()] == ["failed"] * (why == "at once")
+    recorder.start(ask(1))
+    iterate(recorder, [D])
+    assert whole(recorder).captures[0].status is Status.COMPLETE
+
+
+# What fails in mid-capture.
+
+
+@pytest.mark.parametrize("stages", [(), (D,)])
+@pytest.mark.parametrize(
+    ("hook", "status"), [("start", "failed"), ("step", "partial"), ("stop", "failed"), ("write", "failed")]
+)
+def test_a_backend_that_fails_never_reaches_the_engine(
+    recorder: EngineRecorder,
+    ask: Ask,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    hook: str,
+    status: str,
+    stages: tuple[Batch, ...],
+) -> None:
+    with caplog.at_level(logging.WARNING, "profdeck"):
+        recorder.start(ask(2, fail_at=hook, stages=stages))
+        iterate(recorder, [D] * 4)
+        reply = end(recorder)
+    (capture,) = reply.captures
+    assert (reply.state, capture.status) == (State.ENDED, status)
+    assert f"RuntimeError: {hook} does not work" in " ".join((*reply.problems, *capture.problems))
+    (manifest,) = manifests(tmp_path).values()
+    assert manifest["status"] == status
+    assert f"RuntimeError: {hook} does not work" in " ".join(manifest["problems"])
+    if hook == "start":
+        assert f"{hook} does not work" in caplog.text
+    recorder.start(ask(1, id="next", stages=stages))
+    iterate(recorder, [D])
+    reply = whole(recorder)
+    assert (reply.problems, reply.captures[0].status) == ((), Status.COMPLETE)
+
+
+def test_a_writer_that_fails(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(1, fail_at="write", write_later=True))
+    iterate(recorder, [D])
+    reply = whole(recorder)
+    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.FAILED)
+    assert "RuntimeError: write does not work" in manifests(tmp_path)["step1"]["problems"][0]
+
+
+@pytest.mark.parametrize("hook", ["start", "step", "stop"])
+def test_a_backend_whose_hooks_are_coroutines_is_reported(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, hook: str
+) -> None:
+    """They cannot be awaited in an engine's loop; all else is as with any failure."""
+    recorder.start(ask(2))
+    assert recorder._job is not None
+    backend = recorder._job._backend
+    if hook == "start":
+        backend.options = attrs.evolve(backend.options, wait_s=0.0)  # type: ignore[call-arg]
+    recorder.begin(D, "it0")
+    backend.options = attrs.evolve(backend.options, wait_s=0.0)  # type: ignore[call-arg]
+    recorder.end()
+    if hook == "stop":
+        recorder.stop()
+    iterate(recorder, [D] * 3)
+    reply = end(recorder)
+    assert reply.state is State.ENDED
+    assert reply.problems
+    assert len(reply.captures) == 1
+    assert manifests(tmp_path)["step1"]["status"] == "failed"
+    recorder.start(ask(1))
+    iterate(recorder, [D])
+    assert whole(recorder).captures[0].status is Status.COMPLETE
+
+
+@pytest.mark.parametrize("part", ["make", "enter", "exit"])
+def test_a_mark_that_fails_is_reported_once(recorder: EngineRecorder, ask: Ask, tmp_path: Path, part: str) -> None:
+    class Mark:
+        def __init__(self, _: str) -> None:
+            self._do("make")
+
+        def __enter__(self) -> None:
+            self._do("enter")
+
+        def __exit__(self, *_: object) -> None:
+            self._do("exit")
+
+        def _do(self, here: str) -> None:
+            if here == part:
+                raise RuntimeError("no marks here")
+
+    recorder.start(ask(4))
+    iterate(recorder, [D])
+    assert recorder._job is not None
+    assert recorder._job._recording is not None
+    recorder._job._recording.capture.annotate = Mark
+    iterate(recorder, [D] * 3, 1)
+    reply = end(recorder)
+    assert reply.problems == ("RuntimeError: no marks here",)
+    assert manifests(tmp_path)["step1"]["status"] == "partial"
+    assert recorded(tmp_path) == {"step1": [0]}
+
+
+def test_an_artifact_in_a_place_of_its_own_does_not_hide_the_end(
+    tally: ModuleType, recorder: EngineRecorder, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that writes elsewhere breaks its contract, which must be seen."""
+    recorder.start(ask(1))
+    monkeypatch.setattr("profdeck.capture.Capture.artifact_path", lambda *_: tmp_path / "away.trace.json")
+    iterate(recorder, [D])
+    reply = whole(recorder)
+    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.FAILED)
+    assert manifests(tmp_path)["step1"]["status"] == "failed"
+    assert "away.trace.json" in " ".join(manifests(tmp_path)["step1"]["problems"])
+
+
+def test_a_manifest_that_cannot_be_written_is_logged(
+    tally: ModuleType, recorder: EngineRecorder, ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    stop = tally.TallyBackend.profile_stop
+
+    def odd(self: Any, capture: Any) -> Any:
+        return [attrs.evolve(artifact, kind=object()) for artifact in stop(self, capture)]
+
+    monkeypatch.setattr(tally.TallyBackend, "profile_stop", tally.hookimpl(odd))
+    recorder.start(ask(1))
+    iterate(recorder, [D])
+    reply = whole(recorder)
+    assert reply.state is State.ENDED
+    assert "TypeError" in reply.captures[0].problems[0]
+    assert "rank_0000.step1.json cannot be written: TypeError" in caplog.text
+
+
+def test_a_directory_that_goes_away_while_armed(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    recorder.start(ask(1, stages=(D,)))
+    (tmp_path / "run" / "step_000001" / "rollout").rmdir()
+    (tmp_path / "run" / "step_000001").rmdir()
+    (tmp_path / "run" / "step_000001").write_text("in the way")
+    iterate(recorder, [D] * 2)
+    reply = whole(recorder)
+    assert (reply.state, reply.captures, recorder.active) == (State.ENDED, (), False)
+    assert "nothing can be written" in reply.problems[0]
+
+
+# Replies.
+
+
+def test_replies_are_plain_data(tally: ModuleType, recorder: EngineRecorder, ask: Ask) -> None:
+    replies = [recorder.reply("it is refused")]
+    tally.TallyBackend.may_write.clear()
+    recorder.start(ask(3, 1, write_later=True))
+    replies.append(recorder.reply())
+    iterate(recorder, [D] * 2)
+    replies.append(recorder.reply())
+    recorder.stop("enough")
+    replies.append(recorder.reply())
+    tally.TallyBackend.may_write.set()
+    replies.append(whole(recorder))
+    assert [reply.state for reply in replies] == [*State]
+    for reply in replies:
+        assert structure(json.loads(json.dumps(plain(reply))), Reply, where="") == reply
+    assert plain(replies[0])["error"] == "it is refused"
+    (recorded,) = replies[-1].captures
+    assert isinstance(recorded, Recorded)
+    assert (recorded.status, recorded.events, recorded.size_bytes > 0) == (Status.PARTIAL, 2, True)
+
+
+def test_a_reply_says_who_answers(tally: ModuleType) -> None:
+    reply = EngineRecorder(Identity(rank=3, world_size=4, host="h", pid=7), "tally-device", {}).reply()
+    assert (reply.rank, reply.world_size, reply.host, reply.pid, reply.state) == (3, 4, "h", 7, State.IDLE)
+
+
+# The end of the process. What needs a process of its own is in tests/integration/test_engine_exits.py.
+
+
+def test_the_exits_are_watched_until_the_files_are_whole(tally: ModuleType, recorder: EngineRecorder, ask: Ask) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    tally.TallyBackend.may_write.clear()
+    recorder.start(ask(1, write_later=True))
+    assert signal.getsignal(signal.SIGTERM) is not before
+    iterate(recorder, [D])
+    assert recorder.reply().state is State.WRITING
+    assert signal.getsignal(signal.SIGTERM) is not before
+    tally.TallyBackend.may_write.set()
+    whole(recorder)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert exits._open == {}
+
+
+def test_the_next_start_forgets_the_last_one(recorder: EngineRecorder, ask: Ask) -> None:
+    """Where nobody asked for a reply in between."""
+    for number in range(3):
+        recorder.start(ask(1, id=f"n{number}"))
+        iterate(recorder, [D])
+        assert recorder._job is not None
+        wait(recorder._job._writing)
+    recorder.start(ask(1, ranks=(1,)))
+    assert exits._open == {}
+
+
+@pytest.mark.parametrize("moment", ["armed", "between", "inside"])
+def test_an_exit_ends_it_at_once(recorder: EngineRecorder, ask: Ask, tmp_path: Path, moment: str) -> None:
+    recorder.start(ask(5))
+    if moment != "armed":
+        iterate(recorder, [D])
+    if moment == "inside":
+        recorder.begin(D, "it1")
+    assert exits._finish_all("SIGTERM in mid-capture")
+    assert exits._open == {}
+    assert (recorder.active, recorder.reply().state) == (False, State.ENDED)
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest["problems"] == ["SIGTERM in mid-capture."]
+    assert manifest["status"] == ("failed" if moment == "armed" else "partial")
+    recorder.end()
+
+
+@pytest.fixture
+def terminated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Collect the SIGTERMs that reach the host."""
+    seen: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.parametrize("hook", ["start", "step", "stop"])
+def test_a_signal_during_a_hook_is_delivered_when_it_has_ended(
+    tally: ModuleType,
+    terminated: list[int],
+    recorder: EngineRecorder,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hook: str,
+) -> None:
+    do = tally.TallyBackend._do
+
+    def interrupted(self: Any, name: str, call: str) -> None:
+        do(self, name, call)
+        if name == hook:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert not terminated
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", interrupted)
+    recorder.start(ask(3))
+    iterate(recorder, [D] * 4)
+    assert terminated == [signal.SIGTERM]
+    assert (recorder.active, exits._open) == (False, {})
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest["status"] == ("complete" if hook == "stop" else "partial")
+    assert manifest["artifacts"][0]["whole"]
+
+
+def test_a_signal_during_a_start_at_once(
+    tally: ModuleType,
+    terminated: list[int],
+    recorder: EngineRecorder,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No iteration follows that could end it."""
+    do = tally.TallyBackend._do
+
+    def interrupted(self: Any, name: str, call: str) -> None:
+        do(self, name, call)
+        if name == "start":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", interrupted)
+    recorder.start(ask(), at_once=True)
+    assert terminated == [signal.SIGTERM]
+    assert (recorder.active, recorder.reply().state) == (False, State.ENDED)
+    assert manifests(tmp_path)["step1"]["problems"] == ["SIGTERM in mid-capture."]
+
+
+def test_a_signal_while_files_are_written_waits_for_them(
+    tally: ModuleType, terminated: list[int], recorder: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    tally.TallyBackend.may_write.clear()
+    recorder.start(ask(1, write_later=True))
+    iterate(recorder, [D])
+    threading.Timer(0.01, tally.TallyBackend.may_write.set).start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert terminated == [signal.SIGTERM]
+    assert manifests(tmp_path)["step1"]["status"] == "complete"
+
+
+def test_a_question_takes_no_lock_that_an_exit_waits_for(tally: ModuleType, recorder: EngineRecorder, ask: Ask) -> None:
+    """A signal may interrupt the question, and its handler waits for the files in the same thread."""
+    tally.TallyBackend.may_write.clear()
+    recorder.start(ask(1, write_later=True))
+    iterate(recorder, [D])
+    assert recorder._job is not None
+    replies: list[Reply] = []
+    thread = threading.Thread(target=lambda: replies.append(recorder.reply()), daemon=True)
+    with recorder._job._writing[0]._condition:
+        thread.start()
+        thread.join(10)
+    assert [reply.state for reply in replies] == [State.WRITING]
+
+
+# Any order of batches.
+
+
+def model(
+    batches: Sequence[Batch], count: int | None, skip: int, stages: Sequence[Batch]
+) -> tuple[dict[str, list[int]], int]:
+    """Say which iterations are recorded, by capture, and after how many the recording ends by itself."""
+    seen = dict.fromkeys(stages or (None,), 0)
+    wanted: list[tuple[int, Batch | None]] = []
+    ended = len(batches)
+    for number, batch in enumerate(batches):
+        key = batch if stages else None
+        if key not in seen:
+            continue
+        seen[key] += 1
+        if seen[key] > skip and (count is None or seen[key] <= skip + count):
+            wanted.append((number, key))
+        if count is not None and all(past >= skip + count for past in seen.values()):
+            ended = number + 1
+            break
+    captures: dict[str, list[int]] = {}
+    runs: dict[Batch | None, int] = {}
+    # Iterations that follow each other and are of one kind share a capture.
+    for (key, _), run in groupby(enumerate(wanted), lambda item: (item[1][1], item[1][0] - item[0])):
+        runs[key] = runs.get(key, 0) + 1
+        name = "-".join(["step1", *([key] if key else []), *([str(runs[key])] if runs[key] > 1 else [])])
+        captures[name] = [number for _, (number, _) in run]
+    return captures, ended
+
+
+@settings(max_examples=150)
+@given(
+    batches=st.lists(st.sampled_from(Batch), max_size=20),
+    count=st.none() | st.integers(1, 4),
+    skip=st.integers(0, 3),
+    stages=st.lists(st.sampled_from(Batch), unique=True).map(tuple),
+)
+@example(batches=[P, D, P, D], count=1, skip=0, stages=(P, D))
+def test_any_order_of_batches_is_recorded_as_asked(
+    tmp_path_factory: Any, batches: list[Batch], count: int | None, skip: int, stages: tuple[Batch, ...]
+) -> None:
+    """Every iteration is recorded once if it is asked for, and not at all if it is not."""
+    if count is None:
+        skip = 0  # a skip comes with a count
+    path = tmp_path_factory.mktemp("engine")
+    iterations = None if count is None else Iterations(count=count, skip=skip)
+    recorder = EngineRecorder(Identity(), "tally-device", {})
+    request = CaptureRequest(
+        id="step1", output=path, run="run", role="rollout", first_step=1, stages=stages, iterations=iterations
+    )
+    recorder.start(request)
+    expected, ended = model(batches, count, skip, stages)
+    for number, batch in enumerate(batches):
+        assert recorder.active == (number < ended)
+        recorder.begin(batch, f"it{number}")
+        recorder.end()
+    by_itself = not recorder.active
+    reply = end(recorder)
+    found = recorded(path)
+    assert found == expected
+    assert reply.iterations == sum(map(len, expected.values()))
+    files = [file for capture in reply.captures for file in capture.files]
+    assert len({capture.id for capture in reply.captures}) == len(reply.captures)
+    assert len(set(files)) == len(files) == len(expected)
+    short = count is not None and not by_itself
+    for name, manifest in manifests(path).items():
+        if name not in expected:
+            assert (manifest["status"], manifest["artifacts"]) == ("failed", [])
+            continue
+        assert manifest["artifacts"][0]["iterations"] == [expected[name][0], expected[name][-1]]
+        assert manifest["status"] == "complete" or (short and manifest["status"] == "partial")
+    if not short and expected:
+        assert reply.problems == ()
+        assert read_run(path / "run").status is Status.COMPLETE
+    assert exits._open == {}
+
+
+test_any_order_of_batches_is_recorded_as_asked = pytest.mark.usefixtures("tally")(
+    test_any_order_of_batches_is_recorded_as_asked
+)

@@ -1,0 +1,517 @@
+"""Captures of an engine that a host asks for: what the host may ask, and what `ls` makes of what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from profdeck import Profiler, Status
+from profdeck.cli import ls
+from profdeck.engine.request import CaptureRequest, State
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.identity import Identity
+from profdeck.strict import structure
+from profdeck.verify import TargetReport, read_run
+
+Build = Callable[..., Profiler]
+ROLE = "rollout"
+
+
+@pytest.fixture
+def build(tally: ModuleType, tmp_path: Path) -> Build:
+    """Build a profiler that controls an engine and writes to tmp_path/run; `device_...` are options of its ranks."""
+
+    def make(target: object, *, replica: int | None = None, **settings: Any) -> Profiler:
+        own = {f"{ROLE}.{key}": settings.pop(key) for key in ("ranks", "iterations", "stages") if key in settings}
+        own |= {f"{ROLE}.options.{key}": settings.pop(key) for key in ("merge", "max_capture_s") if key in settings}
+        device = {key: settings.pop(f"device_{key}") for key in ("fail_at", "device", "max_capture_s", "write_later")
+                  if f"device_{key}" in settings}  # fmt: skip
+        defaults = {"output": str(tmp_path), "run": "run", "steps": [1], f"{ROLE}.backend": "tally-engine"}
+        defaults |= {f"{ROLE}.ranks": "all", f"{ROLE}.options.device_options": device, "on_error": "raise"}
+        return Profiler.from_config(
+            identity=Identity(role=ROLE, replica=replica), settings=defaults | own | settings, target=target
+        )
+
+    return make
+
+
+@pytest.fixture
+def engine(tally: ModuleType) -> Any:
+    """Return an engine with two ranks that is used without an event loop."""
+    return tally.ToyEngine(blocking=True)
+
+
+def manifests(path: Path, pattern: str = "rank_*") -> list[dict[str, Any]]:
+    files = sorted(path.glob(f"run/step_*/**/{pattern}.json"))
+    return [json.loads(file.read_text()) for file in files if not file.name.endswith(".trace.json")]
+
+
+def the_target(path: Path) -> TargetReport:
+    (target,) = read_run(path / "run").targets
+    return target
+
+
+def edit(path: Path, pattern: str, **changes: Any) -> None:
+    (file,) = path.glob(f"run/step_*/**/{pattern}")
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+# What a host asks for.
+
+
+def test_a_step_of_the_host_is_a_capture_of_the_engine(build: Build, engine: Any, tmp_path: Path) -> None:
+    profiler = build(engine, replica=2, iterations={"count": 2, "skip": 1})
+    with profiler.capture(1) as capture:
+        engine.iterate("prefill", "decode", "decode", "decode")
+    assert capture is not None
+    assert (capture.status, capture.target, capture.expected_ranks) == (Status.COMPLETE, "toy", (0, 1))
+    assert engine.commands == [("start", "step1"), ("stop", "step1")]
+    request = capture.request
+    assert request is not None
+    assert (request.output, request.run, request.role, request.replica) == (tmp_path, "run", ROLE, 2)
+    (target,) = manifests(tmp_path, "target.*")
+    assert (target["target"], target["request"], target["expected_ranks"]) == ("toy", "step1", [0, 1])
+    assert (target["backend"], target["iterations"]) == ("tally-engine", {"count": 2, "skip": 1, "first": None})
+    ranks = manifests(tmp_path)
+    assert [(rank["rank"], rank["backend"], rank["request"], rank["target"]) for rank in ranks] == [
+        (0, "tally", "step1", None),
+        (1, "tally", "step1", None),
+    ]
+    assert [rank["artifacts"][0]["iterations"] for rank in ranks] == [[1, 2], [1, 2]]
+    assert {path.parent for path in tmp_path.glob("run/step_*/**/*.json")} == {
+        tmp_path / "run" / "step_000001" / ROLE / "replica_002"
+    }
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(part.id, part.role, part.replica, part.target) for part in report.targets] == [("step1", ROLE, 2, "toy")]
+
+
+def test_steps_without_iterations_record_from_start_to_stop(build: Build, engine: Any, tmp_path: Path) -> None:
+    profiler = build(engine, steps=["1..2", 4], stages=["decode"], ranks=[1])
+    for step in range(6):
+        with profiler.capture(step):
+            engine.iterate("prefill", "decode")
+    assert engine.commands == [("start", "step1"), ("stop", "step1"), ("start", "step4"), ("stop", "step4")]
+    found = {manifest["capture"]: manifest for manifest in manifests(tmp_path)}
+    assert sorted(found) == ["step1-decode", "step1-decode-2", "step4-decode"]
+    assert {manifest["rank"] for manifest in found.values()} == {1}
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(target.id, target.first_step) for target in report.targets] == [("step1", 1), ("step4", 4)]
+
+
+def test_a_repeated_step_is_asked_for_under_its_own_name(build: Build, engine: Any, tmp_path: Path) -> None:
+    for _ in range(3):
+        with build(engine).capture(1):
+            engine.iterate("decode")
+    assert [request for command, request in engine.commands if command == "start"] == [
+        "step1",
+        "step1-take2",
+        "step1-take3",
+    ]
+    assert {(manifest["capture"], manifest["request"]) for manifest in manifests(tmp_path)} == {
+        ("step1", "step1"),
+        ("step1-take2", "step1-take2"),
+        ("step1-take3", "step1-take3"),
+    }
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.problems, len(report.targets)) == (Status.COMPLETE, (), 3)
+
+
+def test_a_rank_with_a_capture_of_that_name_still_counts(build: Build, engine: Any, tmp_path: Path) -> None:
+    """It may have been asked by somebody else before; the name then moves on in that rank."""
+    directory = tmp_path / "run" / "step_000001" / ROLE
+    directory.mkdir(parents=True)
+    with build(engine, ranks=[0]).capture(1):
+        engine.iterate("decode")
+    (directory / "target.step1.json").unlink()
+    with build(engine, ranks=[0]).capture(1):
+        engine.iterate("decode")
+    assert [(manifest["capture"], manifest["request"]) for manifest in manifests(tmp_path)] == [
+        ("step1-take2", "step1"),
+        ("step1", "step1"),
+    ]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_an_async_host_waits_for_the_window(build: Build, tally: ModuleType, tmp_path: Path) -> None:
+    engine = tally.ToyEngine()
+    profiler = build(engine, iterations={"count": 2})
+    told = []
+
+    async def host() -> None:
+        assert not await profiler.await_window(5)  # nothing runs
+        async with profiler.capture(1):
+            assert not await profiler.await_window(0)
+            engine.iterate("decode")
+            assert not await profiler.await_window(0, told.append)
+            engine.iterate("decode")
+            assert await profiler.await_window(5, told.append)
+
+    asyncio.run(host())
+    assert [(state.ended, state.iterations) for state in told] == [(False, 1), (True, 2)]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_a_window_that_ends_during_the_wait_is_seen(
+    build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profdeck.controller._POLL_S", 0)
+    engine = tally.ToyEngine()
+    profiler = build(engine, iterations={"count": 3})
+
+    async def host() -> bool:
+        async with profiler.capture(1):
+            return await profiler.await_window(30, lambda _: engine.iterate("decode"))
+
+    assert asyncio.run(host())
+
+
+def test_the_target_is_asked_only_of_engines(tally: ModuleType) -> None:
+    async def host() -> bool:
+        profiler = Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally"})
+        async with profiler.capture(1):
+            return await profiler.await_window(5) or await Profiler().await_window(5)
+
+    assert not asyncio.run(host())
+
+
+def test_an_exception_of_the_host_reaches_every_rank(build: Build, engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), build(engine).capture(1):
+        engine.iterate("decode")
+        _ = 1 / 0
+    reason = "An exception ended it: ZeroDivisionError: division by zero."
+    assert [manifest["problems"] for manifest in manifests(tmp_path)] == [[reason]] * 2
+    target = the_target(tmp_path)
+    assert target.status is Status.PARTIAL
+    assert target.problems[0] == reason
+
+
+def test_a_short_window_makes_the_target_partial(build: Build, engine: Any, tmp_path: Path) -> None:
+    with (
+        pytest.raises(CaptureError, match="is partial: Rank 0: Only 1 of 3"),
+        build(engine, iterations={"count": 3}).capture(1),
+    ):
+        engine.iterate("decode")
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.targets[0].status) == (Status.PARTIAL, Status.PARTIAL)
+    assert "Rank 1: Only 1 of 3 iterations ran before the stop." in report.targets[0].problems
+
+
+# What is refused before anything runs.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": {"active": 1}}, "rollout.window: 'tally-engine' is the backend of an engine; use iterations."),
+        ({"warmup_steps": 1}, "rollout.warmup_steps: 'tally-engine' is the backend of an engine; use iterations."),
+        ({"stages": ["decode", "score"]}, "rollout.stages: score: an engine has the stages prefill, decode, mixed."),
+        ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: the engine then captures by itself"),
+    ],
+)
+def test_keys_without_a_meaning_for_engines(build: Build, engine: Any, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(engine, **{f"{ROLE}.{key}": value for key, value in settings.items()})
+    assert message in str(caught.value)
+
+
+def test_an_engine_backend_needs_a_target_that_it_knows(build: Build) -> None:
+    with pytest.raises(ConfigError, match=r"'tally-engine' controls an engine .*from_config\(\.\.\., target=llm\)"):
+        build(None)
+    with pytest.raises(ConfigError, match="target: 'http://127.0.0.1:1' is no ToyEngine"):
+        build("http://127.0.0.1:1")
+
+
+def test_a_device_backend_takes_no_target(build: Build, engine: Any) -> None:
+    with pytest.raises(ConfigError, match="'tally' records the process that it runs in and controls no target, such"):
+        Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally"}, target=engine)
+    with pytest.raises(ConfigError, match=r"trainer.iterations: 'tally' is not the backend of an engine; use window"):
+        Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally", "trainer.iterations": {"count": 1}})
+
+
+def test_what_the_config_does_not_select_asks_nothing(build: Build, engine: Any, tmp_path: Path) -> None:
+    assert not build(engine, steps=[]).enabled
+    profiler = build(engine, steps=[9])
+    with profiler.capture(1) as capture:
+        assert capture is None
+    assert engine.commands == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_rank_of_the_host_does_not_choose(tally: ModuleType, engine: Any, tmp_path: Path) -> None:
+    """Its role's ranks are those of the engine."""
+    profiler = Profiler.from_config(
+        identity=Identity(role=ROLE, rank=3, world_size=4),
+        settings={
+            "output": str(tmp_path),
+            "run": "run",
+            "steps": [1],
+            f"{ROLE}.backend": "tally-engine",
+            f"{ROLE}.ranks": [1],
+        },
+        target=engine,
+    )
+    with profiler.capture(1):
+        engine.iterate("decode")
+    assert [manifest["rank"] for manifest in manifests(tmp_path)] == [1]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+# Starts that do not come to be.
+
+
+def test_a_refusal_of_the_engine_is_the_whole_story(build: Build, engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"step1 did not start: Rank 0: options: unknown key 'fail_at_all'"):
+        build(engine, **{f"{ROLE}.options.device_options": {"fail_at_all": "start"}}).start(1)
+    assert engine.commands == [("start", "step1"), ("stop", "step1")]
+    assert manifests(tmp_path) == []
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.captures, report.problems) == (Status.FAILED, (), ())
+    assert "Rank 1: options: unknown key" in report.targets[0].problems[0]
+    with build(engine).capture(1):
+        engine.iterate("decode")
+
+
+def test_a_rank_that_starts_beside_one_that_refuses_is_stopped(
+    build: Build, engine: Any, tally: ModuleType, tmp_path: Path
+) -> None:
+    engine.ranks[1] = type(engine.ranks[1])(engine.ranks[1].identity, "abacus", {})
+    with pytest.raises(CaptureError, match="Rank 1: No installed backend records the device type 'abacus'"):
+        build(engine).start(1)
+    assert not engine.ranks[0].active
+    (manifest,) = manifests(tmp_path)
+    assert (manifest["status"], manifest["problems"]) == ("failed", ["The start was given up."])
+
+
+def test_a_second_host_is_refused_and_the_first_one_goes_on(build: Build, engine: Any, tmp_path: Path) -> None:
+    first, second = build(engine), build(engine, steps=[2])
+    first.start(1)
+    engine.iterate("decode")
+    with pytest.raises(CaptureError, match="Capture step1 is recording in this engine; step2 cannot start"):
+        second.start(2)
+    engine.iterate("decode")
+    first.stop()
+    assert [manifest["artifacts"][0]["iterations"] for manifest in manifests(tmp_path)] == [[0, 1]] * 2
+    report = read_run(tmp_path / "run")
+    assert {target.id: target.status for target in report.targets} == {
+        "step1": Status.COMPLETE,
+        "step2": Status.FAILED,
+    }
+    assert all("A second start (step2) was refused." in rank.notes for rank in report.captures[0].ranks)
+
+
+def test_a_start_that_is_cancelled_is_rolled_back(build: Build, tally: ModuleType, tmp_path: Path) -> None:
+    engine = tally.ToyEngine()
+    profiler = build(engine)
+
+    async def host() -> None:
+        engine.answers.clear()
+        task = asyncio.ensure_future(profiler.astart(1))
+        await engine.heard.wait()
+        assert all(recorder.active for recorder in engine.ranks)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.commands == [("start", "step1"), ("stop", "step1")]
+        assert not any(recorder.active for recorder in engine.ranks)
+        assert profiler.active is None
+        async with profiler.capture(1):
+            engine.iterate("decode")
+
+    asyncio.run(host())
+    report = read_run(tmp_path / "run")
+    targets = {target.id: target for target in report.targets}
+    assert (targets["step1"].status, targets["step1-take2"].status) == (Status.FAILED, Status.COMPLETE)
+    assert "CancelledError" in targets["step1"].problems[0]
+
+
+@pytest.mark.parametrize("hook", ["start", "stop"])
+def test_a_device_that_fails_is_reported_by_the_host(build: Build, engine: Any, tmp_path: Path, hook: str) -> None:
+    with pytest.raises(CaptureError, match=f"{hook} does not work"), build(engine, device_fail_at=hook).capture(1):
+        engine.iterate("decode", "decode")
+    report = read_run(tmp_path / "run")
+    assert report.status is Status.FAILED
+    assert [rank.status for rank in report.captures[0].ranks] == [Status.FAILED] * 2
+    assert report.targets[0].status is not Status.COMPLETE
+
+
+def test_a_profiler_can_be_closed_while_the_engine_writes(
+    build: Build, engine: Any, tally: ModuleType, tmp_path: Path
+) -> None:
+    tally.TallyBackend.may_write.clear()
+    profiler = build(engine, iterations={"count": 1}, ranks=[0], device_write_later=True)
+    profiler.start(1)
+    engine.iterate("decode")
+    assert engine.ranks[0].reply().state is State.WRITING
+    tally.TallyBackend.may_write.set()
+    profiler.close()
+    assert the_target(tmp_path).problems == ("The profiler was closed in mid-capture.",)
+
+
+# What `ls` makes of it.
+
+
+def test_a_rank_that_left_nothing_is_missing(build: Build, engine: Any, tmp_path: Path) -> None:
+    with build(engine).capture(1):
+        engine.iterate("decode")
+    for file in tmp_path.glob("run/step_*/**/rank_0001*"):
+        file.unlink()
+    target = the_target(tmp_path)
+    assert (target.status, target.problems) == (
+        Status.MISSING,
+        ("Rank 1 should have recorded and left nothing.",),
+    )
+    assert [rank.status for rank in read_run(tmp_path / "run").captures[0].ranks] == [
+        Status.COMPLETE,
+        Status.MISSING,
+    ]
+
+
+def test_kinds_of_one_rank_do_not_hide_another_rank(build: Build, engine: Any, tmp_path: Path) -> None:
+    with build(engine, stages=["decode"]).capture(1):
+        engine.iterate("decode", "prefill", "decode")
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+    for file in tmp_path.glob("run/step_*/**/rank_0001*"):
+        file.unlink()
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.targets[0].problems) == (
+        Status.MISSING,
+        ("Rank 1 should have recorded and left nothing.",),
+    )
+
+
+def test_a_rank_of_another_replica_or_request_does_not_count(build: Build, tally: ModuleType, tmp_path: Path) -> None:
+    for replica in (0, 1):
+        engine = tally.ToyEngine(blocking=True)
+        with build(engine, replica=replica).capture(1):
+            engine.iterate("decode")
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+    for file in tmp_path.glob("run/step_*/**/replica_001/rank_*"):
+        file.unlink()
+    edit(tmp_path, "replica_000/rank_0001_tp1.step1.json", request="step1-take2")
+    assert {(target.replica, target.problems) for target in read_run(tmp_path / "run").targets} == {
+        (0, ("Rank 1 should have recorded and left nothing.",)),
+        (1, tuple(f"Rank {rank} should have recorded and left nothing." for rank in (0, 1))),
+    }
+
+
+def test_a_target_whose_host_died_is_missing_and_one_that_lives_records(
+    build: Build, engine: Any, tmp_path: Path
+) -> None:
+    profiler = build(engine)
+    profiler.start(1)
+    engine.iterate("decode")
+    assert the_target(tmp_path).status is Status.RECORDING
+    edit(tmp_path, "target.step1.json", process_started="1")
+    assert the_target(tmp_path).status is Status.MISSING
+    profiler.stop()
+    assert the_target(tmp_path).status is Status.COMPLETE
+
+
+def test_a_partial_target_makes_the_run_partial(build: Build, engine: Any, tmp_path: Path) -> None:
+    with build(engine).capture(1):
+        engine.iterate("decode")
+    edit(tmp_path, "target.step1.json", status="partial", problems=["The frontend: it was slow."])
+    report = read_run(tmp_path / "run")
+    assert (report.captures[0].status, report.status) == (Status.COMPLETE, Status.PARTIAL)
+
+
+def test_the_files_of_a_target_are_known_and_checked(build: Build, engine: Any, tmp_path: Path) -> None:
+    with build(engine, merge="both").capture(1):
+        engine.iterate("decode")
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    (artifact,) = report.targets[0].artifacts
+    assert (artifact.path.name, artifact.kind, artifact.size_bytes) == ("target.step1.merged.txt", "merged_trace", 4)
+    artifact.path.write_text("b")
+    assert (the_target(tmp_path).status, the_target(tmp_path).artifacts[0].whole) == (Status.PARTIAL, False)
+    artifact.path.with_name("target.step1.other.txt").touch()
+    assert "target.step1.other.txt is in no manifest." in read_run(tmp_path / "run").problems[0]
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "never written"])
+def test_a_target_without_its_own_file_has_the_traces_of_its_ranks(
+    build: Build, engine: Any, tmp_path: Path, damage: str
+) -> None:
+    with build(engine, merge="both").capture(1):
+        engine.iterate("decode")
+    (file,) = tmp_path.rglob("*.merged.txt")
+    file.unlink() if damage != "empty" else file.write_text("")
+    if damage == "never written":
+        manifest = manifests(tmp_path, "target.*")[0]
+        artifact = manifest["artifacts"][0] | {"size_bytes": 0, "whole": False, "problem": "merge_profiles: no"}
+        edit(tmp_path, "target.step1.json", artifacts=[artifact], status="partial")
+    assert the_target(tmp_path).status is Status.PARTIAL
+
+
+def test_a_role_with_a_target_only_did_record(build: Build, engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError):
+        build(engine, **{f"{ROLE}.options.device_options": {"x": 1}, "critic.backend": "tally"}).start(1)
+    report = read_run(tmp_path / "run")
+    assert report.problems == ("The role 'critic' recorded nothing.",)
+
+
+def test_json_has_the_targets(build: Build, engine: Any, tmp_path: Path) -> None:
+    with build(engine, merge="both", replica=3).capture(1):
+        engine.iterate("decode")
+    document = json.loads(json.dumps(ls.plain(read_run(tmp_path / "run"))))
+    (target,) = document["targets"]
+    directory = tmp_path / "run" / "step_000001" / ROLE / "replica_003"
+    assert target == {
+        "id": "step1",
+        "role": ROLE,
+        "replica": 3,
+        "target": "toy",
+        "first_step": 1,
+        "status": "complete",
+        "problems": [],
+        "notes": [],
+        "artifacts": [
+            {
+                "path": str(directory / "target.step1.merged.txt"),
+                "kind": "merged_trace",
+                "size_bytes": 4,
+                "events": None,
+                "whole": True,
+                "problem": None,
+                "iterations": None,
+            }
+        ],
+        "manifest": str(directory / "target.step1.json"),
+    }
+    (capture,) = document["captures"]
+    assert capture["ranks"][0]["artifacts"][0]["iterations"] == [0, 0]
+
+
+def test_the_problems_of_a_target_are_printed(
+    build: Build, engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureError):
+        build(engine, replica=1, **{f"{ROLE}.options.device_options": {"x": 1}}).start(1)
+    ls.show(read_run(tmp_path / "run"))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Step 1, rollout/1, toy: Rank 0: options: unknown key 'x'." in out
+    assert "0 captures; ranks: none" in out
+
+
+# What crosses to the engine.
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"id": "../x"}, {"id": ""}, {"run": "a/b"}, {"run": ".."}, {"role": "../x"}, {"replica": -1}, {"first_step": -1},
+     {"stages": ["sort"]}, {"iterations": {"count": 0}}, {"nonsense": 1}, {"ranks": "some"}, {"ranks": []},
+     {"ranks": [0, -1]}],
+)  # fmt: skip
+def test_a_request_that_could_leave_the_directory_is_refused(wrong: dict[str, Any]) -> None:
+    request = {"id": "step1", "output": "/tmp", "run": "run", "role": ROLE}
+    assert structure(request, CaptureRequest, where="").ranks == (0,)
+    with pytest.raises(ConfigError):
+        structure(request | wrong, CaptureRequest, where="")
