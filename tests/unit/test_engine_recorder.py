@@ -383,6 +383,7 @@ def test_too_long_a_recording_of_another_thread_ends_there(
     recorder: EngineRecorder, ask: Ask, tmp_path: Path, how: str
 ) -> None:
     active: list[bool] = []
+    expired, go_on = threading.Event(), threading.Event()
 
     def engine() -> None:
         recorder.start(ask(max_capture_s=0.02))
@@ -392,6 +393,8 @@ def test_too_long_a_recording_of_another_thread_ends_there(
         assert recorder._job is not None
         assert recorder._job._timer is not None
         recorder._job._timer.join()
+        expired.set()
+        go_on.wait()
         active.append(recorder.active)
         if how == "next iteration":
             recorder.begin(D, "it1")
@@ -400,6 +403,10 @@ def test_too_long_a_recording_of_another_thread_ends_there(
 
     thread = threading.Thread(target=engine)
     thread.start()
+    expired.wait()
+    for _ in range(100):  # were the main thread asked to end it, it would here
+        pass
+    go_on.set()
     thread.join()
     assert active == [True, False]
     whole(recorder)
@@ -836,6 +843,8 @@ def test_a_signal_during_a_hook_is_delivered_when_it_has_ended(
     manifest = manifests(tmp_path)["step1"]
     assert manifest["status"] == ("complete" if hook == "stop" else "partial")
     assert manifest["artifacts"][0]["whole"]
+    # The iteration that was under way is whole as well.
+    assert recorder.reply().iterations == {"start": 1, "step": 2, "stop": 3}[hook]
 
 
 def test_a_signal_during_a_start_at_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
@@ -25,5 +26,10 @@ if __name__ == "__main__":
     except Exception as error:  # noqa: BLE001  # vLLM's own word for it
         died = type(error).__name__
     profiler.stop()
+    # vLLM now ends the other worker, which no process but vLLM's own could wait for.
+    (other,) = Path(OUTPUT).rglob("rank_0000_tp0.step0.json")
+    deadline = time.monotonic() + 30
+    while json.loads(other.read_text())["status"] == "recording" and time.monotonic() < deadline:
+        time.sleep(0.1)
     finish({"died": died, "capture": about(capture)})
     os._exit(0)  # vLLM waits for workers that it has lost
