@@ -1,14 +1,15 @@
 """What profdeck costs a vLLM engine, idle and in a capture, against engines without it and vLLM's own profiler.
 
-python -m benchmarks.vllm_iteration [--parts idle captured stall] [--launches 5] [--rounds 40] [--stops 10]
+python -m benchmarks.vllm_iteration [--launches 12] [--bursts 15] [--rounds 40] [--stops 10] [--json FILE]
 
 It needs the environment of the nox session `vllm` (``.nox/vllm-*/bin/python``), so `run_all`, which runs in the one of
 `torch`, leaves it out. The engine is a random Llama of 2 layers: short iterations, of which all that is added is a
 large part. Three parts, each with engines in processes of their own:
 
 idle: iterations without and with profdeck in the worker; with it also after a capture. Every launch starts four
-engines at once, which then generate one at a time, in bursts whose order is drawn anew for every round. Processes of
-the same program differ, too: the interval is taken over the launches, and an engine without profdeck is there twice.
+engines at once, which then generate one at a time, in bursts whose order is drawn anew each time. Processes of
+the same program differ, too, by a percent or two: the interval is taken over the launches, of which there are many,
+and an engine without profdeck is there twice.
 
 captured: iterations inside a recording, by profdeck and by vLLM's profiler with the same options, of one engine that
 has both. The order is drawn anew for every round, and vLLM's runs twice: that shows what two equal things differ by.
@@ -188,8 +189,10 @@ class Burst:
     """What an engine measured while it alone generated."""
 
     iteration_ms: float
-    rest: float
-    """The part of one core that it used while it rested before."""
+    rest_s: float
+    """How long it rested before."""
+    rest_cpu_s: float
+    """What it used of the CPU then."""
 
 
 def idle_engine(connection: Connection, model: Path, capture_to: Path | None) -> None:
@@ -219,11 +222,11 @@ def idle_engine(connection: Connection, model: Path, capture_to: Path | None) ->
     while True:
         wall_s, cpu_s = clock(), time.process_time()
         connection.recv()
-        rest = (time.process_time() - cpu_s) / (clock() - wall_s)
-        connection.send(Burst(burst(), rest))
+        wall_s, cpu_s = clock() - wall_s, time.process_time() - cpu_s
+        connection.send(Burst(burst(), wall_s, cpu_s))
 
 
-def measure_idle(model: Path, output: Path, launches: int, rounds: int) -> dict[str, list[list[Burst]]]:
+def measure_idle(model: Path, output: Path, launches: int, count: int) -> dict[str, list[list[Burst]]]:
     """Return the bursts of each kind of engine, a list for each launch."""
     chance = random.Random(0)
     kinds: dict[str, tuple[str, bool]] = {
@@ -246,7 +249,7 @@ def measure_idle(model: Path, output: Path, launches: int, rounds: int) -> dict[
             for found in bursts.values():
                 found.append([])
             order = list(children)
-            for _ in range(rounds):
+            for _ in range(count):
                 chance.shuffle(order)
                 for name in order:
                     children[name].send("burst")
@@ -260,13 +263,14 @@ def idle_rows(bursts: dict[str, list[list[Burst]]]) -> list[Row]:
         name: [statistics.median(burst.iteration_ms for burst in launch) for launch in launches]
         for name, launches in bursts.items()
     }
-    rest = max(burst.rest for launches in bursts.values() for launch in launches for burst in launch[1:])
+    all_bursts = [burst for launches in bursts.values() for launch in launches for burst in launch]
+    rest = sum(burst.rest_cpu_s for burst in all_bursts) / sum(burst.rest_s for burst in all_bursts)
     rows = [
         row("idle iteration", "ms", medians, ("profdeck", "without"), MAX_IDLE),
         row("idle iteration, after a capture", "ms", medians, ("profdeck after a capture", "without"), MAX_IDLE),
         row("iteration without, again", "ms", medians, ("without again", "without")),
     ]
-    note = f"resting engines used at most {rest:.1%} of a core"
+    note = f"a resting engine used {rest:.2%} of a core"
     return [attrs.evolve(found, detail=f"{found.detail}; {note}") for found in rows]
 
 
@@ -516,10 +520,11 @@ def row(
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__)
-    options.add_argument("--launches", type=int, default=5, help="of the part idle")
-    options.add_argument("--rounds", type=int, default=40, help="of the parts idle, in each launch, and captured")
-    options.add_argument("--stops", type=int, default=10, help="of the part stall")
-    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    options.add_argument("--launches", type=int, default=12, help="of the part idle")
+    options.add_argument("--bursts", type=int, default=15, help="of the part idle, of each engine of a launch")
+    options.add_argument("--rounds", type=int, default=40, help="of the part captured")
+    options.add_argument("--stops", type=int, default=10, help="of each kind of the part stall")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     chosen = options.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -527,7 +532,7 @@ def main() -> None:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         if "idle" in chosen.parts:
-            rows += idle_rows(measure_idle(model, output, chosen.launches, chosen.rounds))
+            rows += idle_rows(measure_idle(model, output, chosen.launches, chosen.bursts))
         if "captured" in chosen.parts:
             with Child(
                 output / "captured.log", {}, captured_engine, model, output / "captured", chosen.rounds

@@ -103,6 +103,11 @@ class EngineBackend(Backend):
 
     thread_bound: ClassVar[bool] = False
 
+    @property
+    def blocking(self) -> bool:
+        """Whether the bound target has only blocking calls, so that the hooks return no awaitables."""
+        return False
+
     def bind(self, target: object) -> str:
         """Take the target, an engine object or a URL, and return its name for manifests.
 

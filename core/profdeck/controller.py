@@ -72,6 +72,11 @@ class Controller:
         """Whether there is nothing that a stop could end."""
         return self._recording is None and self._armed is None and not self._busy
 
+    @property
+    def suspends(self) -> bool:
+        """Whether the end of a capture has to wait for an event loop."""
+        return isinstance(self._session.backend, EngineBackend) and not self._session.backend.blocking
+
     def idle_at(self, step: int) -> bool:
         """Tell whether beginning that global step has no effect."""
         return self._recording is None and self._armed is None and not self._session.wants(step)
@@ -149,7 +154,8 @@ class Controller:
         """Begin a stage: its own capture (None is returned) or a mark in the running one (to be entered)."""
         if self._recording is not None:
             return self._recording.capture.annotate(name)
-        stages = self._session.role.stages
+        # Of an engine they are kinds of batches, and not those of the host.
+        stages = () if isinstance(self._session.backend, EngineBackend) else self._session.role.stages
         if self._armed is None or (stages and name not in stages):
             return contextlib.nullcontext()
         begun = False
@@ -278,6 +284,8 @@ class Controller:
             return
         reason = f"max_capture_s={limit_s:g} seconds passed"
         self._ending = _Ending(reason)  # the next boundary ends it, if nothing does before
+        if isinstance(self._session.backend, EngineBackend):
+            return  # its processes keep the time themselves, and calls into a busy engine may not be interrupted
         if recording.capture.owner.thread == threading.main_thread().ident:
             exits.call_in_main_thread(functools.partial(self._finish_expired, recording, reason))
 

@@ -49,6 +49,7 @@ class Profiler:
         self._recording = False
         self._runner: asyncio.Runner | None = None
         self._controller: Controller | None = None
+        self._ending: asyncio.Task[None] | None = None  # loops hold their tasks weakly
         if session is not None:
             from profdeck.controller import Controller
 
@@ -119,13 +120,25 @@ class Profiler:
             drive(self._controller.step(Step(Unit(unit), index), self._settle_now))
 
     def stop(self) -> None:
-        """End the global step: end the capture, unless the next step belongs to it too. Harmless when idle."""
-        if self._controller is not None and not self._controller.at_rest:
+        """End the global step: end the capture, unless the next step belongs to it too. Harmless when idle.
+
+        Inside a running event loop the capture of an engine ends a little later; `astop` waits for that.
+        """
+        if self._controller is None or self._controller.at_rest:
+            return
+        if self._controller.suspends and (loop := _running_loop()):
+            self._ending = loop.create_task(self._controller.stop(settle_later))
+        else:
             drive(self._controller.stop(self._settle_now))
 
     def close(self, reason: str = _CLOSED) -> None:
-        """End any capture now, marking it partial. Harmless when idle; the profiler can be used again."""
-        if self._controller is not None:
+        """End any capture now, marking it partial. Harmless when idle; the profiler can be used again.
+
+        Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
+        """
+        if self._controller is not None and self._controller.suspends and (loop := _running_loop()):
+            self._ending = loop.create_task(self._controller.close(reason, settle_later))
+        elif self._controller is not None:
             drive(self._controller.close(reason, self._settle_now))
         if self._runner is not None:
             self._runner.close()
@@ -211,9 +224,7 @@ class Profiler:
         """Bring an awaitable to its result by blocking; it never suspends the coroutine that calls it."""
         import asyncio
 
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if _running_loop() is None:
             self._runner = self._runner or asyncio.Runner()
             return self._runner.run(settle_later(awaitable))
         if inspect.iscoroutine(awaitable):
@@ -325,6 +336,15 @@ class Stage:
         if mark is not None:
             mark.__exit__(*error)
         return mark is None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _reason(error: BaseException | None) -> str | None:

@@ -157,8 +157,8 @@ class RunDirectory:
             OSError: something cannot be created or written.
             CaptureError: the directory leads out of the output directory.
         """
-        capture.directory.mkdir(parents=True, exist_ok=True)
         self._check_inside(capture.directory)
+        capture.directory.mkdir(parents=True, exist_ok=True)
         wanted, take = capture.id, 1
         while True:
             try:

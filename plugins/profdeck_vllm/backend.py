@@ -53,6 +53,11 @@ class VllmBackend(EngineBackend):
         assert self._engine is not None  # noqa: S101  # core binds before it starts
         return self._engine
 
+    @property
+    def blocking(self) -> bool:
+        """Whether the engine is an `LLM` or its like."""
+        return self._target.blocking
+
     def bind(self, target: object) -> str:
         """Take an `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` object, or the URL of a server."""
         if isinstance(target, str):

@@ -98,7 +98,7 @@ async def _capture(given: _Given, on_progress: Callable[[int, int], None]) -> Ca
 
     name = given.backend or await _recognised(given.url)
     own = f"roles.{given.role}"
-    settings: dict[str, Any] = {"steps": [0], f"{own}.backend": name, f"{own}.ranks": given.ranks, "on_error": "raise"}
+    settings: dict[str, Any] = {f"{own}.backend": name, f"{own}.ranks": given.ranks, "on_error": "raise"}
     if given.iterations:
         settings[f"{own}.iterations"] = given.iterations
     if given.stages:
@@ -109,7 +109,7 @@ async def _capture(given: _Given, on_progress: Callable[[int, int], None]) -> Ca
     profiler = Profiler.from_config(
         given.config,
         identity=Identity(role=given.role, replica=given.replica),
-        settings=settings | given.settings,
+        settings=settings | given.settings | {"steps": [0], "mode": "continuous"},
         target=given.url,
     )
     wanted = (given.iterations or {}).get("count")

@@ -109,13 +109,16 @@ def _steps(capture: CaptureReport) -> str:
     steps = str(capture.first_step)
     if capture.last_step > capture.first_step:
         steps += f"..{capture.last_step}"
-    take = re.search(r"-(take\d+)$", capture.id)
+    take = re.search(r"-(take\d+)(?:-|$)", capture.id)
     return f"{steps} {take[1]}" if take else steps
 
 
 def _stage(capture: CaptureReport) -> str:
-    """Write the stage, with its number in the step from the second one on: what the id has behind the step."""
-    return re.sub(r"^step\d+-?|-?take\d+$", "", capture.id) if capture.stage else ""
+    """Write the stage, with its number in the step from the second one on."""
+    if capture.stage is None:
+        return ""
+    number = re.search(rf"-{re.escape(capture.stage)}(-\d+)?(?:-take\d+)?$", capture.id)
+    return capture.stage + ((number[1] or "") if number else "")
 
 
 def _role(capture: CaptureReport | TargetReport) -> str:

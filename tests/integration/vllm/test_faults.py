@@ -11,7 +11,6 @@ from profdeck.verify import read_run
 
 def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(run_job: Callable[..., Any]) -> None:
     job = run_job("killed_worker", VLLM_PLUGINS="profdeck", VLLM_CPU_OMP_THREADS_BIND="0|1")
-    assert job.results["died"] == "EngineDeadError"
     assert job.results["capture"]["status"] == "partial"
     assert "does not answer" in " ".join(job.results["capture"]["problems"])
     report = read_run(job.output / "run")
