@@ -1,15 +1,15 @@
 """What profdeck costs a vLLM engine, idle and in a capture, against engines without it and vLLM's own profiler.
 
-python -m benchmarks.vllm_iteration [--launches 12] [--bursts 15] [--rounds 40] [--stops 10] [--json FILE]
+python -m benchmarks.vllm_iteration [--forks 30] [--bursts 12] [--rounds 40] [--stops 10] [--json FILE]
 
 It needs the environment of the nox session `vllm` (``.nox/vllm-*/bin/python``), so `run_all`, which runs in the one of
 `torch`, leaves it out. The engine is a random Llama of 2 layers: short iterations, of which all that is added is a
 large part. Three parts, each with engines in processes of their own:
 
-idle: iterations without and with profdeck in the worker; with it also after a capture. Every launch starts four
-engines at once, which then generate one at a time, in bursts whose order is drawn anew each time. Processes of
-the same program differ, too, by a percent or two: the interval is taken over the launches, of which there are many,
-and an engine without profdeck is there twice.
+idle: iterations without and with profdeck in the worker; with it also after a capture. Two processes of the same
+program can differ by percents, so the engines are forks of one, into which profdeck is loaded by what vLLM calls for
+it. They generate one at a time, in short bursts whose order is drawn anew each time, and are forked anew many times:
+the interval is taken over the forks. One without profdeck is there twice.
 
 captured: iterations inside a recording, by profdeck and by vLLM's profiler with the same options, of one engine that
 has both. The order is drawn anew for every round, and vLLM's runs twice: that shows what two equal things differ by.
@@ -33,7 +33,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,6 +71,9 @@ ENVIRONMENT = {
 }
 PROMPT = [2, 3, 5, 7, 11, 13]
 TOKENS = 200
+"""Of a request in the part `stall`."""
+BURST = 100
+"""Iterations of a burst in the part `idle`."""
 REQUESTS = 4
 RECORDED = 100
 """Iterations of a window in the part `captured`; the first `PASSED` are not timed."""
@@ -184,94 +186,136 @@ def check(capture: Capture | None) -> None:
 # The part `idle`.
 
 
-@attrs.frozen
-class Burst:
-    """What an engine measured while it alone generated."""
+class Twin:
+    """A fork of this process, whose engine it has, too, in the same place in memory."""
 
-    iteration_ms: float
-    rest_s: float
-    """How long it rested before."""
-    rest_cpu_s: float
-    """What it used of the CPU then."""
+    def __init__(self, llm: Any, kind: Callable[[Any], None]) -> None:
+        context = get_context("fork")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_generate_on_demand, args=(other, llm, kind))
+        self._process.start()
+        other.close()
+
+    def burst_ms(self) -> float:
+        """Return the milliseconds of an iteration of a burst that it generates now."""
+        self._connection.send("burst")
+        found: float = self._connection.recv()
+        return found
+
+    def end(self) -> float:
+        """End it, and return what part of a core it used while it rested."""
+        self._connection.send(None)
+        rest: float = self._connection.recv()
+        self._process.join()
+        return rest
 
 
-def idle_engine(connection: Connection, model: Path, capture_to: Path | None) -> None:
-    """Generate a burst for each message."""
-    from vllm import LLM, SamplingParams
+def _generate_on_demand(connection: Connection, llm: Any, kind: Callable[[Any], None]) -> None:
+    kind(llm)
+    _burst_ms(llm)  # the pages that it writes to are its own from now on
+    rest_s = rest_cpu_s = 0.0
+    while True:
+        began_s, began_cpu_s = clock(), time.process_time()
+        going_on = connection.recv()
+        rest_s, rest_cpu_s = rest_s + clock() - began_s, rest_cpu_s + time.process_time() - began_cpu_s
+        if not going_on:
+            connection.send(rest_cpu_s / rest_s)
+            return
+        connection.send(_burst_ms(llm))
+
+
+def _burst_ms(llm: Any) -> float:
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(max_tokens=BURST, ignore_eos=True, temperature=0, detokenize=False)
+    gc.collect()
+    began_s = clock()
+    llm.generate([{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False)
+    return (clock() - began_s) / BURST * 1e3
+
+
+def load_profdeck(_: Any) -> None:
+    """Do what vLLM does in a process that is to have profdeck."""
     from vllm.v1.worker.worker_base import WorkerBase
 
-    llm = LLM(**engine_arguments(model))
-    assert hasattr(WorkerBase, "profdeck_command") is bool(os.environ["VLLM_PLUGINS"])
-    parameters = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0, detokenize=False)
+    from profdeck_vllm.autoload import register
 
-    def burst() -> float:
-        gc.collect()
-        began_s = clock()
-        llm.generate([{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False)
-        return (clock() - began_s) / TOKENS * 1e3
+    os.environ["VLLM_PLUGINS"] = "profdeck"
+    register()
+    assert hasattr(WorkerBase, "profdeck_command")
 
-    burst()
-    if capture_to is not None:
-        profiler = own_profiler(capture_to, llm, with_stack=False)
+
+def load_and_capture(llm: Any) -> None:
+    """Load profdeck and record a burst."""
+    load_profdeck(llm)
+    with tempfile.TemporaryDirectory() as output:
+        profiler = own_profiler(Path(output), llm, with_stack=False)
         capture = profiler.start(EVERY)
-        burst()
+        _burst_ms(llm)
         profiler.stop()
         check(capture)
-    burst()
-    connection.send("ready")
-    while True:
-        wall_s, cpu_s = clock(), time.process_time()
-        connection.recv()
-        wall_s, cpu_s = clock() - wall_s, time.process_time() - cpu_s
-        connection.send(Burst(burst(), wall_s, cpu_s))
 
 
-def measure_idle(model: Path, output: Path, launches: int, count: int) -> dict[str, list[list[Burst]]]:
-    """Return the bursts of each kind of engine, a list for each launch."""
-    chance = random.Random(0)
-    kinds: dict[str, tuple[str, bool]] = {
-        "profdeck": ("profdeck", False),
-        "profdeck after a capture": ("profdeck", True),
-        "without": ("", False),
-        "without again": ("", False),
+def idle_engine(connection: Connection, model: Path, forks: int, bursts: int) -> None:
+    """Send the times of the bursts of each kind of twin, a list for each time that they were forked, and their rest."""
+    from vllm import LLM
+
+    llm = LLM(**engine_arguments(model))
+    _burst_ms(llm)
+    kinds: dict[str, Callable[[Any], None]] = {
+        "profdeck": load_profdeck,
+        "profdeck after a capture": load_and_capture,
+        "without": lambda _: None,
+        "without again": lambda _: None,
     }
-    bursts: dict[str, list[list[Burst]]] = {name: [] for name in kinds}
-    for launch in range(launches):
-        with ExitStack() as stack:
-            children = {}
-            for number, (name, (plugins, captured)) in enumerate(kinds.items()):
-                log = output / f"idle-{launch}-{number}.log"
-                to = output / f"idle-{launch}-{number}" if captured else None
-                child = Child(log, {"VLLM_PLUGINS": plugins}, idle_engine, model, to)
-                children[name] = stack.enter_context(child)
-            for child in children.values():
-                child.answer()
-            for found in bursts.values():
-                found.append([])
-            order = list(children)
-            for _ in range(count):
-                chance.shuffle(order)
-                for name in order:
-                    children[name].send("burst")
-                    bursts[name][-1].append(children[name].answer())
-    return bursts
+    times: dict[str, list[list[float]]] = {name: [] for name in kinds}
+    rests: list[float] = []
+    order, chance = list(kinds), random.Random(0)
+    for _ in range(forks):
+        chance.shuffle(order)
+        twins = {name: Twin(llm, kinds[name]) for name in order}
+        for found in times.values():
+            found.append([])
+        for _ in range(bursts):
+            chance.shuffle(order)
+            for name in order:
+                times[name][-1].append(twins[name].burst_ms())
+        rests += [twin.end() for twin in twins.values()]
+    connection.send((times, statistics.fmean(rests)))
 
 
-def idle_rows(bursts: dict[str, list[list[Burst]]]) -> list[Row]:
-    """Compare the launches' medians."""
-    medians = {
-        name: [statistics.median(burst.iteration_ms for burst in launch) for launch in launches]
-        for name, launches in bursts.items()
-    }
-    all_bursts = [burst for launches in bursts.values() for launch in launches for burst in launch]
-    rest = sum(burst.rest_cpu_s for burst in all_bursts) / sum(burst.rest_s for burst in all_bursts)
-    rows = [
-        row("idle iteration", "ms", medians, ("profdeck", "without"), MAX_IDLE),
-        row("idle iteration, after a capture", "ms", medians, ("profdeck after a capture", "without"), MAX_IDLE),
-        row("iteration without, again", "ms", medians, ("without again", "without")),
+def idle_row(
+    what: str, times: dict[str, list[list[float]]], names: tuple[str, str], rest: float, max_ratio: float | None = None
+) -> Row:
+    """Compare the bursts that ran next to each other, fork by fork."""
+    one, other = (times[name] for name in names)
+    ratios = [
+        statistics.median(mine / its for mine, its in zip(*pair, strict=True)) for pair in zip(one, other, strict=True)
     ]
-    note = f"a resting engine used {rest:.2%} of a core"
-    return [attrs.evolve(found, detail=f"{found.detail}; {note}") for found in rows]
+    ratio, interval = ratio_interval(ratios, [1.0] * len(ratios))
+    medians = [[statistics.median(bursts) for bursts in forks] for forks in (one, other)]
+    return Row(
+        what=what,
+        unit="ms",
+        measured=statistics.median(medians[0]),
+        peer=statistics.median(medians[1]),
+        peer_name=names[1],
+        ratio=ratio,
+        interval=interval,
+        goal=f"ratio <= {max_ratio}" if max_ratio else "",
+        met=ratio <= max_ratio if max_ratio else None,
+        detail=f"ratios of {len(ratios)} forks {min(ratios):.4g}..{max(ratios):.4g}; "
+        f"a resting engine used {rest:.2%} of a core",
+    )
+
+
+def idle_rows(times: dict[str, list[list[float]]], rest: float) -> list[Row]:
+    """Compare the kinds of twins."""
+    return [
+        idle_row("idle iteration", times, ("profdeck", "without"), rest, MAX_IDLE),
+        idle_row("idle iteration, after a capture", times, ("profdeck after a capture", "without"), rest, MAX_IDLE),
+        idle_row("iteration without, again", times, ("without again", "without"), rest),
+    ]
 
 
 # The part `captured`.
@@ -520,8 +564,8 @@ def row(
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__)
-    options.add_argument("--launches", type=int, default=12, help="of the part idle")
-    options.add_argument("--bursts", type=int, default=15, help="of the part idle, of each engine of a launch")
+    options.add_argument("--forks", type=int, default=30, help="of the part idle")
+    options.add_argument("--bursts", type=int, default=12, help="of the part idle, of each fork")
     options.add_argument("--rounds", type=int, default=40, help="of the part captured")
     options.add_argument("--stops", type=int, default=10, help="of each kind of the part stall")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
@@ -532,7 +576,9 @@ def main() -> None:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         if "idle" in chosen.parts:
-            rows += idle_rows(measure_idle(model, output, chosen.launches, chosen.bursts))
+            arguments = (model, chosen.forks, chosen.bursts)
+            with Child(output / "idle.log", {"VLLM_PLUGINS": ""}, idle_engine, *arguments) as child:
+                rows += idle_rows(*child.answer())
         if "captured" in chosen.parts:
             with Child(
                 output / "captured.log", {}, captured_engine, model, output / "captured", chosen.rounds

@@ -109,4 +109,6 @@ def _default_text(default: Any) -> str:
         return "required"
     if isinstance(default, bool):
         return str(default).lower()
+    if hasattr(default, "factory"):  # attrs.Factory, which type checkers take for a function
+        default = default.factory()
     return "automatic" if default is None else str(default)

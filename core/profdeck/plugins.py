@@ -202,4 +202,4 @@ def describe(error: BaseException) -> str:
     """Say an error in one line: our own as they are, others with their type."""
     if isinstance(error, ProfdeckError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -138,7 +138,8 @@ class VllmBackend(EngineBackend):
         self._asked = request
 
     async def _roll_back(self, request: CaptureRequest) -> None:
-        stop = self._target.command("stop", {"request": request.id, "reason": "the capture was given up at its start"})
+        reason = "the capture was given up at its start"
+        stop = self._target.command("stop", {"request": request.id, "token": request.token, "reason": reason})
         with contextlib.suppress(CaptureError):  # it does not answer: max_capture_s ends what it may have begun
             await (stop if self._target.blocking else asyncio.shield(stop))
 
@@ -151,7 +152,8 @@ class VllmBackend(EngineBackend):
             return ()
         reason = " ".join(capture.problems) or None
         try:
-            answer = await self._target.command("stop", {"request": asked.id, "reason": reason})
+            stop = {"request": asked.id, "token": asked.token, "reason": reason}
+            answer = await self._target.command("stop", stop)
             answer = await self._flushed(capture, answer)
         except CaptureError as error:
             capture.problems.append(str(error))
@@ -229,13 +231,13 @@ def _judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> None:
         reply = answered.get(rank)
         if reply is None:  # of another data-parallel engine, whose answers vLLM drops: its manifest tells
             continue
-        if reply.request != asked.id:
+        if reply.token != asked.token:
             capture.problems.append(f"Rank {rank} knows nothing of the capture; was its process restarted?")
             continue
         if not any(recorded.files for recorded in reply.captures):
             capture.problems.append(f"Rank {rank} left no file.")
         capture.problems += [f"Rank {rank}: {problem}" for problem in _problems(reply)]
-    if answer.frontend is not None and answer.frontend.request == asked.id:
+    if answer.frontend is not None and answer.frontend.token == asked.token:
         capture.problems += [f"The frontend: {problem}" for problem in _problems(answer.frontend)]
 
 

@@ -87,7 +87,9 @@ class ProfdeckEndpoints:
                 output=str(config.config.output.absolute()),
                 profdeck=profdeck.__version__,
             )
-            return JSONResponse({"server": attrs.asdict(about), "answer": plain_answer(answer)})
+            refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
+            content = {"server": attrs.asdict(about), "answer": plain_answer(answer)}
+            return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)
 
         # FastAPI reads annotations, which are names of this function here.
         route.__annotations__ = {"request": Request}
@@ -128,7 +130,8 @@ class ProfdeckEndpoints:
         wait_s = body.pop("wait_s", 30)
         if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
             raise ConfigError(f"wait_s: expected a number of seconds, got {wait_s!r}.")
-        answer = await engine.command("stop", {"request": body["request"], "reason": body.get("reason")})
+        stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
+        answer = await engine.command("stop", stop)
         deadline = time.monotonic() + wait_s
         while any(reply.state is State.WRITING for reply in answer.all) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
@@ -174,4 +177,7 @@ def _request(body: dict[str, Any], config: ServerConfig) -> CaptureRequest:
     output = Path(given["output"]) if isinstance(given["output"], str) else root
     if not (root / output).resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"output: {output} is not below {root}, the output directory of this server.")
-    return attrs.evolve(structure(given, CaptureRequest, where=""), output=(root / output).resolve())
+    request = structure(given, CaptureRequest, where="")
+    if request.iterations and request.iterations.first is not None:
+        raise ConfigError("iterations.first: the engine is running already; say skip, which counts from the start.")
+    return attrs.evolve(request, output=(root / output).resolve())

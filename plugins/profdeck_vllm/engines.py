@@ -116,7 +116,7 @@ class EngineObject(Engine):
         self._engine = engine
         self.blocking = not inspect.iscoroutinefunction(engine.start_profile)
         self._frontend: EngineRecorder | None = None
-        self._request: str | None = None
+        self._request: dict[str, Any] = {}
 
     async def has_profdeck(self) -> bool:
         """Tell by this process, in whose environment the workers were started."""
@@ -152,7 +152,7 @@ class EngineObject(Engine):
             raise CaptureError(f"The engine does not answer: {describe(error)}") from error
         ranks = tuple(structure(answer, Reply, where="reply") for answer in _flat(answers))
         if command == "start":
-            self._request = payload["id"]
+            self._request = {"request": payload["id"], "token": payload.get("token")}
             self._save_before_shutdown()
         return Answer(ranks=ranks, frontend=self._command_frontend(command, payload, ranks))
 
@@ -163,7 +163,7 @@ class EngineObject(Engine):
         loop, thread, shutdown = asyncio.get_running_loop(), threading.get_ident(), self._engine.shutdown
 
         async def save() -> None:
-            stop = {"request": self._request, "reason": "the engine was shut down in mid-capture"}
+            stop = {**self._request, "reason": "the engine was shut down in mid-capture"}
             answer = await self.command("stop", stop)
             while any(reply.state is State.WRITING for reply in answer.all):
                 await asyncio.sleep(_SAVE_POLL_S)
@@ -180,8 +180,9 @@ class EngineObject(Engine):
 
     def _command_frontend(self, command: str, payload: Mapping[str, Any], ranks: Sequence[Reply]) -> Reply | None:
         error = None
-        if command == "start" and payload["engine"].get("frontend") and not any(rank.error for rank in ranks):
-            self._frontend = self._frontend or EngineRecorder(Identity(), "cpu", {})
+        if command == "start" and not any(rank.error for rank in ranks):
+            self._frontend = EngineRecorder(Identity(), "cpu", {}) if payload["engine"].get("frontend") else None
+        if command == "start" and self._frontend is not None and not any(rank.error for rank in ranks):
             request = structure(payload, CaptureRequest, where="")
             options = {**request.options, "activities": ["cpu"]}
             own = attrs.evolve(
@@ -193,7 +194,7 @@ class EngineObject(Engine):
                 error = describe(refusal)
         if self._frontend is None:
             return None
-        if command == "stop" and payload["request"] == self._frontend.reply().request:
+        if command == "stop" and self._frontend.holds(payload["request"], payload.get("token")):
             self._frontend.stop(payload.get("reason"))
         return self._frontend.reply(error)
 

@@ -75,13 +75,19 @@ class NativeCapture:
         launched = await self._engine.launched_with()
         if launched is not None and not launched:
             raise CaptureError(
-                f"{self._engine.name} was built without a profiler, and its workers have not loaded profdeck. {REMEDY} "
-                "Or build it with profiler_config={'profiler': 'torch', 'torch_profiler_dir': DIRECTORY}."
+                f"{self._engine.name} was launched without a profiler, and its workers have not loaded profdeck. "
+                f"{REMEDY} Or launch it with --profiler-config.profiler=torch "
+                "--profiler-config.torch_profiler_dir=DIRECTORY (profiler_config={...} of an engine object)."
             )
         if refused := list(self._refusals(launched)):
             raise CaptureError(f"vLLM's own profiler cannot be told for one capture: {'; '.join(refused)}. {REMEDY}")
         directory = launched["torch_profiler_dir"] if launched else self._options.native_directory
-        self._directory = Path(directory) if directory else None
+        if not directory:
+            raise CaptureError(
+                f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell which "
+                f"that is: give options.native_directory. {REMEDY}"
+            )
+        self._directory = Path(directory)
         self._world = await self._engine.world()
         self._before = set(self._files())
         await self._engine.start_profile(profile_prefix=f"{self._request.role}-{self._request.id}", **self._arguments())
@@ -97,10 +103,7 @@ class NativeCapture:
         except CaptureError as error:
             problems.append(str(error))
         if self._directory is None or not self._directory.is_dir():
-            where = f"{self._directory} is not on this host" if self._directory else "profdeck does not know where"
-            problems.append(
-                f"The traces are where the server was told to write them; {where}. Give options.native_directory."
-            )
+            problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
             return ()
         whole = await self._wait()
         wanted = self._wanted()
@@ -129,7 +132,7 @@ class NativeCapture:
             yield "stages"
         for option, native in _AT_LAUNCH.items():
             if asked[option] and not (launched and launched.get(native)):
-                yield f"{option} (launch with --profiler-config.{native}=true)"
+                yield option + (f" (launch with --profiler-config.{native}=true)" if launched else "")
         if asked["activities"] is not None:
             native_activities = {str(name).lower() for name in (launched or {}).get("torch_profiler_activities") or ()}
             if native_activities != set(asked["activities"]):

@@ -27,8 +27,8 @@ class VllmOptions(CommonOptions):
     """Options of the backend `vllm`. Those of `CommonOptions` hold for each worker."""
 
     profile_by_stage: bool = False
-    """Record prefill, decode and mixed batches apart, each in captures of its own and with the iterations of the role
-    counted by itself. Default: off, one capture of all. The role's `stages` chooses some of them."""
+    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
+    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
 
     detailed_trace_annotation: bool = False
     """Name each iteration in the trace with the attention work of its prefill and decode requests, as vLLM's option of
@@ -58,7 +58,8 @@ class VllmOptions(CommonOptions):
     capture is partial and names the ranks."""
 
     rpc_timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0.0))
-    """How long a start, and each question for the state, may take in the engine, in seconds. Default: 120."""
+    """How long a server may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server
+    waits that long for its files. Engine objects have no limit."""
 
     auth: Auth = Auth.TOKEN
     """In the config of a server: `token` (default) lets only those use its routes who send what `PROFDECK_TOKEN` says;

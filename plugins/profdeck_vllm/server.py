@@ -67,6 +67,8 @@ class Server(Engine):
             if command == "start" and not (await self.about()).here:
                 # Paths of this host mean nothing there: the server's own output directory counts.
                 payload = {key: value for key, value in payload.items() if key != "output"}
+            if command == "stop":
+                payload = {**payload, "wait_s": 0}  # whoever asks here watches the files by himself
             response = await self._request("POST", f"/profdeck/{command}", payload)
         try:
             return structure(self._checked(response)["answer"], Answer, where="answer")
@@ -95,8 +97,9 @@ class Server(Engine):
         self._native(await self._request("POST", "/stop_profile", arguments))
 
     async def launched_with(self) -> Mapping[str, Any] | None:
-        """Say that it cannot be known: no route tells."""
-        return None
+        """Say at least whether there was one: vLLM has its routes only then, and no route tells more."""
+        response = await self._request("GET", "/start_profile")
+        return {} if response.status_code == httpx.codes.NOT_FOUND else None
 
     async def is_vllm(self) -> bool:
         """Tell whether the server is vLLM's."""
@@ -114,11 +117,6 @@ class Server(Engine):
             raise CaptureError(f"{self.name}/version does not answer as a server of vLLM does.") from None
 
     def _native(self, response: httpx.Response) -> None:
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise CaptureError(
-                f"{self.name} was launched without a profiler. {REMEDY} Or launch it with "
-                "--profiler-config.profiler=torch --profiler-config.torch_profiler_dir=DIRECTORY."
-            )
         if response.status_code == httpx.codes.CONFLICT:
             raise CaptureError(f"{self.name}: somebody else's profile is active there; end it with /stop_profile.")
         self._expect_success(response)

@@ -66,7 +66,6 @@ class ServerConfig:
             replica=int(replica) if replica else None,
             ranks=self.chosen.ranks,
             stages=tuple(map(Batch, self.chosen.stages)),
-            # Counted from the first iteration of the engine, of which the request is made.
-            iterations=attrs.evolve(iterations, skip=iterations.first, first=None),
+            iterations=iterations,
         )
         return complete(request, self.options)

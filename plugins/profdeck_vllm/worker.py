@@ -112,8 +112,8 @@ class Agent:
 
         Args:
             command: the command.
-            payload: of ``start``, a request as plain data; of ``stop``, the id of the ``request`` that is to end, and
-                ``reason`` if it ends before its time.
+            payload: of ``start``, a request as plain data; of ``stop``, the id of the ``request`` that is to end, its
+                ``token`` if that is known, and ``reason`` if it ends before its time.
         """
         error = None
         try:
@@ -122,7 +122,8 @@ class Agent:
                     request = structure(payload, CaptureRequest, where="")
                     self.start(request, int(request.engine.get("data_parallel_size", 1)))
                 case "stop":
-                    self.stop(payload["request"], payload.get("reason"))
+                    if self.recorder.holds(payload["request"], payload.get("token")):
+                        self.stop(payload.get("reason"))
                 case "status":
                     pass
                 case _:
@@ -144,10 +145,8 @@ class Agent:
         if self.recorder.active:
             self._wrap()
 
-    def stop(self, request: str | None, reason: str | None) -> None:
-        """End a request, or any if it is None, and leave the worker as it was. Harmless for another one's."""
-        if request not in {None, self.recorder.reply().request}:
-            return
+    def stop(self, reason: str | None) -> None:
+        """End the request and leave the worker as it was."""
         self._end_iteration()
         self.recorder.stop(reason)
         self._unwrap()
@@ -178,7 +177,7 @@ class Agent:
                 self._end_iteration()
 
         def shut_down(*args: Any, **kwargs: Any) -> Any:
-            self.stop(None, "the engine shut down in mid-capture")
+            self.stop("the engine shut down in mid-capture")
             return shutdown(*args, **kwargs)
 
         wrappers = {"execute_model": execute_model, "shutdown": shut_down}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from profdeck.errors import CaptureError, ConfigError, UnknownPluginError
 from profdeck.layers import gather, parse_setting
 from profdeck.plugins import BACKENDS, installed, load_backend
 from profdeck.profiler import Profiler
+from profdeck.run import RUN_VARIABLE
 
 
 def command(  # noqa: PLR0913  # the options of a command line
@@ -57,7 +59,6 @@ def command(  # noqa: PLR0913  # the options of a command line
         role=role,
         replica=replica,
         settings={
-            **({"run": run} if run else {}),
             **({"output": str(output)} if output else {}),
             **dict(map(parse_setting, settings or ())),
         },
@@ -65,6 +66,8 @@ def command(  # noqa: PLR0913  # the options of a command line
         config=config,
         timeout_s=timeout,
     )
+    if run:
+        os.environ[RUN_VARIABLE] = run  # which is stronger than a config
     if iterations is None and skip:
         raise ConfigError("--skip counts the iterations before those of --iterations, which is missing.")
     with _output.progress(f"Recording {iterations or ''} iterations".replace("  ", " ")) as on_progress:

@@ -12,12 +12,12 @@ import typer
 from rich.text import Text
 
 from profdeck import plugins
-from profdeck.backend import Backend
+from profdeck.backend import Backend, EngineBackend
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode, exit_code
 from profdeck.cli._settings import SOURCE, Settings
-from profdeck.config import Config
-from profdeck.errors import ConfigError, ProfdeckError, nearest
+from profdeck.config import Config, RoleConfig
+from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, nearest
 from profdeck.layers import load, parse_setting
 from profdeck.options import CommonOptions
 from profdeck.schedule import GRAMMAR
@@ -99,11 +99,20 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
 
 def _steps(config: Config) -> str:
     first = config.steps.after(-1)
+    if first is None and config.roles and all(map(_is_of_an_engine, config.roles.values())):
+        return "none: the engines are asked for captures, or their iterations say when"
     if first is None:
         raise ConfigError(f"Nothing is selected, so nothing would be recorded. Set steps to a list of {GRAMMAR}.")
     if config.final_step is not None and first > config.final_step:
         raise ConfigError(f"The first selected step is {first}, but final_step is {config.final_step}.")
     return f"{', '.join(str(span.spec) for span in config.steps.spans)}; the first is {first}"
+
+
+def _is_of_an_engine(role: RoleConfig) -> bool:
+    try:
+        return issubclass(plugins.load_backend(role.backend), EngineBackend)
+    except ProfdeckError:  # said of the role itself
+        return False
 
 
 def _output_directory(output: Path) -> str:
@@ -153,7 +162,12 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
 
 
 def _library(cls: type[Backend]) -> str:
-    plugins.require_libraries(cls)
+    try:
+        plugins.require_libraries(cls)
+    except MissingLibraryError:
+        if not issubclass(cls, EngineBackend):
+            raise
+        return f"{cls.name}, for servers: its engine is not installed here"
     found = [" ".join(library.installed() or ()) for library in cls.libraries]
     return f"{cls.name}, with {', '.join(found)}" if found else cls.name
 

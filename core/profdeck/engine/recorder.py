@@ -67,7 +67,7 @@ class EngineRecorder:
         self._device_type = device_type
         self._versions = versions
         self._job: _Job | None = None
-        self._last: str | None = None
+        self._last: CaptureRequest | None = None
 
     @property
     def active(self) -> bool:
@@ -107,7 +107,7 @@ class EngineRecorder:
     def _replace(self, request: CaptureRequest, job: _Job | None) -> None:
         if self._job is not None:
             self._job.settle()
-        self._last, self._job = request.id, job
+        self._last, self._job = request, job
 
     def begin(self, batch: Batch | None, label: str) -> None:
         """Pass the beginning of an iteration: what its batch holds, and how it is marked in the trace."""
@@ -118,6 +118,11 @@ class EngineRecorder:
         """Pass the end of an iteration."""
         if self._job is not None:
             self._job.guarded(self._job.end)
+
+    def holds(self, request: str, token: str | None) -> bool:
+        """Tell whether the last request is the one of an id and, if that is known, a token."""
+        last = self._last
+        return last is not None and last.id == request and token in {None, last.token}
 
     def stop(self, reason: str | None = None) -> None:
         """End the request, before its time if there is a reason. Harmless when there is nothing to end."""
@@ -135,7 +140,8 @@ class EngineRecorder:
             host=self.identity.host,
             pid=self.identity.pid,
             state=job.state if job else State.IDLE,
-            request=self._last,
+            request=self._last.id if self._last else None,
+            token=self._last.token if self._last else None,
             iterations=job.recorded if job else 0,
             captures=tuple(map(_recorded, job.ended)) if job else (),
             problems=tuple(job.problems) if job else (),
@@ -164,7 +170,9 @@ class _Job:
             backend=backend.name, versions=versions, options=unstructure(backend.options), expected_ranks=selected
         )
         wanted = request.iterations
-        new = functools.partial(_Window, wanted.skip if wanted else 0, wanted.count if wanted else None)
+        # An absolute first iteration counts from the start of the engine, at which such requests are made.
+        skip = 0 if wanted is None else wanted.skip if wanted.first is None else wanted.first
+        new = functools.partial(_Window, skip, wanted.count if wanted else None)
         self._windows: dict[Batch | None, _Window] = {batch: new() for batch in request.stages or (None,)}
         self._iteration = 0
         self._key: Batch | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import secrets
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -50,6 +52,8 @@ class CaptureRequest:
     """The options of the device's backend."""
     engine: Mapping[str, Any] = attrs.field(factory=dict)
     """What only the engine's plugin reads."""
+    token: str = attrs.field(factory=functools.partial(secrets.token_hex, 8))
+    """Tells this request from others of the same id, so that who is refused cannot end what runs."""
 
     @ranks.validator
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
@@ -99,6 +103,8 @@ class Reply:
     state: State
     request: str | None = None
     """The id of the last request."""
+    token: str | None = None
+    """Its token."""
     iterations: int = 0
     """Iterations recorded for it so far."""
     captures: tuple[Recorded, ...] = ()

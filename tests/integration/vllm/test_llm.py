@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,22 @@ from profdeck.capture import Status
 from profdeck.verify import read_run
 
 
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A file system with room for manifests and no trace, if one can be mounted here."""
+    path = tmp_path_factory.mktemp("disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        yield {}
+        return
+    yield {"SMALL_DISK": str(path)}
+    subprocess.run(["umount", str(path)], check=True)
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
+def job(request: pytest.FixtureRequest, run_job: Callable[..., Any], small_disk: dict[str, str]) -> Any:
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if request.param > 1 else {}
-    done = run_job("llm", str(request.param), VLLM_PLUGINS="profdeck", **threads)
+    done = run_job("llm", str(request.param), VLLM_PLUGINS="profdeck", **threads, **small_disk)
     done.results["ranks"] = request.param
     return done
 
@@ -143,6 +156,15 @@ def test_refusals_are_in_the_manifest_of_the_target(job: Any, step: int, text: s
     manifest = json.loads((job.output / "run" / f"step_{step:06d}" / "rollout" / f"target.step{step}.json").read_text())
     assert manifest["status"] == "failed"
     assert text in manifest["problems"][0]
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_engine(job: Any) -> None:
+    if "full_disk" not in job.results:
+        pytest.skip("a small file system cannot be mounted here")
+    found = job.results["full_disk"]
+    assert found["same_tokens"]
+    assert found["status"] == "partial"
+    assert "Rank 0" in " ".join(found["problems"])
 
 
 def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any) -> None:

@@ -125,12 +125,17 @@ def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> Non
 
 def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> None:
     assert server.complete()
-    started = call(server, "POST", "start", {"id": "mine", "run": "curl", "iterations": {"count": 3}})
+    started = call(server, "POST", "start", {"id": "step0", "run": "curl", "iterations": {"count": 3}})
     assert started.json()["answer"]["ranks"][0]["state"] == "armed"
     busy = call(server, "POST", "start", {"id": "second"})
-    assert "Capture mine is armed" in busy.json()["answer"]["ranks"][0]["error"]
+    assert busy.status_code == 409
+    assert "Capture step0 is armed" in busy.json()["answer"]["ranks"][0]["error"]
+    # A start that is refused ends nothing, also under the same name.
+    process = command_line(server, "--iterations", "5", "--run", "refused")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "is armed in this engine" in err) == (1, True), err
     server.complete()
-    stopped = call(server, "POST", "stop", {"request": "mine"}).json()
+    stopped = call(server, "POST", "stop", {"request": "step0"}).json()
     (capture,) = stopped["answer"]["ranks"][0]["captures"]
     assert (capture["status"], capture["problems"]) == ("complete", [])
     (file,) = capture["files"]
@@ -139,7 +144,7 @@ def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> No
     assert call(server, "GET", "status").json() == stopped
     # Who stops what is not his changes nothing.
     call(server, "POST", "start", {"id": "third", "run": "curl"})
-    assert call(server, "POST", "stop", {"request": "mine"}).json()["answer"]["ranks"][0]["state"] == "armed"
+    assert call(server, "POST", "stop", {"request": "step0"}).json()["answer"]["ranks"][0]["state"] == "armed"
     assert call(server, "POST", "stop", {"request": "third"}).json()["answer"]["ranks"][0]["state"] == "ended"
 
 
@@ -155,6 +160,7 @@ def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> No
         ({"iteration": 5}, 400, "Did you mean 'iterations'?"),
         ({"ranks": "some"}, 400, "ranks"),
         ({"first_step": True}, 400, "first_step"),
+        ({"iterations": {"first": 5, "count": 1}}, 400, "say skip"),
         ([1], 400, "not a JSON object"),
     ],
 )
@@ -165,7 +171,9 @@ def test_bad_requests_are_refused(server: Any, body: Any, status: int, text: str
 
 
 def test_bad_device_options_are_refused_by_the_workers(server: Any) -> None:
-    answer = call(server, "POST", "start", {"options": {"recordshapes": True}}).json()
+    answer = call(server, "POST", "start", {"options": {"recordshapes": True}})
+    assert answer.status_code == 409
+    answer = answer.json()
     assert "Did you mean 'record_shapes'?" in answer["answer"]["ranks"][0]["error"]
 
 
@@ -235,7 +243,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
     process = command_line(server, "--iterations", "3", *arguments)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "stages; with_stack" in err
+    assert "for one capture: stages; with_stack." in err
     assert "VLLM_PLUGINS=profdeck" in err
 
 

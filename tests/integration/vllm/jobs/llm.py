@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
@@ -45,6 +46,13 @@ if __name__ == "__main__":
     profiler = Profiler.from_config(settings=blocked, role="rollout", target=llm)
     results["unwritable"] = {**about(profiler.start(14)), "same_tokens": generate() == expected}
     profiler.stop()
+
+    if small_disk := os.environ.get("SMALL_DISK"):
+        profiler = Profiler.from_config(settings=settings(15) | {"output": small_disk}, role="rollout", target=llm)
+        full = profiler.start(15)
+        same = generate() == expected
+        profiler.stop()
+        results["full_disk"] = {**about(full), "same_tokens": same}
 
     # The second start is refused, the first capture intact.
     first = Profiler.from_config(settings=settings(20), role="rollout", target=llm)
