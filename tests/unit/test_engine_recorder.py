@@ -559,7 +559,7 @@ def test_a_file_in_the_way(recorder: EngineRecorder, ask: Ask, tmp_path: Path, s
     assert (tmp_path / "run").read_text() == "in the way"
 
 
-@pytest.mark.parametrize("link", ["run", "run/step_000001/rollout"])
+@pytest.mark.parametrize("link", ["run", "run/step_000001", "run/step_000001/rollout"])
 def test_a_link_out_of_the_output_directory(
     recorder: EngineRecorder, ask: Ask, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, link: str
 ) -> None:

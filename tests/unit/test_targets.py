@@ -501,6 +501,47 @@ def test_the_problems_of_a_target_are_printed(
     assert "0 captures; ranks: none" in out
 
 
+def test_repeated_captures_by_kind_are_told_apart(
+    build: Build, engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        with build(engine, stages=["decode"]).capture(1):
+            engine.iterate("decode", "prefill", "decode")
+    ls.show(read_run(tmp_path / "run"))
+    rows = {tuple(line.split()[:4]) for line in capsys.readouterr().out.splitlines()}
+    assert {("1", ROLE, "decode", "0"), ("1", ROLE, "decode-2", "0")} <= rows
+    assert {("1", "take2", ROLE, "decode"), ("1", "take2", ROLE, "decode-2")} <= rows
+
+
+# What the façades do with engines.
+
+
+def test_a_stage_of_the_host_is_a_capture_whatever_kinds_of_batches_are_chosen(build: Build, engine: Any) -> None:
+    profiler = build(engine, mode="discrete", stages=["decode"])
+    with profiler.capture(1), profiler.stage("generate"):
+        engine.iterate("decode")
+    assert engine.commands == [("start", "step1-generate"), ("stop", "step1-generate")]
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_the_sync_ends_inside_of_a_loop_end_the_recording_a_little_later(
+    build: Build, tally: ModuleType, tmp_path: Path, end: str
+) -> None:
+    engine = tally.ToyEngine()
+
+    async def host() -> None:
+        profiler = build(engine)
+        await profiler.astart(1)
+        engine.iterate("decode")
+        getattr(profiler, end)()
+        while profiler.active is not None:  # noqa: ASYNC110  # the host is told nothing
+            await asyncio.sleep(0)
+
+    asyncio.run(host())
+    assert engine.commands[-1][0] == "stop"
+    assert the_target(tmp_path).status is (Status.COMPLETE if end == "stop" else Status.PARTIAL)
+
+
 # What crosses to the engine.
 
 

@@ -152,3 +152,13 @@ def test_here_asks_the_launcher(cli: Cli, config: Path, monkeypatch: pytest.Monk
     assert problems(result) == {
         "roles.trainer on this machine": "None of its ranks is in this job, whose ranks are 0 to 3."
     }
+
+
+@pytest.mark.usefixtures("tally")
+def test_a_config_of_engines_needs_no_steps(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("roles: {chat: {backend: tally-engine}}\n")
+    result = cli("check", config, "--json")
+    assert result.exit_code == 0, result.stdout
+    config.write_text("roles: {chat: {backend: tally-engine}, trainer: {backend: tally}}\n")
+    assert "Nothing is selected" in problems(cli("check", config, "--json"))["steps"]

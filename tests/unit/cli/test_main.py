@@ -41,13 +41,13 @@ def test_help_names_all_commands_in_80_columns(cli: Cli) -> None:
     result = cli("--help")
     assert result.exit_code == 0
     listed = [line.split()[0] for line in result.stdout.partition("Commands:\n")[2].splitlines()]
-    assert listed[:5] == ["check", "config", "backends", "ls", "summary"]
+    assert listed[:6] == ["check", "config", "backends", "capture", "ls", "summary"]
     assert max(map(len, result.stdout.splitlines())) <= 80
     own = "\n".join(line for line in result.stdout.splitlines() if "paper" not in line)
     assert "..." not in own.partition("Commands:")[2], "a short help text is cut off"
 
 
-@pytest.mark.parametrize("command", ["check", "backends", "ls", "summary", "config"])
+@pytest.mark.parametrize("command", ["check", "backends", "capture", "ls", "summary", "config"])
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.exit_code == 0

@@ -299,6 +299,10 @@ class TallyEngineBackend(EngineBackend):
         else:
             await asyncio.sleep(duration_s)
 
+    @property
+    def blocking(self) -> bool:
+        return bool(self._engine and self._engine.blocking)
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         assert self._engine is not None
         return drive(work) if self._engine.blocking else work
