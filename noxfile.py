@@ -88,6 +88,12 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def bench_vllm(session: nox.Session) -> None:
+    """Measure what profdeck costs an engine of vLLM, and vLLM's own profiler."""
+    run(session, environment(session, "vllm"), "-m", "benchmarks.vllm_iteration", *session.posargs)
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Run the main job."""
     run(session, environment(session, "torch"), "-m", "profdeck", "demo", *session.posargs)

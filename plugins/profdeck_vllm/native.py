@@ -84,8 +84,8 @@ class NativeCapture:
         directory = launched["torch_profiler_dir"] if launched else self._options.native_directory
         if not directory:
             raise CaptureError(
-                f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell which "
-                f"that is: give options.native_directory. {REMEDY}"
+                f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell "
+                f"which that is: give options.native_directory. {REMEDY}"
             )
         self._directory = Path(directory)
         self._world = await self._engine.world()
