@@ -191,7 +191,7 @@ def write_manifest(capture: Capture, recorder: Recorder) -> None:
     """
     temporary = _temporary(capture.manifest_path)
     try:
-        _write(temporary, _encode(_manifest(capture, recorder)))
+        _write(temporary, _encode(_manifest(capture, recorder)), durable=True)
         temporary.replace(capture.manifest_path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -283,17 +283,19 @@ def _write_new(path: Path, content: bytes) -> None:
     """Write a file that must not exist yet, whole or not at all."""
     temporary = _temporary(path)
     try:
-        _write(temporary, content)
+        # Somebody waits for a start: what a power failure takes then, the end of the capture writes again.
+        _write(temporary, content, durable=False)
         publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, *, durable: bool) -> None:
     with path.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _temporary(path: Path) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from profdeck.backend import Backend
 from profdeck.errors import MissingLibraryError, PluginError, UnknownPluginError
 from profdeck.plugins import BACKENDS, installed, load_backend, require_libraries
 
 
+@functools.cache  # reading the entry points of an environment as large as an engine's takes a tenth of a second
 def device_backend(device_type: str) -> type[Backend]:
     """Return the backend for a type of device, in torch's words, such as ``cuda``; its library is installed.
 
