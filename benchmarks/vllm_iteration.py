@@ -16,7 +16,9 @@ has both. The order is drawn anew for every round, and vLLM's runs twice: that s
 
 stall: how long running requests wait for their next token around the start and the stop of a capture, by profdeck and
 by vLLM's profiler with the same options, of one `AsyncLLM` that has both and serves a few streams without a pause.
-profdeck's stop ends when the files are whole, as vLLM's does: its window has all of the writing.
+profdeck's stop ends when the files are whole, as vLLM's does: its window has all of the writing. The worker is in the
+process of the engine's core, as with one GPU; `--executor mp` gives it a process of its own, in which it spins while
+it waits, as vLLM does by default on the CPU and with several GPUs.
 """
 
 from __future__ import annotations
@@ -568,6 +570,7 @@ def main() -> None:
     options.add_argument("--bursts", type=int, default=12, help="of the part idle, of each fork")
     options.add_argument("--rounds", type=int, default=40, help="of the part captured")
     options.add_argument("--stops", type=int, default=10, help="of each kind of the part stall")
+    options.add_argument("--executor", choices=("uni", "mp"), default="uni", help="of the part stall (default: uni)")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     chosen = options.parse_args()
     rows: list[Row] = []
@@ -585,10 +588,11 @@ def main() -> None:
             ) as child:
                 rows += captured_rows(child.answer())
         if "stall" in chosen.parts:
+            environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(chosen.executor == "mp"))}
             for with_stack in (False, True):
                 name = f"with_stack {str(with_stack).lower()}"
                 log, here = output / f"{name}.log", output / name
-                with Child(log, {}, stalled_engine, model, here, chosen.stops, with_stack) as child:
+                with Child(log, environment, stalled_engine, model, here, chosen.stops, with_stack) as child:
                     rows += stall_rows(child.answer(), name)
     report(rows, chosen.json)
 
