@@ -23,7 +23,7 @@ from profdeck.capture import Capture, Owner, Status, Step, Unit
 from profdeck.config import Mode, OnError
 from profdeck.errors import CaptureError
 from profdeck.plugins import Settle
-from profdeck.recording import Recording
+from profdeck.recording import Recording, expired
 from profdeck.session import Session
 from profdeck.settle import drive, settle_later
 
@@ -282,7 +282,7 @@ class Controller:
         """Ask for the end of a capture that takes too long. Runs on the timer's thread."""
         if self._recording is not recording:
             return
-        reason = f"max_capture_s={limit_s:g} seconds passed"
+        reason = expired(limit_s)
         self._ending = _Ending(reason)  # the next boundary ends it, if nothing does before
         if isinstance(self._session.backend, EngineBackend):
             return  # its processes keep the time themselves, and calls into a busy engine may not be interrupted

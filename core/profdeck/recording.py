@@ -147,6 +147,11 @@ def adopt(capture: Capture, recorder: run.Recorder, artifacts: tuple[Artifact, .
     run.write_manifest(capture, recorder)
 
 
+def expired(limit_s: float) -> str:
+    """Say why a capture that nobody stopped has ended."""
+    return f"it was not stopped within max_capture_s={limit_s:g} seconds"
+
+
 def sentence(text: str) -> str:
     """Begin with a capital and end with a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

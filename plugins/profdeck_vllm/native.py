@@ -46,6 +46,8 @@ _AT_LAUNCH = {
 }
 _NEVER = ("with_modules", "profile_by_stage", "device_options")
 _POLL_S = 0.2
+_QUIET_S = 30.0
+"""vLLM answers a stop when its workers have written, or failed to; the rest is for file systems that tell late."""
 
 
 class NativeCapture:
@@ -100,15 +102,24 @@ class NativeCapture:
         try:
             # Also when the window has ended by itself: only this lets vLLM start another profile.
             await self._engine.stop_profile(**stages)
+            answered = True
         except CaptureError as error:
             problems.append(str(error))
+            answered = False
         if self._directory is None or not self._directory.is_dir():
             problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
             return ()
-        whole = await self._wait()
-        wanted = self._wanted()
+        whole, broken = await self._wait(_QUIET_S if answered else self._options.flush_timeout_s)
+        wanted = self._wanted() or tuple(broken)
         self._capture.expected_ranks = tuple(sorted({*wanted, *whole}))
-        problems += [f"Rank {rank} left no whole file in {self._directory}." for rank in wanted if rank not in whole]
+        problems += [
+            f"Rank {rank} left no whole file in {self._directory}{broken.get(rank, '')}. What vLLM failed to write is "
+            "only in its log, after 'Failed to stop profiler'."
+            for rank in wanted
+            if rank not in whole
+        ]
+        if not whole and not wanted:
+            problems.append(f"There is no new trace in {self._directory}.")
         for rank, found in sorted(whole.items()):
             await self._engine.call(self._adopt, rank, found)
         return ()
@@ -151,11 +162,16 @@ class NativeCapture:
             return tuple(rank for rank in range(self._world) if self._request.selects(rank))
         return () if isinstance(self._request.ranks, str) else self._request.ranks
 
-    async def _wait(self) -> dict[int, list[_Found]]:
-        """Wait until every wanted rank has a new file that is whole; return what there is then."""
-        deadline = time.monotonic() + self._options.flush_timeout_s
+    async def _wait(self, quiet_s: float) -> tuple[dict[int, list[_Found]], dict[int, str]]:
+        """Wait until every wanted rank has a new file that is whole, or none of them has changed for a while.
+
+        Returns:
+            The whole files by rank, and what is wrong with those of the other ranks.
+        """
+        began = changed = time.monotonic()
         checked: dict[tuple[Path, int], _Found] = {}
         while True:
+            before = len(checked)
             for path in self._files():
                 place, key = _place(path), (path, path.stat().st_size)
                 if path in self._before or place is None or not self._request.selects(place[0]) or key in checked:
@@ -168,8 +184,13 @@ class NativeCapture:
             for found in checked.values():
                 if found.check.whole:
                     whole.setdefault(found.rank, []).append(found)
-            if (whole and whole.keys() >= set(self._wanted())) or time.monotonic() >= deadline:
-                return whole
+            if whole and whole.keys() >= set(self._wanted()):
+                return whole, {}
+            now = time.monotonic()
+            changed = now if len(checked) > before else changed
+            if now >= changed + quiet_s or now >= began + self._options.flush_timeout_s:
+                broken = {found.rank: f" ({found.path.name}: {found.check.problem})" for found in checked.values()}
+                return whole, broken
             await self._engine.sleep(_POLL_S)
 
     def _adopt(self, rank: int, found: Sequence[_Found]) -> None:

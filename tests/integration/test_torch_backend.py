@@ -243,7 +243,7 @@ def test_too_long_a_capture_is_written_while_the_host_works(build, model, tmp_pa
             break
     (rank,) = read_run(tmp_path / "run").captures[0].ranks
     assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True)
-    assert "Max_capture_s=0.2 seconds passed" in rank.problems[0]
+    assert "It was not stopped within max_capture_s=0.2 seconds." in rank.problems[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -385,7 +385,7 @@ def test_too_long_a_capture_is_ended_in_mid_step(build: Build, tmp_path: Path) -
             break
     manifest = manifests(tmp_path)["step1"]
     assert manifest["status"] == "partial"
-    assert manifest["problems"] == ["Max_capture_s=0.05 seconds passed."]
+    assert manifest["problems"] == ["It was not stopped within max_capture_s=0.05 seconds."]
 
 
 def test_what_the_config_does_not_select_costs_and_writes_nothing(build: Build, tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ def test_too_long_a_recording_ends_by_itself(recorder: EngineRecorder, ask: Ask,
             break
     assert not recorder.active
     assert whole(recorder).captures[0].status is Status.PARTIAL
-    assert manifests(tmp_path)["step1"]["problems"] == ["Max_capture_s=0.02 seconds passed."]
+    assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
 
 
 @pytest.mark.parametrize("how", ["next iteration", "end of an iteration", "stop"])
@@ -410,7 +410,7 @@ def test_too_long_a_recording_of_another_thread_ends_there(
     thread.join()
     assert active == [True, False]
     whole(recorder)
-    assert manifests(tmp_path)["step1"]["problems"] == ["Max_capture_s=0.02 seconds passed."]
+    assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
     assert recorded(tmp_path) == {"step1": [0, 1] if how == "end of an iteration" else [0]}
 
 
@@ -423,7 +423,7 @@ def test_armed_too_long_ends_as_well(recorder: EngineRecorder, ask: Ask, tmp_pat
         if not recorder.active:
             break
     assert whole(recorder).state is State.ENDED
-    assert manifests(tmp_path)["step1"]["problems"] == ["Max_capture_s=0.02 seconds passed."]
+    assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
 
 
 def test_an_early_end_leaves_no_timer(recorder: EngineRecorder, ask: Ask) -> None:

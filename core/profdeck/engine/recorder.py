@@ -28,7 +28,7 @@ from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, Stat
 from profdeck.errors import CaptureError
 from profdeck.identity import Identity
 from profdeck.plugins import Plugins, describe
-from profdeck.recording import Recording, claim, give_up, sentence
+from profdeck.recording import Recording, claim, expired, give_up, sentence
 from profdeck.settle import drive, settle_later
 from profdeck.strict import structure, unstructure
 
@@ -220,7 +220,7 @@ class _Job:
         else:
             self._claimed = first
         limit_s = self._backend.options.max_capture_s
-        self._timer = threading.Timer(limit_s, self._expire, (f"max_capture_s={limit_s:g} seconds passed",))
+        self._timer = threading.Timer(limit_s, self._expire, (expired(limit_s),))
         self._timer.daemon = True
         self._timer.start()
         exits.watch(self, self._finish_at_exit)

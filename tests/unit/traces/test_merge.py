@@ -475,7 +475,7 @@ def test_every_damaged_source_is_named(merged: Merged) -> None:
 
 
 def test_events_that_cannot_be_copied_are_told(merged: Merged) -> None:
-    deep = '{"ph": "X", "name": "deep", "args": ' + "[" * 5000 + "]" * 5000 + "}"
+    deep = '{"ph": "X", "name": "deep", "args": ' + "[" * 50_000 + "]" * 50_000 + "}"
 
     check = merged(f"[{json.dumps(event())}, {deep}]".encode())
 
