@@ -163,6 +163,8 @@ class Capture:
     """What was harmless but unexpected, such as a second start."""
     started_ns: int = attrs.field(factory=time.time_ns)
     ended_ns: int | None = None
+    stall_s: float | None = None
+    """For how many seconds its start and stop kept an engine's process from its work."""
 
     @property
     def stem(self) -> str:

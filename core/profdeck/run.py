@@ -90,6 +90,9 @@ class Manifest:
     status: Status
     started_ns: int
     ended_ns: int | None
+    stall_s: float | None = None
+    """For how many seconds the start and the stop kept an engine's process from its work; None where nobody measured.
+    The cost of recording while it runs is not in it."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     artifacts: tuple[ArtifactRecord, ...] = ()
@@ -264,6 +267,7 @@ def _manifest(capture: Capture, recorder: Recorder) -> Manifest:
         status=capture.status,
         started_ns=capture.started_ns,
         ended_ns=capture.ended_ns,
+        stall_s=None if capture.stall_s is None else round(capture.stall_s, 6),
         problems=tuple(capture.problems),
         notes=tuple(capture.notes),
         artifacts=tuple(_artifact_record(artifact, capture.directory) for artifact in capture.artifacts),

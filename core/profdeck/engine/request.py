@@ -113,3 +113,18 @@ class Reply:
     """What kept it from recording what was asked for."""
     error: str | None = None
     """Why the command was refused; nothing has changed then."""
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What the processes of an engine answer to a command."""
+
+    ranks: tuple[Reply, ...]
+    """One per worker whose answer reaches the one that asked."""
+    frontends: Mapping[str, Reply] = attrs.field(factory=dict)
+    """By name, those of processes that are no worker, as far as they record."""
+
+    @property
+    def all(self) -> tuple[Reply, ...]:
+        """The replies of all processes."""
+        return (*self.ranks, *self.frontends.values())

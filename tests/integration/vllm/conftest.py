@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 HERE = Path(__file__).parent
-ENGINE_UP_S = 180
+ENGINE_UP_S = 400
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -108,6 +108,8 @@ def run_job(
             out, _ = process.communicate(timeout=ENGINE_UP_S)
         finally:
             _end_group(process)
+            if process.stdout is not None:
+                process.stdout.close()
         log = out.decode(errors="replace")
         assert process.returncode == exit_code, log[-6000:]
         return Job(directory / "profiles", json.loads(results.read_text()) if results.exists() else {}, log)

@@ -1,4 +1,4 @@
-"""What the config says to a vLLM that loads profdeck by itself."""
+"""What the config says to an engine that loads profdeck by itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import attrs
 
 from profdeck.config import Config, RoleConfig
+from profdeck.engine.options import EngineOptions
 from profdeck.engine.request import Batch, CaptureRequest
 from profdeck.errors import ConfigError
 from profdeck.layers import load
+from profdeck.plugins import load_backend
 from profdeck.run import run_name
 from profdeck.session import build_backend
-from profdeck_vllm.options import VllmOptions, complete
 
 ROLE_VARIABLE = "PROFDECK_ROLE"
 REPLICA_VARIABLE = "PROFDECK_REPLICA"
@@ -20,33 +21,34 @@ REPLICA_VARIABLE = "PROFDECK_REPLICA"
 
 @attrs.frozen
 class ServerConfig:
-    """The config of one engine: of the role whose backend is `vllm`."""
+    """The config of one engine: of the role whose backend is the engine's."""
 
     config: Config
     role: str
     chosen: RoleConfig
-    options: VllmOptions
+    options: EngineOptions
 
     @classmethod
-    def load(cls) -> ServerConfig:
-        """Read what ``PROFDECK_CONFIG`` and its like say; without a role for vLLM, defaults hold.
+    def load(cls, backend: str) -> ServerConfig:
+        """Read what ``PROFDECK_CONFIG`` and its like say; without a role for the engine, defaults hold.
+
+        Args:
+            backend: the name of the engine's backend.
 
         Raises:
-            ConfigError: the config is wrong, or several roles are vLLM's and ``PROFDECK_ROLE`` does not choose one.
+            ConfigError: the config is wrong, or several roles are the engine's and ``PROFDECK_ROLE`` chooses none.
         """
         config = load().config
-        roles = [name for name, role in config.roles.items() if role.backend == "vllm"]
+        roles = [name for name, role in config.roles.items() if role.backend == backend]
         name = os.environ.get(ROLE_VARIABLE) or (roles[0] if len(roles) == 1 else None)
         if name is None and not roles:
-            return cls(config, "server", RoleConfig(backend="vllm"), VllmOptions())
+            return cls(config, "server", RoleConfig(backend=backend), _checked(load_backend(backend).Options()))
         if name not in roles:
             raise ConfigError(
-                f"The config has {len(roles)} role(s) of the backend vllm: {', '.join(roles) or 'none'}. "
+                f"The config has {len(roles)} role(s) of the backend {backend}: {', '.join(roles) or 'none'}. "
                 f"{ROLE_VARIABLE}={name or ''} does not say which one this engine has."
             )
-        backend = build_backend(config, name)
-        assert isinstance(backend.options, VllmOptions)  # noqa: S101  # by the backend's name
-        return cls(config, name, config.roles[name], backend.options)
+        return cls(config, name, config.roles[name], _checked(build_backend(config, name).options))
 
     @property
     def captures_by_itself(self) -> bool:
@@ -68,4 +70,9 @@ class ServerConfig:
             stages=tuple(map(Batch, self.chosen.stages)),
             iterations=iterations,
         )
-        return complete(request, self.options)
+        return self.options.complete(request)
+
+
+def _checked(options: object) -> EngineOptions:
+    assert isinstance(options, EngineOptions)  # noqa: S101  # engines ask for their own backends
+    return options

@@ -1,0 +1,48 @@
+"""Records a process of an engine that runs no batches, such as its frontend: its CPU, as a role of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from profdeck.engine.recorder import EngineRecorder, handle
+from profdeck.engine.request import CaptureRequest, Reply
+from profdeck.identity import Identity
+
+
+class FrontendRecorder:
+    """The recorder of one such process: from the start of a capture to its stop, whatever its window."""
+
+    def __init__(self, name: str) -> None:
+        """Args:
+        name: what the process is in the engine; its role is the capture's, a hyphen and this. Requests whose
+            ``engine`` says so under this name record it.
+        """
+        self._name = name
+        self._recorder = EngineRecorder(Identity(), "cpu", {})
+        self._asked = False
+
+    def command(self, command: str, payload: Mapping[str, Any]) -> Reply | None:
+        """Carry out a command (see `profdeck.engine.recorder.handle`) that no worker has refused.
+
+        Returns:
+            None if this process does not record for the present request.
+        """
+        if command == "start":
+            self._asked = bool(payload.get("engine", {}).get(self._name))
+        if not self._asked:
+            return None
+        return handle(command, payload, self._recorder, self._start, self._recorder.stop)
+
+    def _start(self, request: CaptureRequest) -> None:
+        own = attrs.evolve(
+            request,
+            role=f"{request.role}-{self._name}",
+            ranks="all",
+            iterations=None,
+            stages=(),
+            options={**request.options, "activities": ["cpu"]},
+        )
+        self._recorder.start(own, at_once=True)

@@ -1,0 +1,240 @@
+"""Captures by an engine's own profiler: its files are found, checked, and brought into the run.
+
+For engines whose processes have not loaded profdeck. What a capture asks for and the engine's profiler cannot do is
+refused, with what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+
+from profdeck.capture import Artifact, Capture, Unit
+from profdeck.engine.control import Engine
+from profdeck.engine.options import EngineOptions
+from profdeck.engine.request import Batch, CaptureRequest
+from profdeck.errors import CaptureError, TraceError
+from profdeck.files import publish
+from profdeck.identity import Identity
+from profdeck.recording import adopt, claim
+from profdeck.run import Recorder, RunDirectory
+from profdeck.strict import unstructure
+from profdeck.traces.integrity import TraceCheck, check_trace
+
+_POLL_S = 0.2
+_QUIET_S = 30.0
+"""Engines answer a stop when they have written, or failed to; the rest is for file systems that tell late."""
+
+
+@attrs.frozen
+class Place:
+    """What the name of a trace says: who recorded what."""
+
+    rank: int
+    parallel: Mapping[str, int] = attrs.field(factory=dict)
+    batch: Batch | None = None
+
+
+Part = tuple[int, Batch | None]
+"""A rank and the kind of batches, where kinds are recorded apart."""
+
+
+@attrs.frozen
+class _Found:
+    path: Path
+    place: Place
+    check: TraceCheck
+
+    @property
+    def part(self) -> Part:
+        return self.place.rank, self.place.batch
+
+
+class NativeCapture(ABC):
+    """One capture by an engine's own profiler."""
+
+    backend: ClassVar[str]
+    """The name of the engine's backend."""
+    glob: ClassVar[str]
+    """What the names of traces look like."""
+
+    def __init__(self, engine: Engine, options: EngineOptions, capture: Capture, request: CaptureRequest) -> None:
+        """Args:
+        engine: what records.
+        options: the role's options.
+        capture: the capture of the target.
+        request: what is asked for.
+        """
+        self._engine = engine
+        self._capture = capture
+        self._request = request
+        self._flush_timeout_s = options.flush_timeout_s
+        self._directory: Path | None = None
+        self._before: set[Path] = set()
+        self._world: int | None = None
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start it; see `profdeck.engine.control.Native`."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Ask the engine to end it.
+
+        Raises:
+            CaptureError: it does not answer, or refuses.
+        """
+
+    @abstractmethod
+    def place(self, path: Path) -> Place | None:
+        """Read the name of a trace; None if no worker wrote it."""
+
+    @property
+    @abstractmethod
+    def remedy(self) -> str:
+        """Where the engine tells what it failed to write."""
+
+    def watch(self, directory: Path) -> None:
+        """Take all traces as the capture's that come into a directory from now on."""
+        self._directory = directory
+        self._before = set(self._files())
+
+    def note(self) -> None:
+        """Say in the manifest who recorded."""
+        self._capture.notes.append(f"Recorded by {self.backend}'s own profiler, with the options of its launch.")
+
+    async def stop(self) -> Sequence[Artifact]:
+        """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
+        problems = self._capture.problems
+        try:
+            await self.end()
+            quiet_s = _QUIET_S
+        except CaptureError as error:
+            problems.append(str(error))
+            quiet_s = self._flush_timeout_s
+        if self._directory is None or not self._directory.is_dir():
+            problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
+            return ()
+        whole, broken = await self._wait(quiet_s)
+        wanted = self._wanted() or tuple(broken)
+        self._capture.expected_ranks = tuple(sorted({rank for rank, _ in (*wanted, *whole)}))
+        problems += [
+            f"Rank {rank} left no whole {f'{batch} ' if batch else ''}file in {self._directory}"
+            f"{broken.get((rank, batch), '')}. {self.remedy}"
+            for rank, batch in wanted
+            if (rank, batch) not in whole
+        ]
+        if not whole and not wanted:
+            problems.append(f"There is no new trace in {self._directory}. {self.remedy}")
+        for part, found in sorted(whole.items(), key=str):
+            await self._engine.call(self._adopt, part, found)
+        return ()
+
+    def all_there(self) -> bool:
+        """Tell whether every wanted part has a new file, whole or not."""
+        places = [place for path in self._files() if path not in self._before and (place := self.place(path))]
+        return {(place.rank, place.batch) for place in places} >= set(self._wanted())
+
+    def _files(self) -> Iterable[Path]:
+        if self._directory is not None and self._directory.is_dir():
+            yield from self._directory.glob(self.glob)
+
+    def _wanted(self) -> tuple[Part, ...]:
+        if self._world is not None:
+            ranks = tuple(rank for rank in range(self._world) if self._request.selects(rank))
+        else:
+            ranks = () if isinstance(self._request.ranks, str) else self._request.ranks
+        return tuple((rank, batch) for rank in ranks for batch in self._request.stages or (None,))
+
+    async def _wait(self, quiet_s: float) -> tuple[dict[Part, list[_Found]], dict[Part, str]]:
+        """Wait until every wanted part has a new file that is whole, or none of them has changed for a while.
+
+        Returns:
+            The whole files, and what is wrong with those of the other parts.
+        """
+        began = changed = time.monotonic()
+        checked: dict[tuple[Path, int], _Found] = {}
+        while True:
+            before = len(checked)
+            for path in self._files():
+                place, size = self.place(path), -1
+                with contextlib.suppress(OSError):  # it went away
+                    size = path.stat().st_size
+                if path in self._before or place is None or not self._request.selects(place.rank):
+                    continue
+                if (path, size) in checked or size < 0:
+                    continue
+                with contextlib.suppress(TraceError):  # it cannot be read yet
+                    checked[path, size] = _Found(path, place, await self._engine.call(check_trace, path))
+            whole: dict[Part, list[_Found]] = {}
+            for found in checked.values():
+                if found.check.whole:
+                    whole.setdefault(found.part, []).append(found)
+            if whole and whole.keys() >= set(self._wanted()):
+                return whole, {}
+            now = time.monotonic()
+            changed = now if len(checked) > before else changed
+            if now >= changed + quiet_s or now >= began + self._flush_timeout_s:
+                broken = {found.part: f" ({found.path.name}: {found.check.problem})" for found in checked.values()}
+                return whole, broken
+            await self._engine.sleep(_POLL_S)
+
+    def _adopt(self, part: Part, found: Sequence[_Found]) -> None:
+        request, (rank, batch) = self._request, part
+        identity = Identity(
+            role=request.role,
+            replica=request.replica,
+            rank=rank,
+            world_size=max(self._world or 0, rank + 1),
+            parallel=found[0].place.parallel,
+        )
+        run = RunDirectory(request.output, request.run, {"roles": [request.role]})
+        capture = Capture(
+            id=f"{request.id}-{batch}" if batch else request.id,
+            directory=run.directory(request.first_step, identity),
+            identity=identity,
+            first_step=request.first_step,
+            current_step=request.first_step,
+            stage=batch,
+            unit=Unit.ENGINE_ITERATION,
+            iterations=request.iterations,
+            request=request,
+            started_ns=self._capture.started_ns,
+        )
+        recorder = Recorder(
+            backend=self.backend,
+            versions={},
+            options=unstructure(request.options),
+            expected_ranks=self._capture.expected_ranks or (),
+        )
+        claim(capture, run, recorder)
+        artifacts = []
+        for number, item in enumerate(found):
+            suffix = ".trace.json.gz" if item.path.suffix == ".gz" else ".trace.json"
+            path = capture.artifact_path(suffix, str(number) if number else None)
+            _bring(item.path, path)
+            artifacts.append(Artifact(path=path, size_bytes=item.check.size_bytes, events=item.check.events))
+        capture.notes.append(f"Recorded by {self.backend}'s own profiler in {self._directory}.")
+        adopt(capture, recorder, tuple(artifacts))
+
+
+def _bring(source: Path, destination: Path) -> None:
+    """Give a file a second name in the run directory, or copy it where that is on another file system."""
+    try:
+        destination.hardlink_to(source)
+    except FileExistsError:
+        raise
+    except OSError:
+        temporary = destination.with_name(f".{destination.name}.tmp")
+        try:
+            shutil.copyfile(source, temporary)
+            publish(temporary, destination)
+        finally:
+            temporary.unlink(missing_ok=True)

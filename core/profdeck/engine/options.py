@@ -1,0 +1,80 @@
+"""What every backend of an engine understands, and what its options ask of the engine's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from profdeck.engine.request import Batch, CaptureRequest
+from profdeck.options import CommonOptions
+from profdeck.strict import unstructure
+
+
+class Auth(StrEnum):
+    """Who may use the routes of a server."""
+
+    TOKEN = "token"  # noqa: S105  # a word of the config
+    NONE = "none"
+
+
+@attrs.frozen(kw_only=True)
+class EngineOptions(CommonOptions):
+    """Options that mean the same in every backend of an engine. Those of `CommonOptions` hold for each worker."""
+
+    profile_by_stage: bool = False
+    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
+    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
+
+    merge_profiles: bool = False
+    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Needs the files on
+    this host."""
+
+    device_options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Options of the backend that records the device in each worker (`torch`, or `npu` on Ascend), such as
+    `{gzip: false}`. Default: none."""
+
+    native_directory: Path | None = None
+    """Where the engine's own profiler writes its traces, as this host sees it. Only used with an engine whose
+    processes have not loaded profdeck. Default: what the engine says or is told."""
+
+    flush_timeout_s: float = attrs.field(default=1800.0, validator=validators.gt(0.0))
+    """How long a stop waits until the files of all ranks are whole, in seconds. Default: 1800. When it passes, the
+    capture is partial and names the ranks."""
+
+    rpc_timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0.0))
+    """How long a server may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server
+    waits that long for its files. Calls to engine objects have no limit."""
+
+    auth: Auth = Auth.TOKEN
+    """In the config of a server: `token` (default) lets only those use its routes who send what `PROFDECK_TOKEN` says;
+    `none` lets everybody who reaches the port write traces below `output`."""
+
+    def __attrs_post_init__(self) -> None:
+        """Check the fields against each other."""
+        if self.activities is not None and not self.activities:
+            raise ValueError("activities: the list is empty, so nothing would be recorded; remove the key")
+        if common := sorted(_COMMON.intersection(self.device_options)):
+            raise ValueError(f"device_options: give {', '.join(common)} as options of their own, beside device_options")
+
+    def for_processes(self) -> Mapping[str, Any]:
+        """Return what only the engine's plugin reads in the processes of the engine."""
+        return {}
+
+    def complete(self, request: CaptureRequest) -> CaptureRequest:
+        """Add what these options ask of the engine's processes to a request."""
+        by_stage = tuple(Batch) if self.profile_by_stage else ()
+        common = {name: value for name, value in unstructure(self).items() if name in _COMMON and value is not None}
+        return attrs.evolve(
+            request,
+            stages=request.stages or by_stage,
+            options=common | dict(self.device_options),
+            engine=self.for_processes(),
+        )
+
+
+_COMMON = frozenset(field.name for field in attrs.fields(CommonOptions))

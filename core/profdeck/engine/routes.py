@@ -1,0 +1,176 @@
+"""Our routes in an engine's HTTP server, which is one of FastAPI.
+
+========================  =====================================================================================
+``GET /profdeck/status``  how things stand in every process
+``POST /profdeck/start``  body: a `profdeck.engine.request.CaptureRequest`, of which nothing is required
+``POST /profdeck/stop``   body: ``{"request": ID}``; answers when the files are whole, or after ``wait_s`` seconds
+========================  =====================================================================================
+
+Every answer has ``server`` and ``answer`` (a `profdeck.engine.request.Answer`, with the files), or ``error``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+import profdeck
+from profdeck.engine.control import Engine
+from profdeck.engine.options import Auth, EngineOptions
+from profdeck.engine.remote import TOKEN_VARIABLE, About
+from profdeck.engine.request import Answer, CaptureRequest, State
+from profdeck.engine.server_config import ServerConfig
+from profdeck.errors import CaptureError, ConfigError, ProfdeckError
+from profdeck.run import run_name
+from profdeck.strict import structure, unstructure
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request, Response
+
+_MAX_BODY_BYTES = 1 << 20
+_POLL_S = 0.2
+
+
+class Routes:
+    """The routes of one server."""
+
+    def __init__(self, backend: str) -> None:
+        """Args:
+        backend: the name of the engine's backend, whose role in the config is the server's.
+        """
+        self.engine: Engine | None = None
+        """What the routes control; without one they answer that there is none."""
+        self._config: ServerConfig | None = None
+        self._problem: str | None = None
+        try:
+            self._config = ServerConfig.load(backend)
+        except ProfdeckError as error:
+            self._problem = str(error)
+
+    @property
+    def options(self) -> EngineOptions:
+        """The options of the server's role; the defaults if the config is wrong."""
+        return self._config.options if self._config else EngineOptions()
+
+    def attach(self, app: FastAPI) -> None:
+        """Add the routes to a server."""
+        app.add_api_route("/profdeck/status", self._route("status"), methods=["GET"], include_in_schema=False)
+        for command in ("start", "stop"):
+            app.add_api_route(f"/profdeck/{command}", self._route(command), methods=["POST"], include_in_schema=False)
+
+    def _route(self, command: str) -> Any:
+        from fastapi import Request
+        from fastapi.responses import JSONResponse
+
+        async def route(request: Request) -> Response:
+            try:
+                engine, config = self._admit(request)
+                body = await _body(request) if command != "status" else {}
+                answer = await self._carry_out(engine, config, command, body)
+            except _RefusedError as refusal:
+                return JSONResponse({"error": str(refusal)}, refusal.status)
+            except ProfdeckError as error:
+                return JSONResponse({"error": str(error)}, 400 if isinstance(error, ConfigError) else 409)
+            about = About(
+                host=socket.gethostname(),
+                output=str(config.config.output.absolute()),
+                profdeck=profdeck.__version__,
+            )
+            refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
+            content = {"server": attrs.asdict(about), "answer": unstructure(answer)}
+            return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)
+
+        # FastAPI reads annotations, which are names of this function here.
+        route.__annotations__ = {"request": Request}
+        return route
+
+    def _admit(self, request: Request) -> tuple[Engine, ServerConfig]:
+        config = self._config
+        if config is None:
+            raise _RefusedError(
+                503, f"The config of this server is wrong, so profdeck does nothing here. {self._problem}"
+            )
+        if config.options.auth is Auth.TOKEN:
+            token = os.environ.get(TOKEN_VARIABLE)
+            if not token:
+                raise _RefusedError(
+                    403,
+                    f"This server has no token: set {TOKEN_VARIABLE} in its environment and in that of its clients, or "
+                    f"say 'auth: none' in the options of the role '{config.role}' of its config.",
+                )
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                raise _RefusedError(
+                    401, f"The token is missing or wrong: set {TOKEN_VARIABLE} to what this server has."
+                )
+        if self.engine is None:
+            raise _RefusedError(503, "This server has no engine that profdeck could ask.")
+        return self.engine, config
+
+    async def _carry_out(self, engine: Engine, config: ServerConfig, command: str, body: dict[str, Any]) -> Answer:
+        if command == "start":
+            return await engine.command("start", unstructure(_request(body, config)))
+        if command == "status":
+            return await engine.command("status", {})
+        if not isinstance(body.get("request"), str):
+            raise ConfigError('request: the id of the capture is needed, as in {"request": "capture"}.')
+        wait_s = body.pop("wait_s", 30)
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
+            raise ConfigError(f"wait_s: expected a number of seconds, got {wait_s!r}.")
+        stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
+        answer = await engine.command("stop", stop)
+        deadline = time.monotonic() + wait_s
+        while any(reply.state is State.WRITING for reply in answer.all) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+            answer = await engine.command("status", {})
+        return answer
+
+
+class _RefusedError(CaptureError):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    import json
+
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _MAX_BODY_BYTES:
+            raise _RefusedError(413, f"The body has more than {_MAX_BODY_BYTES:,} bytes.")
+    try:
+        body = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        raise ConfigError("The body is not JSON.") from None
+    if not isinstance(body, dict):
+        raise ConfigError("The body is not a JSON object.")
+    return body
+
+
+def _request(body: dict[str, Any], config: ServerConfig) -> CaptureRequest:
+    """Check a request and complete it with the server's defaults; it can only write below the server's output."""
+    root = config.config.output.absolute()
+    defaults = config.options.complete(
+        CaptureRequest(
+            id="capture", output=root, run=run_name(config.config.run), role=config.role, ranks=config.chosen.ranks
+        )
+    )
+    given = {**unstructure(defaults), **body}
+    if isinstance(given["options"], dict):
+        given["options"] = {**defaults.options, **given["options"]}
+    output = Path(given["output"]) if isinstance(given["output"], str) else root
+    if not (root / output).resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"output: {output} is not below {root}, the output directory of this server.")
+    request = structure(given, CaptureRequest, where="")
+    if request.iterations and request.iterations.first is not None:
+        raise ConfigError("iterations.first: the engine is running already; say skip, which counts from the start.")
+    return attrs.evolve(request, output=(root / output).resolve())

@@ -1,0 +1,1 @@
+"""The backend `sglang`: captures of SGLang engines, running or about to run."""

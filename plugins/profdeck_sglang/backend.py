@@ -1,0 +1,52 @@
+"""The backend `sglang`: what core builds and calls, in the process that controls the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import attrs
+
+from profdeck import Capture, Library
+from profdeck.engine.control import ControlBackend, Engine, Native
+from profdeck.engine.request import CaptureRequest
+from profdeck_sglang.options import SglangOptions
+
+if TYPE_CHECKING:
+    from profdeck_sglang.engines import SglangEngine
+
+
+@attrs.define
+class SglangBackend(ControlBackend):
+    """Asks the schedulers of an SGLang engine to record: an engine object of this process, or a server."""
+
+    name: ClassVar[str] = "sglang"
+    Options: ClassVar[type[SglangOptions]] = SglangOptions
+    libraries: ClassVar[tuple[Library, ...]] = (Library(("sglang",), ">=0.5.10,<0.6"),)
+
+    @property
+    def _mine(self) -> SglangOptions:
+        return cast("SglangOptions", self.options)
+
+    def connect(self, target: object) -> Engine:
+        """Take an `Engine` or its tokenizer manager, or the URL of a server."""
+        if isinstance(target, str):
+            from profdeck_sglang.server import Server
+
+            return Server(target, timeout_s=self._mine.rpc_timeout_s)
+        from profdeck_sglang.engines import EngineObject
+
+        self.libraries[0].require(self.name)
+        return EngineObject(target, timeout_s=self._mine.rpc_timeout_s)
+
+    @classmethod
+    async def recognises(cls, url: str) -> bool:
+        """Tell whether a server is SGLang's, by its ``/server_info``."""
+        from profdeck_sglang.server import Server
+
+        return await Server(url, timeout_s=10).is_sglang()
+
+    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Native:
+        """Use SGLang's own profiler."""
+        from profdeck_sglang.native import SglangCapture
+
+        return SglangCapture(cast("SglangEngine", engine), self._mine, capture, request)

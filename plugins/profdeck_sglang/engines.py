@@ -1,0 +1,313 @@
+"""What the backend controls: an `Engine`, or the tokenizer manager that RL frameworks hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from profdeck.engine.control import Engine
+from profdeck.engine.frontend import FrontendRecorder
+from profdeck.engine.request import Answer, CaptureRequest, Reply, State
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.plugins import describe
+from profdeck.settle import drive
+from profdeck.strict import structure
+from profdeck_sglang import hooks, protocol
+
+T = TypeVar("T")
+
+_ANSWER_S = 30.0
+"""How much later than the first rank, which has answered, the others may do so: they took the command with it."""
+_POLL_S = 0.01
+_SAVE_S = 20.0
+_SAVE_POLL_S = 0.1
+_TOKENIZER = "tokenizer"
+
+REMEDY = (
+    "With profdeck in the engine's processes every capture has its own options: set PROFDECK_CONFIG, or list profdeck "
+    "in SGLANG_PLUGINS, in the environment that the engine is started in (SGLang 0.5.11 or newer)."
+)
+"""What to do about all that SGLang's own profiler cannot do."""
+
+
+class SglangEngine(Engine):
+    """An engine of SGLang, with its own profiler."""
+
+    @abstractmethod
+    async def start_profile(self, **arguments: Any) -> None:
+        """Start its own profiler, with fields of SGLang's ``ProfileReq``.
+
+        Raises:
+            CaptureError: it does not take these arguments, refuses, or does not answer.
+        """
+
+    @abstractmethod
+    async def stop_profile(self) -> None:
+        """Stop its own profiler."""
+
+    @abstractmethod
+    async def launched_with(self) -> Mapping[str, Any]:
+        """Return what the engine was launched with: the fields of SGLang's ``ServerArgs``."""
+
+    @abstractmethod
+    async def is_here(self) -> bool:
+        """Tell whether the engine's files are on this host."""
+
+    @abstractmethod
+    async def environment(self) -> Mapping[str, str]:
+        """Return the environment of its processes, as far as that can be known."""
+
+
+class EngineObject(SglangEngine):
+    """An `Engine` or a tokenizer manager in this process."""
+
+    def __init__(self, engine: Any, *, timeout_s: float) -> None:
+        """Args:
+            engine: the object.
+            timeout_s: how long the schedulers may take for an answer; SGLang itself waits for ever.
+
+        Raises:
+            ConfigError: it is no engine of SGLang.
+        """
+        kind = type(engine)
+        self.name = f"{kind.__module__}.{kind.__qualname__}"
+        manager = getattr(engine, "tokenizer_manager", engine)
+        if not hasattr(manager, "profile_communicator"):
+            raise ConfigError(
+                f"target: {self.name} is no engine of SGLang (it has no tokenizer manager with a profiler). Pass the "
+                "Engine or its tokenizer_manager, or the URL of a server."
+            )
+        self._engine = engine
+        self._manager = manager
+        self._timeout_s = timeout_s
+        self._asked: CaptureRequest | None = None
+        self._over = True
+        """Whether all that was asked for is written."""
+        self._tokenizer = FrontendRecorder(_TOKENIZER)
+        self._guardian: asyncio.Task[None] | None = None
+
+    @property
+    def blocking(self) -> bool:  # type: ignore[override]  # it depends on who runs the engine's loop
+        """Whether calls block: an `Engine` whose event loop nobody runs is driven call by call."""
+        loop = getattr(self._engine, "loop", None)
+        return loop is not None and not loop.is_running()
+
+    async def has_profdeck(self) -> bool:
+        """Tell by this process, whose environment and code the schedulers have."""
+        return hooks.applied()
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Send the command to all schedulers and collect what they leave."""
+        request, sent = self._asked, dict(payload)
+        if command == "start":
+            if not (hooks.detokenizer_applied() and self._has_detokenizer):
+                sent["engine"] = {**sent.get("engine", {}), protocol.DETOKENIZER: False}
+            request = structure(sent, CaptureRequest, where="")
+        replies = None if request is None else self._new_directory(request)
+        try:
+            answers = await self._ask(protocol.pack(command, sent, replies))
+            first = [reply for answer in answers if (reply := protocol.unpack_reply(answer.message))]
+            if len(first) < len(answers):
+                others = {str(answer.message) for answer in answers if not protocol.unpack_reply(answer.message)}
+                raise CaptureError(f"Schedulers without profdeck answered: {' '.join(sorted(others))} {REMEDY}")
+            ranks = {reply.rank: reply for reply in first}
+            frontends: dict[str, Reply] = {}
+            if request is not None and replies is not None and not any(reply.error for reply in first):
+                ranks |= await self._collect(command, replies, request, first[0])
+                frontends = await self._frontends(command, sent, replies, request)
+        finally:
+            if replies is not None:
+                shutil.rmtree(replies, ignore_errors=True)
+        answer = Answer(ranks=tuple(reply for _, reply in sorted(ranks.items())), frontends=frontends)
+        if command == "start" and not any(reply.error for reply in answer.all):
+            self._asked, self._over = request, False
+            self._save_at_shutdown()
+        elif all(reply.state in {State.IDLE, State.ENDED} for reply in answer.all):
+            self._over = True
+        return answer
+
+    @property
+    def _has_detokenizer(self) -> bool:
+        return not getattr(self._manager.server_args, "skip_tokenizer_init", False)
+
+    def _new_directory(self, request: CaptureRequest) -> Path | None:
+        """Make the directory of replies beside the captures; None where nobody can write, as the ranks will say."""
+        directory = request.output / request.run
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=".replies-", dir=directory))
+        except OSError:
+            return None
+
+    async def _ask(self, request: Any) -> Sequence[Any]:
+        """Send a request to the schedulers; returns the answers of the first rank of every replica."""
+
+        async def ask() -> Sequence[Any]:
+            self._manager.auto_create_handle_loop()
+            answers: Sequence[Any] = await self._manager.profile_communicator(request)
+            return answers
+
+        try:
+            return await self._run(ask())
+        except TimeoutError:
+            raise CaptureError(
+                f"The schedulers did not answer within rpc_timeout_s={self._timeout_s:g} seconds. Is one of them dead, "
+                "or in a forward pass that takes longer?"
+            ) from None
+        except Exception as error:
+            raise CaptureError(f"The engine does not answer: {describe(error)}") from error
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run what belongs to the engine's event loop, with the time limit."""
+
+        async def limited() -> T:
+            # Not cancelled: SGLang would take a late answer for that to the next request.
+            return await asyncio.wait_for(asyncio.shield(work), self._timeout_s)
+
+        if self.blocking:
+            result: T = self._engine.loop.run_until_complete(limited())
+            return result
+        loop = getattr(self._engine, "loop", None)
+        if loop is not None and loop is not asyncio.get_running_loop():  # another thread runs it
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(limited(), loop))
+        return await limited()
+
+    async def _collect(self, command: str, replies: Path, request: CaptureRequest, first: Reply) -> dict[int, Reply]:
+        """Wait for the replies of the ranks that record, most of whose answers SGLang does not bring."""
+        found: dict[int, Reply] = {}
+        awaited = {rank for rank in range(first.world_size) if request.selects(rank)}
+        deadline = time.monotonic() + _ANSWER_S
+        while awaited and time.monotonic() < deadline:
+            for rank in sorted(awaited):
+                if (reply := protocol.take_reply(replies, protocol.rank_name(rank))) is not None:
+                    found[rank] = reply
+            awaited -= set(found)
+            if awaited:
+                await self.sleep(_POLL_S)
+        return found | {rank: _silent(rank, first.world_size, request, command) for rank in awaited}
+
+    async def _frontends(
+        self, command: str, payload: Mapping[str, Any], replies: Path, request: CaptureRequest
+    ) -> dict[str, Reply]:
+        own = self._tokenizer.command(command, payload)
+        found = {_TOKENIZER: own} if own else {}
+        deadline = time.monotonic() + _ANSWER_S
+        while request.engine.get(protocol.DETOKENIZER) and protocol.DETOKENIZER not in found:
+            if (reply := protocol.take_reply(replies, protocol.DETOKENIZER)) is not None:
+                found[protocol.DETOKENIZER] = reply
+            elif time.monotonic() >= deadline:
+                found[protocol.DETOKENIZER] = _silent(0, 1, request, command)
+            else:
+                await self.sleep(_POLL_S)
+        return found
+
+    # Ends that nobody called for.
+
+    def _save_at_shutdown(self) -> None:
+        """Let the traces be written when the engine ends: SGLang kills its processes then."""
+        if self.blocking:
+            if "shutdown" not in vars(self._engine):
+                self._save_before_shutdown()
+        elif self._guardian is None or self._guardian.done():
+            self._guardian = asyncio.get_running_loop().create_task(self._save_before_exit())
+
+    def _save_before_shutdown(self) -> None:
+        shutdown = self._engine.shutdown
+
+        def shut_down(*arguments: Any, **keywords: Any) -> Any:
+            vars(self._engine).pop("shutdown", None)
+            with contextlib.suppress(Exception):
+                drive(self._save())
+            return shutdown(*arguments, **keywords)
+
+        self._engine.shutdown = shut_down
+
+    async def _save_before_exit(self) -> None:
+        """Watch a server that is asked to end: it waits for its requests first, and for this task as long."""
+        while not self._over:
+            if self._manager.gracefully_exit:
+                with contextlib.suppress(Exception):
+                    await self._save()
+                return
+            await asyncio.sleep(_SAVE_POLL_S)
+
+    async def _save(self) -> None:
+        asked = self._asked
+        if asked is None or self._over:
+            return
+        stop = {"request": asked.id, "token": asked.token, "reason": "the engine was shut down in mid-capture"}
+        answer = await self.command("stop", stop)
+        deadline = time.monotonic() + _SAVE_S
+        while any(reply.state is State.WRITING for reply in answer.all) and time.monotonic() < deadline:
+            await self.sleep(_SAVE_POLL_S)
+            answer = await self.command("status", {})
+
+    # SGLang's own profiler.
+
+    async def start_profile(self, **arguments: Any) -> None:
+        """Call the engine's method of this name, in the style of its release."""
+        own = self._manager.start_profile
+        parameters = inspect.signature(own).parameters
+        if "req" in parameters:  # since 0.5.16 or so
+            from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
+
+            self._refuse_unknown(arguments, set(inspect.signature(ProfileReq).parameters))
+            await self._native(own(ProfileReq(req_type=ProfileReqType.START_PROFILE, **arguments)))
+        else:
+            arguments.pop("profile_id", None)  # these releases take the time
+            self._refuse_unknown(arguments, set(parameters))
+            await self._native(own(**arguments))
+
+    async def stop_profile(self) -> None:
+        """Call the engine's method of this name."""
+        await self._native(self._manager.stop_profile())
+
+    def _refuse_unknown(self, arguments: Mapping[str, Any], known: set[str]) -> None:
+        if unknown := sorted(set(arguments) - known):
+            raise CaptureError(f"start_profile of this SGLang does not take {', '.join(unknown)}. {REMEDY}")
+
+    async def _native(self, call: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await self._run(call)
+        except TimeoutError:
+            raise CaptureError(f"SGLang's profiler did not answer within {self._timeout_s:g} seconds.") from None
+        except Exception as error:
+            raise CaptureError(f"SGLang's profiler: {describe(error)}") from error
+
+    async def launched_with(self) -> Mapping[str, Any]:
+        """Read the engine's arguments."""
+        names = ("device", "tp_size", "pp_size", "dp_size", "enable_dp_attention")
+        return {name: getattr(self._manager.server_args, name, None) for name in names}
+
+    async def is_here(self) -> bool:
+        """It is in this process."""
+        return True
+
+    async def environment(self) -> Mapping[str, str]:
+        """Return that of this process, which the schedulers were started with."""
+        return dict(os.environ)
+
+
+def _silent(rank: int, world_size: int, request: CaptureRequest, command: str) -> Reply:
+    """Make up the reply of a process that has not answered."""
+    text = f"It did not answer within {_ANSWER_S:g} seconds."
+    return Reply(
+        rank=rank,
+        world_size=world_size,
+        host="",
+        pid=0,
+        state=State.ENDED,
+        request=request.id,
+        token=request.token,
+        problems=(text,),
+        error=text if command == "start" else None,
+    )

@@ -1,0 +1,154 @@
+"""Our hooks in the processes of an engine, by SGLang's own registry.
+
+Only two places of a running engine are touched: where a scheduler takes a request for its profiler, and the ends of
+three constructors. Iterations are hooked on the scheduler that records, while it records (see
+`profdeck_sglang.scheduler`), so an idle engine runs its own code.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from profdeck.engine.server_config import ServerConfig
+from profdeck.plugins import describe
+from profdeck.run import RUN_VARIABLE, run_name
+from profdeck_sglang import guard, protocol
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import ProfileReq, ProfileReqOutput
+
+logger = logging.getLogger("profdeck")
+
+_MANAGERS = "sglang.srt.managers"
+_SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler.__init__"
+# Where a scheduler takes a request for its profiler: since 0.5.13, and in 0.5.11 and 0.5.12.
+_PROFILES = (
+    f"{_MANAGERS}.scheduler_components.profiler_manager.SchedulerProfilerManager._profile",
+    f"{_MANAGERS}.scheduler_profiler_mixin.SchedulerProfilerMixin.profile",
+)
+_TOKENIZER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager.__init__"
+_DETOKENIZER = f"{_MANAGERS}.detokenizer_manager.DetokenizerManager.__init__"
+
+_agent: Any = None
+"""The `profdeck_sglang.scheduler.Agent` of this process, once its scheduler is there."""
+
+
+def register() -> None:
+    """Register the hooks that this process needs, once; SGLang applies them."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    profile = next((target for target in _PROFILES if _exists(target)), _PROFILES[0])
+    hooks: dict[str, tuple[Callable[..., Any], HookType]] = {}
+    # SGLang imports what it hooks, and nothing shall be imported for us: a child has what it runs, and no more.
+    scheduler, detokenizer = f"{_MANAGERS}.scheduler" in sys.modules, f"{_MANAGERS}.detokenizer_manager" in sys.modules
+    launches = "sglang.srt.entrypoints.engine" in sys.modules or not (scheduler or detokenizer)
+    if launches or scheduler:
+        hooks |= {_SCHEDULER: (_scheduler_is_up, HookType.AFTER), profile: (_profile, HookType.AROUND)}
+    if launches or detokenizer:
+        hooks[_DETOKENIZER] = (_detokenizer_is_up, HookType.AFTER)
+    if launches:
+        hooks[_TOKENIZER] = (_tokenizer_is_up, HookType.AFTER)
+    if missing := [target for target in hooks if not _exists(target)]:
+        logger.error(
+            "profdeck cannot record in this engine: SGLang %s has no %s. Update profdeck; "
+            "`profdeck backends sglang` says which releases of SGLang this version knows.",
+            version("sglang"),
+            ", ".join(missing),
+        )
+        return
+    for target, (hook, kind) in hooks.items():
+        HookRegistry.register(target, hook, kind)
+    armed = ServerConfig.load("sglang")
+    if launches and armed.captures_by_itself:
+        # Children inherit it, so that all schedulers of the engine name the run alike.
+        os.environ.setdefault(RUN_VARIABLE, run_name(armed.config.run))
+
+
+def applied() -> bool:
+    """Tell whether the hooks that reach the schedulers are in place in this process.
+
+    Then they are in the processes that it started, which have its environment and its code.
+    """
+    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
+    patched: set[str] = registry.HookRegistry._patched if registry else set()  # noqa: SLF001  # it has no other way
+    return _SCHEDULER in patched and not patched.isdisjoint(_PROFILES)
+
+
+def detokenizer_applied() -> bool:
+    """Tell the same of the detokenizer, which an object of an unknown kind would end."""
+    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
+    return registry is not None and _DETOKENIZER in registry.HookRegistry._patched  # noqa: SLF001  # as above
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _scheduler_is_up(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
+    global _agent  # noqa: PLW0603  # there is one scheduler per process, and SGLang hands its requests to other objects
+    try:
+        from profdeck_sglang.scheduler import Agent
+
+        if not applied():
+            logger.error("profdeck cannot record in this scheduler: SGLang did not apply its hooks; see the log above.")
+            return
+        _agent = Agent(scheduler, kwargs.get("server_args") or args[0])
+        armed = ServerConfig.load("sglang")
+        if armed.captures_by_itself:
+            _agent.start(armed.own_request())
+    except Exception:  # the engine must start whatever is wrong here
+        logger.exception("profdeck is not available in this scheduler")
+
+
+def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> ProfileReqOutput:
+    from sglang.srt.managers.io_struct import ProfileReqOutput
+
+    try:
+        if (ours := protocol.unpack(request)) is not None:
+            if _agent is None:
+                return ProfileReqOutput(success=False, message="profdeck is not available in this scheduler.")
+            return ProfileReqOutput(success=True, message=protocol.pack_reply(_agent.handle(request, *ours)))
+        if (objection := guard.objection(owner, request, _agent)) is not None:
+            logger.error("profdeck refused a request to SGLang's own profiler: %s", objection)
+            return ProfileReqOutput(success=False, message=objection)
+    except Exception as error:  # whatever is wrong here must not end the server
+        logger.exception("profdeck could not handle a request to the profiler")
+        return ProfileReqOutput(success=False, message=f"profdeck: {describe(error)}")
+    output: ProfileReqOutput = original(owner, request)
+    return output
+
+
+def _tokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
+    try:
+        server = sys.modules.get("sglang.srt.entrypoints.http_server")
+        if server is None:  # an engine object
+            return
+        from profdeck.engine.routes import Routes
+        from profdeck_sglang.engines import EngineObject
+
+        routes = Routes("sglang")
+        routes.engine = EngineObject(manager, timeout_s=routes.options.rpc_timeout_s)
+        routes.attach(server.app)
+    except Exception:  # as above
+        logger.exception("profdeck is not available in this server")
+
+
+def _detokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
+    try:
+        from sglang.srt.managers.io_struct import ProfileReq
+
+        from profdeck_sglang.detokenizer import handler
+
+        manager._request_dispatcher._mapping[ProfileReq] = handler()  # noqa: SLF001  # it has no other way
+    except Exception:  # as above
+        logger.exception("profdeck is not available in this detokenizer")

@@ -1,0 +1,49 @@
+"""The options of the SGLang backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from profdeck.engine.options import EngineOptions
+
+
+@attrs.frozen(kw_only=True)
+class SglangOptions(EngineOptions):
+    """Options of the backend `sglang`."""
+
+    start_step: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
+    """The first forward pass to record, as SGLang counts them from the launch of each scheduler (its `forward_ct`).
+    Default: none, the role's `iterations.skip` counts from the start of the capture. Refused once that pass is over,
+    and with captures by stage, which count for each kind of batches."""
+
+    stage_min_batch_size: int = attrs.field(default=0, validator=validators.ge(0))
+    """Pass over decode batches of fewer requests, neither recorded nor counted, as SGLang's
+    `SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS` does. Default: 0, none. Needs `profile_by_stage` or the role's `stages`."""
+
+    detailed_annotations: bool = False
+    """Name each iteration in the trace with the attention work of its prefill and decode requests, as SGLang's option
+    of this name does, for roofline models. Default: off. Needs SGLang 0.5.16 or newer."""
+
+    ignore_frontend: bool = True
+    """Leave out the processes that tokenise and detokenise. Default: on. Off records their CPU as roles of their own,
+    `<role>-tokenizer` and `<role>-detokenizer`."""
+
+    def __attrs_post_init__(self) -> None:
+        """Check the fields against each other."""
+        super().__attrs_post_init__()
+        if self.start_step is not None and self.profile_by_stage:
+            raise ValueError("start_step: profile_by_stage counts prefill and decode apart; use iterations.skip")
+
+    def for_processes(self) -> Mapping[str, Any]:
+        """Return what the schedulers' side and the frontends' read."""
+        return {
+            "start_step": self.start_step,
+            "min_decode_batch": self.stage_min_batch_size,
+            "detailed": self.detailed_annotations,
+            "tokenizer": not self.ignore_frontend,
+            "detokenizer": not self.ignore_frontend,
+        }

@@ -1,0 +1,90 @@
+"""How commands reach the processes of an engine: inside of SGLang's own requests to its profiler.
+
+SGLang carries a ``ProfileReq`` to every scheduler of every data-parallel replica, and brings the answers of the first
+rank of each replica back. Our commands stand in its ``profile_id``. The other ranks, and the detokenizer, answer by
+files in a directory that the command names; it is on the file system that the traces go to.
+
+The request is one that does nothing where our side is missing: it asks for a recording of nothing, at a forward pass
+that never comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profdeck.engine.request import Reply
+from profdeck.strict import structure, unstructure
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import ProfileReq
+
+_MARK = "profdeck:"
+_NEVER = 1 << 62
+
+DETOKENIZER = "detokenizer"
+
+
+def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> ProfileReq:
+    """Put a command into a request of SGLang.
+
+    Args:
+        command: see `profdeck.engine.recorder.handle`.
+        payload: the same.
+        replies: the directory where every process leaves its reply; None if only those of the first ranks are needed.
+    """
+    from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
+
+    content = json.dumps([command, payload, None if replies is None else str(replies)])
+    return ProfileReq(
+        req_type=ProfileReqType.START_PROFILE, profile_id=_MARK + content, activities=[], start_step=_NEVER
+    )
+
+
+def unpack(request: ProfileReq) -> tuple[str, dict[str, Any], Path | None] | None:
+    """Return the command in a request of SGLang, if it is one of ours."""
+    text = request.profile_id
+    if not isinstance(text, str) or not text.startswith(_MARK):
+        return None
+    command, payload, replies = json.loads(text.removeprefix(_MARK))
+    return command, payload, None if replies is None else Path(replies)
+
+
+def pack_reply(reply: Reply) -> str:
+    """Turn a reply into the message of an answer of SGLang."""
+    return _MARK + json.dumps(unstructure(reply))
+
+
+def unpack_reply(message: object) -> Reply | None:
+    """Return the reply in the message of an answer of SGLang; None if it is not one of ours."""
+    if not isinstance(message, str) or not message.startswith(_MARK):
+        return None
+    return structure(json.loads(message.removeprefix(_MARK)), Reply, where="reply")
+
+
+def rank_name(rank: int) -> str:
+    """Name the reply of a rank in the directory of replies."""
+    return f"rank_{rank}"
+
+
+def leave_reply(directory: Path, name: str, reply: Reply) -> None:
+    """Leave a reply in the directory of replies, at once whole.
+
+    Raises:
+        OSError: it cannot be written; nobody waits for it any more when the directory is gone.
+    """
+    temporary = directory / f".{name}.{os.getpid()}"
+    temporary.write_text(json.dumps(unstructure(reply)))
+    temporary.replace(directory / name)
+
+
+def take_reply(directory: Path, name: str) -> Reply | None:
+    """Return a reply that has been left, or None."""
+    try:
+        text = (directory / name).read_text()
+    except FileNotFoundError:
+        return None
+    return structure(json.loads(text), Reply, where="reply")

@@ -1,0 +1,186 @@
+"""The side of the backend that runs in each scheduler of an engine: one process per rank.
+
+An exception in a scheduler's loop ends the whole server: nothing here raises into it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+
+from profdeck.engine.recorder import EngineRecorder, handle
+from profdeck.engine.request import CaptureRequest, Reply
+from profdeck.errors import CaptureError
+from profdeck.identity import Identity
+from profdeck.plugins import describe
+from profdeck_sglang import protocol
+from profdeck_sglang.iterations import kind, runs
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import ProfileReq
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger("profdeck")
+
+
+class Agent:
+    """Records in one scheduler."""
+
+    def __init__(self, scheduler: Scheduler, server_args: ServerArgs) -> None:
+        """Args:
+        scheduler: the scheduler of this process, whose parallel groups exist.
+        server_args: what the engine was launched with.
+        """
+        self._scheduler = scheduler
+        self.recorder = EngineRecorder(place(scheduler, server_args), str(server_args.device), _versions())
+        self._detokenizer = False
+        """Whether the detokenizer records for the present request."""
+        self._min_decode_batch = 0
+        self._annotate: Callable[[bool], None] | None = None
+
+    def handle(self, request: ProfileReq, command: str, payload: dict[str, Any], replies: Path | None) -> Reply:
+        """Carry out a command, leave the reply where all do, and pass the command on to the detokenizer."""
+        if command == "start":
+            self._detokenizer = bool(payload.get("engine", {}).get(protocol.DETOKENIZER))
+        if self._detokenizer and not self.recorder.identity.parallel.get("dp"):  # one detokenizer for all replicas
+            self._pass_on(request)
+        reply = handle(command, payload, self.recorder, self.start, self.stop)
+        if replies is not None:
+            try:
+                protocol.leave_reply(replies, protocol.rank_name(reply.rank), reply)
+            except OSError as error:  # whoever asked finds this rank silent
+                logger.warning("The reply of rank %d cannot be left: %s", reply.rank, describe(error))
+        return reply
+
+    def start(self, request: CaptureRequest) -> None:
+        """Take a request and watch the iterations until it has ended.
+
+        Raises:
+            ProfdeckError: it is refused.
+        """
+        start_step = request.engine.get("start_step")
+        if start_step is not None:
+            request = self._from_forward_pass(request, int(start_step))
+        self._min_decode_batch = int(request.engine.get("min_decode_batch", 0))
+        annotate = _detailed_annotations() if request.engine.get("detailed") else None
+        self.recorder.start(request)
+        if self.recorder.active:
+            self._annotate = annotate
+            self._wrap()
+
+    def stop(self, reason: str | None) -> None:
+        """End the request and leave the scheduler as it was."""
+        self.recorder.stop(reason)
+        self._unwrap()
+
+    def _pass_on(self, request: ProfileReq) -> None:
+        """Send a command to the detokenizer, which the first ranks write to; the senders of the others are dummies."""
+        channels = getattr(self._scheduler, "ipc_channels", self._scheduler)  # an object of its own since 0.5.13
+        try:
+            channels.send_to_detokenizer.send_output(request, request)
+        except Exception as error:  # noqa: BLE001  # whoever asked finds the detokenizer silent
+            logger.warning("The detokenizer cannot be reached: %s", describe(error))
+
+    def _from_forward_pass(self, request: CaptureRequest, first: int) -> CaptureRequest:
+        done = int(self._scheduler.forward_ct)
+        if request.iterations is None or request.stages:
+            raise CaptureError(
+                "options.start_step needs the role's iterations.count, and cannot be combined with stages or "
+                "profile_by_stage, which count for each kind of batches."
+            )
+        if first <= done:
+            raise CaptureError(
+                f"options.start_step={first}: this scheduler has done {done} forward passes already. Name a later one, "
+                "or use iterations.skip, which counts from the start of the capture."
+            )
+        return attrs.evolve(request, iterations=attrs.evolve(request.iterations, skip=first - done - 1))
+
+    def _wrap(self) -> None:
+        scheduler, run = self._scheduler, type(self._scheduler).run_batch
+
+        def run_batch(batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+            begun = self._begin(batch)
+            try:
+                return run(scheduler, batch, *args, **kwargs)
+            finally:
+                if begun:
+                    self.recorder.end()
+                if not self.recorder.active:
+                    self._unwrap()
+
+        scheduler.run_batch = run_batch
+        if self._annotate is not None:
+            self._annotate(True)  # noqa: FBT003  # SGLang's
+
+    def _unwrap(self) -> None:
+        vars(self._scheduler).pop("run_batch", None)
+        annotate, self._annotate = self._annotate, None
+        if annotate is not None:
+            annotate(False)  # noqa: FBT003  # as above
+
+    def _begin(self, batch: ScheduleBatch) -> bool:
+        try:
+            if not runs(batch):
+                return False
+            batch_kind = kind(batch)
+            if self._min_decode_batch and batch_kind == "decode" and batch.batch_size() < self._min_decode_batch:
+                batch_kind = None
+        except Exception as error:  # noqa: BLE001  # an SGLang of which we know too little
+            self.recorder.stop(f"The batch cannot be read: {describe(error)}.")
+            return False
+        # SGLang marks every forward pass in the trace by itself, as step[DECODE bs=2].
+        self.recorder.begin(batch_kind, "")
+        return True
+
+
+def place(scheduler: Scheduler, server_args: ServerArgs) -> Identity:
+    """Return the place of a scheduler in its engine.
+
+    Ranks count over all data-parallel replicas, except with data-parallel attention, whose replicas share the ranks
+    of tensor parallelism.
+    """
+    ranks = _ranks(scheduler)
+    tp, pp, dp = int(server_args.tp_size), int(server_args.pp_size), int(server_args.dp_size)
+    replicas = 1 if getattr(server_args, "enable_dp_attention", False) else dp
+    dp_rank = int(getattr(ranks, "dp_rank", None) or 0)
+    coordinates = {
+        "dp": (dp_rank, dp),
+        "pp": (int(ranks.pp_rank), pp),
+        "tp": (int(ranks.tp_rank), tp),
+        "ep": (int(getattr(ranks, "moe_ep_rank", None) or 0), int(getattr(server_args, "ep_size", 1))),
+    }
+    return Identity(
+        rank=((dp_rank if replicas > 1 else 0) * pp + int(ranks.pp_rank)) * tp + int(ranks.tp_rank),
+        world_size=replicas * pp * tp,
+        parallel={name: index for name, (index, size) in coordinates.items() if size > 1},
+    )
+
+
+def _ranks(scheduler: Scheduler) -> Any:
+    """Return what knows the ranks of a process, which moved twice: 0.5.13 and 0.5.17 or so."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return getattr(scheduler, "ps", scheduler)
+    return get_parallel()
+
+
+def _detailed_annotations() -> Callable[[bool], None]:
+    try:
+        from sglang.srt.model_executor.step_span_utils import set_detailed_annotations_enabled
+    except ImportError:
+        text = "options.detailed_annotations: this release of SGLang has none; use 0.5.16 or newer."
+        raise CaptureError(text) from None
+    return cast("Callable[[bool], None]", set_detailed_annotations_enabled)
+
+
+def _versions() -> dict[str, str]:
+    from profdeck_sglang.backend import SglangBackend
+
+    return dict(filter(None, (library.installed() for library in SglangBackend.libraries)))
