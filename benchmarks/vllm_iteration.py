@@ -24,26 +24,23 @@ it waits, as vLLM does by default on the CPU and with several GPUs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import itertools
 import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import attrs
 from benchmarks.measure import Row, parser, ratio_interval, report
+from benchmarks.stall import EVERY, TOKENS, Child, Stop, check, clock, observe_all, own_profiler, row, stall_rows
 
-from profdeck import Capture, Profiler, Status
+from profdeck import Capture
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,72 +69,15 @@ ENVIRONMENT = {
     "KINETO_LOG_LEVEL": "6",
 }
 PROMPT = [2, 3, 5, 7, 11, 13]
-TOKENS = 200
-"""Of a request in the part `stall`."""
 BURST = 100
 """Iterations of a burst in the part `idle`."""
 REQUESTS = 4
 RECORDED = 100
 """Iterations of a window in the part `captured`; the first `PASSED` are not timed."""
 PASSED = 10
-STALLED_AT = 200
-"""Recorded iterations before a stop in the part `stall`."""
-AFTER = 10
-"""Tokens after a call has returned in which its stall is looked for."""
-EVERY = 10
 MAX_IDLE = 1.005
 MAX_CAPTURED = 1.05
-MAX_STALL = 1 / 3
 PARTS = ("idle", "captured", "stall")
-PATIENCE_S = 300.0
-clock = time.perf_counter
-
-
-class Child:
-    """A process that runs a function of this module with a connection to this one."""
-
-    def __init__(self, log: Path, environment: dict[str, str], function: Callable[..., None], *arguments: Any) -> None:
-        self._log = log
-        context = get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=in_child, args=(other, log, environment, function, *arguments))
-        self._process.start()
-        other.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-        self._process.join(30)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
-
-    def send(self, message: object) -> None:
-        """Send it a message."""
-        self._connection.send(message)
-
-    def answer(self) -> Any:
-        """Wait for its next message; end this program with the child's output if it has ended."""
-        try:
-            return self._connection.recv()
-        except EOFError:
-            sys.exit(f"An engine's process failed:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
-
-
-def in_child(
-    connection: Connection, log: Path, environment: dict[str, str], function: Callable[..., None], *arguments: Any
-) -> None:
-    """Set up this process, before anything imports vLLM, and call the function."""
-    for name in [name for name in os.environ if name.startswith(("PROFDECK", "VLLM_"))]:
-        del os.environ[name]
-    os.environ.update(ENVIRONMENT | environment)
-    with log.open("ab") as file:  # vLLM's profiler prints a table at every stop
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    with contextlib.suppress(EOFError):  # the parent has what it wants, or has failed
-        function(connection, *arguments)
 
 
 def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
@@ -162,27 +102,6 @@ def native_profiler(directory: Path, *, with_stack: bool) -> dict[str, Any]:
         "torch_profiler_with_stack": with_stack,
         "ignore_frontend": True,
     }
-
-
-def own_profiler(output: Path, target: Any, *, with_stack: bool) -> Profiler:
-    """Return a profiler for all steps that divide by `EVERY`."""
-    return Profiler.from_config(
-        settings={
-            "output": str(output),
-            "on_error": "raise",
-            "steps": [f"every {EVERY}"],
-            "rollout.backend": "vllm",
-            "rollout.options.with_stack": with_stack,
-        },
-        role="rollout",
-        target=target,
-    )
-
-
-def check(capture: Capture | None) -> None:
-    """Make sure that a capture is what was asked for."""
-    assert capture is not None
-    assert capture.status is Status.COMPLETE, capture.problems
 
 
 # The part `idle`.
@@ -251,7 +170,7 @@ def load_and_capture(llm: Any) -> None:
     """Load profdeck and record a burst."""
     load_profdeck(llm)
     with tempfile.TemporaryDirectory() as output:
-        profiler = own_profiler(Path(output), llm, with_stack=False)
+        profiler = own_profiler(Path(output), "vllm", llm, with_stack=False)
         capture = profiler.start(EVERY)
         _burst_ms(llm)
         profiler.stop()
@@ -331,7 +250,7 @@ class Windows:
 
         native = native_profiler(output / "native", with_stack=False)
         self._llm = LLM(**engine_arguments(model, profiler_config=native))
-        self._profiler = own_profiler(output, self._llm, with_stack=False)
+        self._profiler = own_profiler(output, "vllm", self._llm, with_stack=False)
         self._parameters = SamplingParams(
             max_tokens=PASSED + RECORDED + PASSED, ignore_eos=True, temperature=0, detokenize=False
         )
@@ -404,163 +323,35 @@ def captured_rows(times: dict[str, list[float]]) -> list[Row]:
 # The part `stall`.
 
 
-@attrs.frozen
-class Stop:
-    """What running requests saw of one capture."""
+async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: bool) -> dict[str, list[Stop]]:
+    """Observe an `AsyncLLM`."""
+    from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    start_ms: float
-    stop_ms: float
-    lost_ms: float
-    """How much later tokens came than at the pace of before, over the whole stop."""
-    whole_ms: float
-    """From the call of the stop to its return."""
-    plain_ms: float
-    """The longest wait before the capture."""
+    native = native_profiler(output / "native", with_stack=with_stack)
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**engine_arguments(model, profiler_config=native)))
 
-
-class Streams:
-    """Requests that keep an engine busy, and when their tokens came."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._times: list[list[float]] = [[] for _ in range(REQUESTS)]
-        self._came = asyncio.Event()
-
-    async def run(self, stream: int) -> None:
-        """Send one request after another; they end at different times."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+    def generate(stream: int, number: int) -> AsyncIterator[object]:
         parameters = SamplingParams(
-            max_tokens=TOKENS - 16 * stream,
+            max_tokens=TOKENS - 16 * stream,  # so that they end at different times
             ignore_eos=True,
             temperature=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        for number in itertools.count():
-            async for _ in self._engine.generate({"prompt_token_ids": PROMPT}, parameters, f"{stream}-{number}"):
-                self._times[stream].append(clock())
-                self._came.set()
+        results: AsyncIterator[object] = engine.generate({"prompt_token_ids": PROMPT}, parameters, f"{stream}-{number}")
+        return results
 
-    async def tokens(self, count: int) -> None:
-        """Wait until this many more have come in the first stream."""
-        end = len(self._times[0]) + count
-        while len(self._times[0]) < end:
-            self._came.clear()
-            await self._came.wait()
-
-    def longest_ms(self, since_s: float) -> float:
-        """Return the longest that a stream waited for a token, of those waits that ended since then."""
-        return max(late - early for times in self._times for early, late in pairs(times, since_s)) * 1e3
-
-    def pace_ms(self, since_s: float) -> float:
-        """Return the mean wait of the first stream."""
-        return statistics.fmean(late - early for early, late in pairs(self._times[0], since_s)) * 1e3
-
-    def lost_ms(self, since_s: float, pace_ms: float) -> float:
-        """Return how much later the tokens came than at a pace."""
-        return sum((late - early) * 1e3 - pace_ms for early, late in pairs(self._times[0], since_s))
-
-
-def pairs(times: Sequence[float], since_s: float) -> Iterator[tuple[float, float]]:
-    """Return successive times of which the later one is not before the given time."""
-    return ((early, late) for early, late in itertools.pairwise(times) if late >= since_s)
-
-
-async def observe(streams: Streams, start: Callable[[], Any], stop: Callable[[], Any]) -> Stop:
-    """Capture once, and see how the streams fare."""
-    await streams.tokens(PASSED)
-    since_s = clock()
-    await streams.tokens(TOKENS)
-    pace_ms, plain_ms = streams.pace_ms(since_s), streams.longest_ms(since_s)
-    since_s = clock()
-    await start()
-    await streams.tokens(AFTER)
-    start_ms = streams.longest_ms(since_s)
-    await streams.tokens(STALLED_AT - AFTER)
-    since_s = clock()
-    await stop()
-    whole_ms = (clock() - since_s) * 1e3
-    await streams.tokens(AFTER)
-    return Stop(start_ms, streams.longest_ms(since_s), streams.lost_ms(since_s, pace_ms), whole_ms, plain_ms)
-
-
-async def observe_all(model: Path, output: Path, stops: int, *, with_stack: bool) -> dict[str, list[Stop]]:
-    """Return what was seen in every round but the first, which pays for what a process does once."""
-    from vllm import AsyncEngineArgs, AsyncLLMEngine
-
-    native = native_profiler(output / "native", with_stack=with_stack)
-    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**engine_arguments(model, profiler_config=native)))
-    profiler = own_profiler(output, engine, with_stack=with_stack)
-    captures: list[Capture | None] = []
-
-    async def start() -> None:
-        captures.append(await profiler.astart(EVERY * (len(captures) + 1)))
-
-    kinds = {"profdeck": (start, profiler.astop), "native": (engine.start_profile, engine.stop_profile)}
-    found: dict[str, list[Stop]] = {name: [] for name in kinds}
-    streams, order, chance = Streams(engine), list(kinds), random.Random(0)
-    running = asyncio.gather(*map(streams.run, range(REQUESTS)))
+    profiler = own_profiler(output, "vllm", engine, with_stack=with_stack)
     try:
-        for _ in range(stops + 1):
-            chance.shuffle(order)
-            for name in order:
-                one = asyncio.create_task(observe(streams, *kinds[name]))
-                either: set[asyncio.Future[Any]] = {one, running}  # a stream never ends, unless the engine fails
-                await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-                assert one.done(), running.exception() if running.done() else "the engine hangs"
-                found[name].append(one.result())
+        return await observe_all(generate, profiler, (engine.start_profile, engine.stop_profile), stops)
     finally:
-        running.cancel()
-        await asyncio.wait({running})
         engine.shutdown()
-    for capture in captures:
-        check(capture)
-    return {name: stops[1:] for name, stops in found.items()}
 
 
 def stalled_engine(connection: Connection, model: Path, output: Path, stops: int, with_stack: bool) -> None:  # noqa: FBT001  # passed through a process
     """Send what was seen."""
-    connection.send(asyncio.run(observe_all(model, output, stops, with_stack=with_stack)))
-
-
-def stall_rows(found: dict[str, list[Stop]], name: str) -> list[Row]:
-    """Compare the rounds."""
-    plain_ms = statistics.median(stop.plain_ms for stops in found.values() for stop in stops)
-
-    def compare(what: str, figure: str, max_ratio: float | None = None) -> Row:
-        times = {kind: [getattr(stop, figure) for stop in stops] for kind, stops in found.items()}
-        return row(f"{what}, {name}", "ms", times, ("profdeck", "native"), max_ratio)
-
-    stall = compare("stall of a stop", "stop_ms", MAX_STALL)
-    return [
-        attrs.evolve(stall, detail=f"{stall.detail}; without a capture {plain_ms:.3g} ms"),
-        compare("time that a stop takes from all requests", "lost_ms"),
-        compare("stop until the files are whole", "whole_ms"),
-        compare("stall of a start", "start_ms"),
-    ]
-
-
-def row(
-    what: str, unit: str, times: dict[str, list[float]], names: tuple[str, str], max_ratio: float | None = None
-) -> Row:
-    """Compare the times of two kinds, pair by pair."""
-    one, other = (times[name] for name in names)
-    ratio, interval = ratio_interval(one, other)
-    return Row(
-        what=what,
-        unit=unit,
-        measured=statistics.median(one),
-        peer=statistics.median(other),
-        peer_name=names[1],
-        ratio=ratio,
-        interval=interval,
-        goal=f"ratio <= {max_ratio:.4g}" if max_ratio else "",
-        met=ratio <= max_ratio if max_ratio else None,
-        detail=f"{min(one):.4g}..{max(one):.4g} {unit}; {names[1]} {min(other):.4g}..{max(other):.4g} {unit}; "
-        f"{len(one)} pairs",
-    )
+    connection.send(asyncio.run(observe_engine(model, output, stops, with_stack=with_stack)))
 
 
 def main() -> None:
@@ -580,15 +371,15 @@ def main() -> None:
         (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         if "idle" in chosen.parts:
             arguments = (model, chosen.forks, chosen.bursts)
-            with Child(output / "idle.log", {"VLLM_PLUGINS": ""}, idle_engine, *arguments) as child:
+            with Child(output / "idle.log", ENVIRONMENT | {"VLLM_PLUGINS": ""}, idle_engine, *arguments) as child:
                 rows += idle_rows(*child.answer())
         if "captured" in chosen.parts:
             with Child(
-                output / "captured.log", {}, captured_engine, model, output / "captured", chosen.rounds
+                output / "captured.log", ENVIRONMENT, captured_engine, model, output / "captured", chosen.rounds
             ) as child:
                 rows += captured_rows(child.answer())
         if "stall" in chosen.parts:
-            environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(chosen.executor == "mp"))}
+            environment = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(chosen.executor == "mp"))}
             for with_stack in (False, True):
                 name = f"with_stack {str(with_stack).lower()}"
                 log, here = output / f"{name}.log", output / name

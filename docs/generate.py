@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from profdeck import backend, capture, config, errors, hookspecs, options, plugins, profiler, schedule
 from profdeck.cli import _commands, _exit, app
+from profdeck.engine.options import EngineOptions
 
 DOCS = Path(__file__).parent
 WIDTH = 100
@@ -103,14 +104,20 @@ def own_backends() -> dict[str, type[backend.Backend]]:
     return {point.name: plugins.load_backend(point.name) for point in found if of_profdeck(point)}
 
 
+def engine_options() -> str:
+    """Describe the options of all backends of engines that are not common to all backends."""
+    common = options.describe(options.CommonOptions)
+    return "".join(entry(doc, doc.name) for doc in options.describe(EngineOptions) if doc not in common)
+
+
 def backend_options() -> str:
-    """Describe the options of each backend that are not common to all."""
-    common = {doc.name for doc in options.describe(options.CommonOptions)}
+    """Describe the options of each backend that are not common to all, or to all of engines."""
+    common = [*options.describe(options.CommonOptions), *options.describe(EngineOptions)]
     text = ""
     for name, cls in own_backends().items():
         supported = ", ".join(f"{library.names[0]} `{library.versions}`" for library in cls.libraries)
         text += f"## Backend `{name}`\n\n{prose(inspect.getdoc(cls))}\n\nSupports {supported}.\n\n"
-        text += "".join(entry(doc, doc.name) for doc in options.describe(cls.Options) if doc.name not in common)
+        text += "".join(entry(doc, doc.name) for doc in options.describe(cls.Options) if doc not in common)
     return text
 
 
@@ -269,6 +276,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "iterations-keys": lambda: keys(schedule.Iterations, "roles.<role>.iterations."),
     "step-grammar": step_grammar,
     "common-options": lambda: keys(options.CommonOptions),
+    "engine-options": engine_options,
     "backend-options": backend_options,
     "overview": overview,
     "subcommands": subcommands,

@@ -20,7 +20,7 @@ def armed(environ: Mapping[str, str] = os.environ) -> bool:
     return (
         bool(environ.get("PROFDECK_CONFIG"))
         or any(name.startswith("PROFDECK__") for name in environ)
-        or NAME in environ.get("SGLANG_PLUGINS", "").split(",")
+        or NAME in map(str.strip, environ.get("SGLANG_PLUGINS", "").split(","))
     )
 
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,16 +90,30 @@ class EngineObject(SglangEngine):
         self._manager = manager
         self._timeout_s = timeout_s
         self._asked: CaptureRequest | None = None
+        self._tried: CaptureRequest | None = None
+        """The last request, which may have been refused after some processes had taken it."""
         self._over = True
         """Whether all that was asked for is written."""
+        self._left: Answer | None = None
+        """What the processes said last of a capture that has ended; an engine that was shut down says no more."""
         self._tokenizer = FrontendRecorder(_TOKENIZER)
         self._guardian: asyncio.Task[None] | None = None
 
     @property
     def blocking(self) -> bool:  # type: ignore[override]  # it depends on who runs the engine's loop
         """Whether calls block: an `Engine` whose event loop nobody runs is driven call by call."""
-        loop = getattr(self._engine, "loop", None)
-        return loop is not None and not loop.is_running()
+        loop = self._loop
+        return _running_loop() is None and (loop is None or not loop.is_running())
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that SGLang's answers come to; its first request decides that."""
+        decided: asyncio.AbstractEventLoop | None = getattr(self._manager, "event_loop", None)
+        if decided is not None:
+            return decided
+        # An Engine that was made before the host's loop has one of its own, which SGLang then leaves alone.
+        own: asyncio.AbstractEventLoop | None = getattr(self._engine, "loop", None)
+        return own if own is not None and own.is_running() else _running_loop() or own
 
     async def has_profdeck(self) -> bool:
         """Tell by this process, whose environment and code the schedulers have."""
@@ -107,33 +121,45 @@ class EngineObject(SglangEngine):
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         """Send the command to all schedulers and collect what they leave."""
+        if isinstance(shutdown := vars(self._engine).get("shutdown"), _Shutdown) and shutdown.over:
+            if self._left is None or command == "start":
+                raise CaptureError("The engine was shut down.")
+            return self._left
         request, sent = self._asked, dict(payload)
         if command == "start":
             if not (hooks.detokenizer_applied() and self._has_detokenizer):
                 sent["engine"] = {**sent.get("engine", {}), protocol.DETOKENIZER: False}
-            request = structure(sent, CaptureRequest, where="")
+            request = self._tried = structure(sent, CaptureRequest, where="")
+        elif self._tried is not None and sent.get("token") == self._tried.token:
+            request = self._tried  # a start that is taken back, as some process has refused it
         replies = None if request is None else self._new_directory(request)
         try:
-            answers = await self._ask(protocol.pack(command, sent, replies))
-            first = [reply for answer in answers if (reply := protocol.unpack_reply(answer.message))]
-            if len(first) < len(answers):
-                others = {str(answer.message) for answer in answers if not protocol.unpack_reply(answer.message)}
-                raise CaptureError(f"Schedulers without profdeck answered: {' '.join(sorted(others))} {REMEDY}")
-            ranks = {reply.rank: reply for reply in first}
-            frontends: dict[str, Reply] = {}
-            if request is not None and replies is not None and not any(reply.error for reply in first):
-                ranks |= await self._collect(command, replies, request, first[0])
-                frontends = await self._frontends(command, sent, replies, request)
+            answer = await self._exchange(command, sent, request, replies)
         finally:
             if replies is not None:
                 shutil.rmtree(replies, ignore_errors=True)
-        answer = Answer(ranks=tuple(reply for _, reply in sorted(ranks.items())), frontends=frontends)
         if command == "start" and not any(reply.error for reply in answer.all):
-            self._asked, self._over = request, False
+            self._asked, self._over, self._left = request, False, None
             self._save_at_shutdown()
         elif all(reply.state in {State.IDLE, State.ENDED} for reply in answer.all):
-            self._over = True
+            self._over, self._left = True, answer
         return answer
+
+    async def _exchange(
+        self, command: str, payload: Mapping[str, Any], request: CaptureRequest | None, replies: Path | None
+    ) -> Answer:
+        answers = await self._ask(protocol.pack(command, payload, replies))
+        first = [reply for answer in answers if (reply := protocol.unpack_reply(answer.message))]
+        if len(first) < len(answers):
+            others = {str(answer.message) for answer in answers if not protocol.unpack_reply(answer.message)}
+            raise CaptureError(f"Schedulers without profdeck answered: {' '.join(sorted(others))} {REMEDY}")
+        ranks = {reply.rank: reply for reply in first}
+        if request is not None and replies is not None and not any(reply.error for reply in first):
+            ranks |= await self._collect(command, replies, request, first[0])
+        frontends: dict[str, Reply] = {}
+        if command != "start" or not any(reply.error for reply in ranks.values()):
+            frontends = await self._frontends(command, payload, replies, request, ranks)
+        return Answer(ranks=tuple(reply for _, reply in sorted(ranks.items())), frontends=frontends)
 
     @property
     def _has_detokenizer(self) -> bool:
@@ -163,6 +189,8 @@ class EngineObject(SglangEngine):
                 f"The schedulers did not answer within rpc_timeout_s={self._timeout_s:g} seconds. Is one of them dead, "
                 "or in a forward pass that takes longer?"
             ) from None
+        except CaptureError:
+            raise
         except Exception as error:
             raise CaptureError(f"The engine does not answer: {describe(error)}") from error
 
@@ -173,13 +201,18 @@ class EngineObject(SglangEngine):
             # Not cancelled: SGLang would take a late answer for that to the next request.
             return await asyncio.wait_for(asyncio.shield(work), self._timeout_s)
 
-        if self.blocking:
-            result: T = self._engine.loop.run_until_complete(limited())
-            return result
-        loop = getattr(self._engine, "loop", None)
-        if loop is not None and loop is not asyncio.get_running_loop():  # another thread runs it
+        loop = self._loop
+        if self.blocking and loop is not None:
+            return loop.run_until_complete(limited())
+        if loop is _running_loop() and loop is not None:
+            return await limited()
+        if loop is not None and loop.is_running():  # another thread runs it
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(limited(), loop))
-        return await limited()
+        work.close()
+        raise CaptureError(
+            "Nobody runs the event loop that the answers of this engine come to. Pass the Engine itself, or await "
+            "profiler.astart and astop in the loop that its requests run in."
+        )
 
     async def _collect(self, command: str, replies: Path, request: CaptureRequest, first: Reply) -> dict[int, Reply]:
         """Wait for the replies of the ranks that record, most of whose answers SGLang does not bring."""
@@ -196,12 +229,20 @@ class EngineObject(SglangEngine):
         return found | {rank: _silent(rank, first.world_size, request, command) for rank in awaited}
 
     async def _frontends(
-        self, command: str, payload: Mapping[str, Any], replies: Path, request: CaptureRequest
+        self,
+        command: str,
+        payload: Mapping[str, Any],
+        replies: Path | None,
+        request: CaptureRequest | None,
+        ranks: Mapping[int, Reply],
     ) -> dict[str, Reply]:
         own = self._tokenizer.command(command, payload)
         found = {_TOKENIZER: own} if own else {}
+        if request is None or replies is None or not request.engine.get(protocol.DETOKENIZER):
+            return found
         deadline = time.monotonic() + _ANSWER_S
-        while request.engine.get(protocol.DETOKENIZER) and protocol.DETOKENIZER not in found:
+        passed_on = 0 in ranks and ranks[0].token == request.token  # by rank 0, unless it has refused the request
+        while passed_on and protocol.DETOKENIZER not in found:
             if (reply := protocol.take_reply(replies, protocol.DETOKENIZER)) is not None:
                 found[protocol.DETOKENIZER] = reply
             elif time.monotonic() >= deadline:
@@ -215,24 +256,13 @@ class EngineObject(SglangEngine):
     def _save_at_shutdown(self) -> None:
         """Let the traces be written when the engine ends: SGLang kills its processes then."""
         if self.blocking:
-            if "shutdown" not in vars(self._engine):
-                self._save_before_shutdown()
+            if hasattr(self._engine, "shutdown"):
+                _Shutdown.of(self._engine).save = self._save
         elif self._guardian is None or self._guardian.done():
             self._guardian = asyncio.get_running_loop().create_task(self._save_before_exit())
 
-    def _save_before_shutdown(self) -> None:
-        shutdown = self._engine.shutdown
-
-        def shut_down(*arguments: Any, **keywords: Any) -> Any:
-            vars(self._engine).pop("shutdown", None)
-            with contextlib.suppress(Exception):
-                drive(self._save())
-            return shutdown(*arguments, **keywords)
-
-        self._engine.shutdown = shut_down
-
     async def _save_before_exit(self) -> None:
-        """Watch a server that is asked to end: it waits for its requests first, and for this task as long."""
+        """Watch for a server that is asked to end: SGLang looks every five seconds and waits for its schedulers."""
         while not self._over:
             if self._manager.gracefully_exit:
                 with contextlib.suppress(Exception):
@@ -257,7 +287,7 @@ class EngineObject(SglangEngine):
         """Call the engine's method of this name, in the style of its release."""
         own = self._manager.start_profile
         parameters = inspect.signature(own).parameters
-        if "req" in parameters:  # since 0.5.16 or so
+        if "req" in parameters:  # since 0.5.15
             from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
 
             self._refuse_unknown(arguments, set(inspect.signature(ProfileReq).parameters))
@@ -280,6 +310,8 @@ class EngineObject(SglangEngine):
             await self._run(call)
         except TimeoutError:
             raise CaptureError(f"SGLang's profiler did not answer within {self._timeout_s:g} seconds.") from None
+        except CaptureError:
+            raise
         except Exception as error:
             raise CaptureError(f"SGLang's profiler: {describe(error)}") from error
 
@@ -295,6 +327,38 @@ class EngineObject(SglangEngine):
     async def environment(self) -> Mapping[str, str]:
         """Return that of this process, which the schedulers were started with."""
         return dict(os.environ)
+
+
+class _Shutdown:
+    """Stands where an Engine has its method of this name, and lets the traces be written first."""
+
+    def __init__(self, engine: Any) -> None:
+        self._shutdown: Callable[..., Any] = engine.shutdown
+        self.save: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Ends the last capture that was started, if that has not ended."""
+        self.over = False
+
+    @classmethod
+    def of(cls, engine: Any) -> _Shutdown:
+        """Return that of an Engine, which many profilers may control one after the other."""
+        if not isinstance(vars(engine).get("shutdown"), cls):
+            engine.shutdown = cls(engine)
+        shutdown: _Shutdown = engine.shutdown
+        return shutdown
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if self.save is not None and not self.over:
+            with contextlib.suppress(Exception):
+                drive(self.save())
+        self.over = True
+        return self._shutdown(*arguments, **keywords)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _silent(rank: int, world_size: int, request: CaptureRequest, command: str) -> Reply:

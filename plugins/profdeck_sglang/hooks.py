@@ -83,7 +83,10 @@ def applied() -> bool:
 def detokenizer_applied() -> bool:
     """Tell the same of the detokenizer, which an object of an unknown kind would end."""
     registry = sys.modules.get("sglang.srt.plugins.hook_registry")
-    return registry is not None and _DETOKENIZER in registry.HookRegistry._patched  # noqa: SLF001  # as above
+    module = sys.modules.get(f"{_MANAGERS}.detokenizer_manager")
+    # It loads plugins since 0.5.22; before, only this process has the hook.
+    loads = hasattr(module, "load_plugins")
+    return loads and registry is not None and _DETOKENIZER in registry.HookRegistry._patched  # noqa: SLF001  # as above
 
 
 def _exists(target: str) -> bool:
@@ -125,6 +128,11 @@ def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> P
         logger.exception("profdeck could not handle a request to the profiler")
         return ProfileReqOutput(success=False, message=f"profdeck: {describe(error)}")
     output: ProfileReqOutput = original(owner, request)
+    try:
+        if output.success and not protocol.starts(request):
+            guard.cancel(owner)
+    except Exception:  # as above
+        logger.exception("profdeck could not end a capture by SGLang's own profiler")
     return output
 
 

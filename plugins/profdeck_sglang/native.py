@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packaging.version import InvalidVersion, Version
+
 from profdeck import Activity, Capture
 from profdeck.engine.native import NativeCapture, Place
 from profdeck.engine.request import CaptureRequest
@@ -26,6 +28,7 @@ from profdeck_sglang.options import SglangOptions
 # [PREFIX-]ID-TP-0[-DP-0][-PP-0][-EP-0].trace.json.gz; coordinates of size 1 are left out, except TP.
 _FILE = re.compile(r".*-TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-(?P<ep>\d+))?\.trace\.json\.gz")
 
+_ANNOTATES = Version("0.5.19")
 _NEVER = ("profile_memory", "with_flops", "with_modules", "device_options", "start_step", "stage_min_batch_size")
 _ACTIVITIES = {Activity.CPU: "CPU", Activity.CUDA: "GPU"}
 
@@ -34,6 +37,7 @@ class SglangCapture(NativeCapture):
     """One capture by SGLang's own profiler."""
 
     backend: ClassVar[str] = "sglang"
+    title: ClassVar[str] = "SGLang"
     glob: ClassVar[str] = "*.trace.json.gz"
 
     def __init__(self, engine: SglangEngine, options: SglangOptions, capture: Capture, request: CaptureRequest) -> None:
@@ -85,17 +89,16 @@ class SglangCapture(NativeCapture):
             count = self._request.iterations.count
             self._capture.problems.append(f"Fewer than {count} iterations ran before the stop.")
 
-    async def stop(self) -> Any:
+    async def stop(self) -> None:
         """Stop it and bring the files into the run."""
-        artifacts: Any = await super().stop()
+        await super().stop()
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
-        return artifacts
 
     def place(self, path: Path) -> Place | None:
         """Read the name of a trace."""
         found = _FILE.fullmatch(path.name)
-        if found is None or self._request.token not in path.name:
+        if found is None:
             return None
         tp, pp = (int(self._launched.get(name) or 1) for name in ("tp_size", "pp_size"))
         index = {name: int(value) for name, value in found.groupdict().items() if value is not None}
@@ -111,7 +114,7 @@ class SglangCapture(NativeCapture):
     def _own_directory(self, *, here: bool) -> Path:
         """Return a directory that is known to be writable where the engine runs: SGLang ends when it is not."""
         given = self._options.native_directory
-        root = given or self._request.output / self._request.run
+        root = (given or self._request.output / self._request.run).absolute()
         if given is None and not here:
             raise CaptureError(
                 f"{self._sglang.name} is on another host, where profdeck cannot check that traces can be written, and "
@@ -136,11 +139,19 @@ class SglangCapture(NativeCapture):
             yield "iterations.skip, which cannot be ended before its first batch comes"
         if not self._options.ignore_frontend:
             yield "ignore_frontend: false"
+        if self._options.detailed_annotations and not self._annotates():
+            yield "detailed_annotations, which SGLang has since 0.5.19"
         if environ.get("SGLANG_PROFILE_V2", "").lower() in {"1", "true", "yes", "y"}:
             yield "anything, with SGLANG_PROFILE_V2 in its environment"
         for activity in self._options.activities or ():
             if activity not in _ACTIVITIES or (activity != Activity.CPU and str(activity) != device):
                 yield f"the activity {activity} on the device {device}"
+
+    def _annotates(self) -> bool:
+        try:
+            return Version(str(self._launched["version"])) >= _ANNOTATES
+        except (KeyError, InvalidVersion):  # an engine object says by itself what it does not take
+            return True
 
     def _activities(self) -> list[str]:
         asked = self._options.activities

@@ -26,7 +26,7 @@ class SglangOptions(EngineOptions):
 
     detailed_annotations: bool = False
     """Name each iteration in the trace with the attention work of its prefill and decode requests, as SGLang's option
-    of this name does, for roofline models. Default: off. Needs SGLang 0.5.16 or newer."""
+    of this name does, for roofline models. Default: off. Needs SGLang 0.5.19 or newer."""
 
     ignore_frontend: bool = True
     """Leave out the processes that tokenise and detokenise. Default: on. Off records their CPU as roles of their own,

@@ -11,16 +11,20 @@ that never comes.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck.engine.request import Reply
+from profdeck.plugins import describe
 from profdeck.strict import structure, unstructure
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq
+
+logger = logging.getLogger("profdeck")
 
 _MARK = "profdeck:"
 _NEVER = 1 << 62
@@ -39,9 +43,19 @@ def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> Prof
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
 
     content = json.dumps([command, payload, None if replies is None else str(replies)])
-    return ProfileReq(
-        req_type=ProfileReqType.START_PROFILE, profile_id=_MARK + content, activities=[], start_step=_NEVER
-    )
+    kind = {_kind_field(ProfileReq): ProfileReqType.START_PROFILE}
+    return ProfileReq(**kind, profile_id=_MARK + content, activities=[], start_step=_NEVER)
+
+
+def starts(request: ProfileReq) -> bool:
+    """Tell whether a request of SGLang is one to start its profiler."""
+    from sglang.srt.managers.io_struct import ProfileReqType
+
+    return bool(getattr(request, _kind_field(type(request))) == ProfileReqType.START_PROFILE)
+
+
+def _kind_field(cls: type[ProfileReq]) -> str:
+    return "req_type" if hasattr(cls, "__struct_fields__") else "type"  # a structure of msgspec since 0.5.15
 
 
 def unpack(request: ProfileReq) -> tuple[str, dict[str, Any], Path | None] | None:
@@ -71,14 +85,13 @@ def rank_name(rank: int) -> str:
 
 
 def leave_reply(directory: Path, name: str, reply: Reply) -> None:
-    """Leave a reply in the directory of replies, at once whole.
-
-    Raises:
-        OSError: it cannot be written; nobody waits for it any more when the directory is gone.
-    """
+    """Leave a reply in the directory of replies, at once whole; whoever asked finds a process silent that cannot."""
     temporary = directory / f".{name}.{os.getpid()}"
-    temporary.write_text(json.dumps(unstructure(reply)))
-    temporary.replace(directory / name)
+    try:
+        temporary.write_text(json.dumps(unstructure(reply)))
+        temporary.replace(directory / name)
+    except OSError as error:  # nobody waits for it any more when the directory is gone
+        logger.warning("The reply of %s cannot be left: %s", name, describe(error))
 
 
 def take_reply(directory: Path, name: str) -> Reply | None:

@@ -17,7 +17,7 @@ from profdeck.engine.request import CaptureRequest, Reply
 from profdeck.errors import CaptureError
 from profdeck.identity import Identity
 from profdeck.plugins import describe
-from profdeck_sglang import protocol
+from profdeck_sglang import guard, protocol
 from profdeck_sglang.iterations import kind, runs
 
 if TYPE_CHECKING:
@@ -40,22 +40,21 @@ class Agent:
         self._scheduler = scheduler
         self.recorder = EngineRecorder(place(scheduler, server_args), str(server_args.device), _versions())
         self._detokenizer = False
-        """Whether the detokenizer records for the present request."""
+        """Whether the detokenizer was ever asked to record, and so may have something to end."""
         self._min_decode_batch = 0
         self._annotate: Callable[[bool], None] | None = None
 
     def handle(self, request: ProfileReq, command: str, payload: dict[str, Any], replies: Path | None) -> Reply:
         """Carry out a command, leave the reply where all do, and pass the command on to the detokenizer."""
-        if command == "start":
-            self._detokenizer = bool(payload.get("engine", {}).get(protocol.DETOKENIZER))
-        if self._detokenizer and not self.recorder.identity.parallel.get("dp"):  # one detokenizer for all replicas
-            self._pass_on(request)
         reply = handle(command, payload, self.recorder, self.start, self.stop)
+        concerned = self._detokenizer
+        if command == "start":  # a start that is refused here must not reach what records there
+            concerned = reply.error is None and bool(payload.get("engine", {}).get(protocol.DETOKENIZER))
+            self._detokenizer = self._detokenizer or concerned
+        if concerned and not self.recorder.identity.parallel.get("dp"):  # one detokenizer for all replicas
+            self._pass_on(request)
         if replies is not None:
-            try:
-                protocol.leave_reply(replies, protocol.rank_name(reply.rank), reply)
-            except OSError as error:  # whoever asked finds this rank silent
-                logger.warning("The reply of rank %d cannot be left: %s", reply.rank, describe(error))
+            protocol.leave_reply(replies, protocol.rank_name(reply.rank), reply)
         return reply
 
     def start(self, request: CaptureRequest) -> None:
@@ -64,10 +63,17 @@ class Agent:
         Raises:
             ProfdeckError: it is refused.
         """
+        # Torch lets a second profiler begin, and the one that ends first gets what both have recorded.
+        if guard.busy(getattr(self._scheduler, "profiler_manager", self._scheduler)):  # its own since 0.5.13
+            raise CaptureError(
+                "SGLang's own profiler is active in this engine; wait until it has ended, or stop it by /stop_profile."
+            )
         start_step = request.engine.get("start_step")
         if start_step is not None:
             request = self._from_forward_pass(request, int(start_step))
         self._min_decode_batch = int(request.engine.get("min_decode_batch", 0))
+        if self._min_decode_batch and not request.stages:
+            raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or stages of the role.")
         annotate = _detailed_annotations() if request.engine.get("detailed") else None
         self.recorder.start(request)
         if self.recorder.active:
@@ -94,6 +100,8 @@ class Agent:
                 "options.start_step needs the role's iterations.count, and cannot be combined with stages or "
                 "profile_by_stage, which count for each kind of batches."
             )
+        if request.iterations.skip:
+            raise CaptureError("options.start_step and iterations.skip both say where the window begins; give one.")
         if first <= done:
             raise CaptureError(
                 f"options.start_step={first}: this scheduler has done {done} forward passes already. Name a later one, "
@@ -163,11 +171,12 @@ def place(scheduler: Scheduler, server_args: ServerArgs) -> Identity:
 
 
 def _ranks(scheduler: Scheduler) -> Any:
-    """Return what knows the ranks of a process, which moved twice: 0.5.13 and 0.5.17 or so."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:
-        return getattr(scheduler, "ps", scheduler)
+    """Return what knows the ranks of a process: the scheduler up to 0.5.12, its ``ps`` up to 0.5.20."""
+    for owner in (getattr(scheduler, "ps", None), scheduler):
+        if hasattr(owner, "tp_rank"):
+            return owner
+    from sglang.srt.runtime_context import get_parallel
+
     return get_parallel()
 
 
@@ -175,7 +184,7 @@ def _detailed_annotations() -> Callable[[bool], None]:
     try:
         from sglang.srt.model_executor.step_span_utils import set_detailed_annotations_enabled
     except ImportError:
-        text = "options.detailed_annotations: this release of SGLang has none; use 0.5.16 or newer."
+        text = "options.detailed_annotations: this release of SGLang has none; use 0.5.19 or newer."
         raise CaptureError(text) from None
     return cast("Callable[[bool], None]", set_detailed_annotations_enabled)
 

@@ -43,6 +43,7 @@ class VllmCapture(NativeCapture):
     """One capture by vLLM's own profiler."""
 
     backend: ClassVar[str] = "vllm"
+    title: ClassVar[str] = "vLLM"
     glob: ClassVar[str] = "*.pt.trace.json*"
 
     def __init__(self, engine: VllmEngine, options: VllmOptions, capture: Capture, request: CaptureRequest) -> None:
@@ -75,7 +76,7 @@ class VllmCapture(NativeCapture):
         self.watch(Path(directory))
         self._world = await self._vllm.world()
         await self._vllm.start_profile(profile_prefix=f"{self._request.role}-{self._request.id}", **self._arguments())
-        self.note()
+        self._capture.notes.append("Recorded by vLLM's own profiler, with the options of its launch.")
 
     async def end(self) -> None:
         """Stop the profiler, also when the window has ended by itself: only this lets vLLM start another profile."""

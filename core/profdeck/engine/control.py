@@ -69,6 +69,9 @@ class Engine(ABC):
 class Native(Protocol):
     """One capture by an engine's own profiler."""
 
+    manifests: list[Path]
+    """Of the ranks, once it has been stopped."""
+
     async def start(self) -> None:
         """Start it.
 
@@ -76,7 +79,7 @@ class Native(Protocol):
             CaptureError: it cannot do what is asked for, or does not start.
         """
 
-    async def stop(self) -> Sequence[Artifact]:
+    async def stop(self) -> None:
         """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
 
 
@@ -193,7 +196,8 @@ class ControlBackend(EngineBackend):
     async def _stop(self, capture: Capture) -> Sequence[Artifact]:
         native, self._native = self._native, None
         if native is not None:
-            return await native.stop()
+            await native.stop()
+            return await self._merged(capture, native.manifests) if self._own.merge_profiles else ()
         asked, self._asked = self._asked, None
         if asked is None:
             return ()
@@ -206,7 +210,10 @@ class ControlBackend(EngineBackend):
             capture.problems.append(str(error))
             return ()
         _judge(capture, asked, answer)
-        return await self._merged(capture, answer) if self._own.merge_profiles else ()
+        if not self._own.merge_profiles:
+            return ()
+        manifests = [Path(recorded.manifest) for reply in answer.all for recorded in reply.captures]
+        return await self._merged(capture, manifests)
 
     async def _flushed(self, capture: Capture, answer: Answer) -> Answer:
         """Wait until no process is writing any more."""
@@ -223,13 +230,11 @@ class ControlBackend(EngineBackend):
             answer = await self._target.command("status", {})
         return answer
 
-    async def _merged(self, capture: Capture, answer: Answer) -> Sequence[Artifact]:
+    async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
         """Merge the traces of all ranks, as far as they are on this host."""
-        files = [Path(recorded.manifest) for reply in answer.all for recorded in reply.captures]
-        here = [manifest for manifest in files if manifest.is_file()]
+        here = [manifest for manifest in manifests if manifest.is_file()]
         if not here:
-            hosts = ", ".join(sorted({reply.host for reply in answer.all}))
-            capture.problems.append(f"merge_profiles: the traces are on {hosts} and not to be seen from this host.")
+            capture.problems.append("merge_profiles: there are no traces that can be seen from this host.")
             return ()
         return await self._target.call(merge_ranks, capture, here)
 

@@ -62,6 +62,8 @@ class NativeCapture(ABC):
 
     backend: ClassVar[str]
     """The name of the engine's backend."""
+    title: ClassVar[str]
+    """The name of the engine, as it writes itself."""
     glob: ClassVar[str]
     """What the names of traces look like."""
 
@@ -79,6 +81,8 @@ class NativeCapture(ABC):
         self._directory: Path | None = None
         self._before: set[Path] = set()
         self._world: int | None = None
+        self.manifests: list[Path] = []
+        """Of the ranks, once it has been stopped."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -106,11 +110,7 @@ class NativeCapture(ABC):
         self._directory = directory
         self._before = set(self._files())
 
-    def note(self) -> None:
-        """Say in the manifest who recorded."""
-        self._capture.notes.append(f"Recorded by {self.backend}'s own profiler, with the options of its launch.")
-
-    async def stop(self) -> Sequence[Artifact]:
+    async def stop(self) -> None:
         """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
         problems = self._capture.problems
         try:
@@ -121,7 +121,7 @@ class NativeCapture(ABC):
             quiet_s = self._flush_timeout_s
         if self._directory is None or not self._directory.is_dir():
             problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
-            return ()
+            return
         whole, broken = await self._wait(quiet_s)
         wanted = self._wanted() or tuple(broken)
         self._capture.expected_ranks = tuple(sorted({rank for rank, _ in (*wanted, *whole)}))
@@ -135,7 +135,6 @@ class NativeCapture(ABC):
             problems.append(f"There is no new trace in {self._directory}. {self.remedy}")
         for part, found in sorted(whole.items(), key=str):
             await self._engine.call(self._adopt, part, found)
-        return ()
 
     def all_there(self) -> bool:
         """Tell whether every wanted part has a new file, whole or not."""
@@ -221,8 +220,9 @@ class NativeCapture(ABC):
             path = capture.artifact_path(suffix, str(number) if number else None)
             _bring(item.path, path)
             artifacts.append(Artifact(path=path, size_bytes=item.check.size_bytes, events=item.check.events))
-        capture.notes.append(f"Recorded by {self.backend}'s own profiler in {self._directory}.")
+        capture.notes.append(f"Recorded by {self.title}'s own profiler in {self._directory}.")
         adopt(capture, recorder, tuple(artifacts))
+        self.manifests.append(capture.manifest_path)
 
 
 def _bring(source: Path, destination: Path) -> None:

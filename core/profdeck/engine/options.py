@@ -47,8 +47,8 @@ class EngineOptions(CommonOptions):
     capture is partial and names the ranks."""
 
     rpc_timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0.0))
-    """How long a server may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server
-    waits that long for its files. Calls to engine objects have no limit."""
+    """How long an engine may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server
+    waits that long for its files. Engine objects whose calls cannot be given up have no limit."""
 
     auth: Auth = Auth.TOKEN
     """In the config of a server: `token` (default) lets only those use its routes who send what `PROFDECK_TOKEN` says;

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from servers import TOKEN, busy, call, command_line, wait_for_group
 
 from profdeck.capture import Status
 from profdeck.verify import read_run
-
-TOKEN = {"PROFDECK_TOKEN": "a secret"}
 
 
 @pytest.fixture(scope="module")
@@ -32,50 +24,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], root: Path) -> Any:
     return start_server(VLLM_PLUGINS="profdeck", PROFDECK__OUTPUT=str(root), **TOKEN)
-
-
-def call(
-    server: Any, method: str, command: str, body: Any = None, token: str | None = TOKEN["PROFDECK_TOKEN"]
-) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"{server.url}/profdeck/{command}"
-    return httpx.request(method, url, json=body, headers=headers, timeout=60, trust_env=False)
-
-
-def command_line(server: Any, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
-    command = [sys.executable, "-m", "profdeck", "capture", "--url", server.url, *arguments]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=inherited | TOKEN | environ
-    )
-
-
-def wait_for_group(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a server and all of its processes, which may outlive it."""
-    process.wait(60)
-    deadline = time.monotonic() + 60
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
-
-
-@contextlib.contextmanager
-def busy(server: Any) -> Iterator[None]:
-    """Let a server generate all the while."""
-    stop = threading.Event()
-
-    def generate() -> None:
-        while not stop.is_set():
-            server.complete(tokens=30)
-
-    thread = threading.Thread(target=generate)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.fixture
