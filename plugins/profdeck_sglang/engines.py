@@ -11,6 +11,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,6 +90,7 @@ class EngineObject(SglangEngine):
         self._engine = engine
         self._manager = manager
         self._timeout_s = timeout_s
+        self._answer_s = min(_ANSWER_S, timeout_s)
         self._asked: CaptureRequest | None = None
         self._tried: CaptureRequest | None = None
         """The last request, which may have been refused after some processes had taken it."""
@@ -97,7 +99,7 @@ class EngineObject(SglangEngine):
         self._left: Answer | None = None
         """What the processes said last of a capture that has ended; an engine that was shut down says no more."""
         self._tokenizer = FrontendRecorder(_TOKENIZER)
-        self._guardian: asyncio.Task[None] | None = None
+        self._guardian: Future[None] | None = None
 
     @property
     def blocking(self) -> bool:  # type: ignore[override]  # it depends on who runs the engine's loop
@@ -137,7 +139,7 @@ class EngineObject(SglangEngine):
             answer = await self._exchange(command, sent, request, replies)
         finally:
             if replies is not None:
-                shutil.rmtree(replies, ignore_errors=True)
+                _remove(replies)
         if command == "start" and not any(reply.error for reply in answer.all):
             self._asked, self._over, self._left = request, False, None
             self._save_at_shutdown()
@@ -155,7 +157,7 @@ class EngineObject(SglangEngine):
             raise CaptureError(f"Schedulers without profdeck answered: {' '.join(sorted(others))} {REMEDY}")
         ranks = {reply.rank: reply for reply in first}
         if request is not None and replies is not None and not any(reply.error for reply in first):
-            ranks |= await self._collect(command, replies, request, first[0])
+            ranks = await self._collect(command, replies, request, ranks)
         frontends: dict[str, Reply] = {}
         if command != "start" or not any(reply.error for reply in ranks.values()):
             frontends = await self._frontends(command, payload, replies, request, ranks)
@@ -214,11 +216,14 @@ class EngineObject(SglangEngine):
             "profiler.astart and astop in the loop that its requests run in."
         )
 
-    async def _collect(self, command: str, replies: Path, request: CaptureRequest, first: Reply) -> dict[int, Reply]:
-        """Wait for the replies of the ranks that record, most of whose answers SGLang does not bring."""
-        found: dict[int, Reply] = {}
-        awaited = {rank for rank in range(first.world_size) if request.selects(rank)}
-        deadline = time.monotonic() + _ANSWER_S
+    async def _collect(
+        self, command: str, replies: Path, request: CaptureRequest, first: Mapping[int, Reply]
+    ) -> dict[int, Reply]:
+        """Wait for the replies of the other ranks that record, whose answers SGLang does not bring."""
+        found = dict(first)
+        world_size = max(reply.world_size for reply in first.values())
+        awaited = {rank for rank in range(world_size) if request.selects(rank)} - found.keys()
+        deadline = time.monotonic() + self._answer_s
         while awaited and time.monotonic() < deadline:
             for rank in sorted(awaited):
                 if (reply := protocol.take_reply(replies, protocol.rank_name(rank))) is not None:
@@ -226,7 +231,7 @@ class EngineObject(SglangEngine):
             awaited -= set(found)
             if awaited:
                 await self.sleep(_POLL_S)
-        return found | {rank: _silent(rank, first.world_size, request, command) for rank in awaited}
+        return found | {rank: self._silent(rank, world_size, request, command) for rank in awaited}
 
     async def _frontends(
         self,
@@ -240,26 +245,47 @@ class EngineObject(SglangEngine):
         found = {_TOKENIZER: own} if own else {}
         if request is None or replies is None or not request.engine.get(protocol.DETOKENIZER):
             return found
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + self._answer_s
         passed_on = 0 in ranks and ranks[0].token == request.token  # by rank 0, unless it has refused the request
         while passed_on and protocol.DETOKENIZER not in found:
             if (reply := protocol.take_reply(replies, protocol.DETOKENIZER)) is not None:
                 found[protocol.DETOKENIZER] = reply
             elif time.monotonic() >= deadline:
-                found[protocol.DETOKENIZER] = _silent(0, 1, request, command)
+                found[protocol.DETOKENIZER] = self._silent(0, 1, request, command)
             else:
                 await self.sleep(_POLL_S)
         return found
+
+    def _silent(self, rank: int, world_size: int, request: CaptureRequest, command: str) -> Reply:
+        """Make up the reply of a process that has not answered."""
+        text = f"It did not answer within {self._answer_s:g} seconds."
+        return Reply(
+            rank=rank,
+            world_size=world_size,
+            host="",
+            pid=0,
+            state=State.ENDED,
+            request=request.id,
+            token=request.token,
+            problems=(text,),
+            error=text if command == "start" else None,
+        )
 
     # Ends that nobody called for.
 
     def _save_at_shutdown(self) -> None:
         """Let the traces be written when the engine ends: SGLang kills its processes then."""
+        if hasattr(self._engine, "shutdown"):
+            _Shutdown.of(self._engine).save = self._save_before_shutdown
+        if not self.blocking and self._loop is not None and (self._guardian is None or self._guardian.done()):
+            self._guardian = asyncio.run_coroutine_threadsafe(self._save_before_exit(), self._loop)
+
+    def _save_before_shutdown(self) -> None:
         if self.blocking:
-            if hasattr(self._engine, "shutdown"):
-                _Shutdown.of(self._engine).save = self._save
-        elif self._guardian is None or self._guardian.done():
-            self._guardian = asyncio.get_running_loop().create_task(self._save_before_exit())
+            drive(self._save())
+        elif self._loop is not None and self._loop is not _running_loop():
+            asyncio.run_coroutine_threadsafe(self._save(), self._loop).result(_SAVE_S)
+        # On the loop's own thread nothing can be waited for: await the stop of a capture before such a shutdown.
 
     async def _save_before_exit(self) -> None:
         """Watch for a server that is asked to end: SGLang looks every five seconds and waits for its schedulers."""
@@ -329,12 +355,19 @@ class EngineObject(SglangEngine):
         return dict(os.environ)
 
 
+def _remove(replies: Path) -> None:
+    """Remove a directory of replies, in which a process may be leaving one that nobody waits for."""
+    with contextlib.suppress(OSError):
+        replies = replies.rename(replies.with_name(f"{replies.name}.over"))
+    shutil.rmtree(replies, ignore_errors=True)
+
+
 class _Shutdown:
     """Stands where an Engine has its method of this name, and lets the traces be written first."""
 
     def __init__(self, engine: Any) -> None:
         self._shutdown: Callable[..., Any] = engine.shutdown
-        self.save: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.save: Callable[[], None] | None = None
         """Ends the last capture that was started, if that has not ended."""
         self.over = False
 
@@ -349,7 +382,7 @@ class _Shutdown:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self.save is not None and not self.over:
             with contextlib.suppress(Exception):
-                drive(self.save())
+                self.save()
         self.over = True
         return self._shutdown(*arguments, **keywords)
 
@@ -359,19 +392,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _silent(rank: int, world_size: int, request: CaptureRequest, command: str) -> Reply:
-    """Make up the reply of a process that has not answered."""
-    text = f"It did not answer within {_ANSWER_S:g} seconds."
-    return Reply(
-        rank=rank,
-        world_size=world_size,
-        host="",
-        pid=0,
-        state=State.ENDED,
-        request=request.id,
-        token=request.token,
-        problems=(text,),
-        error=text if command == "start" else None,
-    )

@@ -51,6 +51,23 @@ def objection(owner: Any, request: ProfileReq, agent: Agent | None) -> str | Non
     return found or _wrong_activities(request) or _wrong_directory(request)
 
 
+def agreed(owner: Any, own: str | None) -> str | None:
+    """Let all ranks that share batches refuse what one of them does: one that stops waits for the others, for ever.
+
+    Args:
+        owner: what holds the profiler's state in the scheduler.
+        own: what this rank objects to, see `objection`.
+    """
+    from torch import distributed
+
+    group = owner.dp_tp_cpu_group
+    if not distributed.is_initialized() or distributed.get_world_size(group) == 1:
+        return own
+    answers: list[str | None] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(answers, own, group=group)
+    return own or next(filter(None, answers), None)
+
+
 def busy(owner: Any) -> bool:
     """Tell whether SGLang's profiler records, or waits for its first batch."""
     return bool(_records(owner) or _waits(owner))
@@ -123,7 +140,5 @@ def _wrong_directory(request: ProfileReq) -> str | None:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=prefix, suffix=suffix):
             return None
-    except OSError as error:
-        return f"output_dir, profile_prefix and profile_id: {error.strerror}: {error.filename or directory}."
-    except ValueError as error:  # a null byte in a name
-        return f"output_dir, profile_prefix and profile_id: {error}."
+    except (OSError, ValueError) as error:  # such as a slash or a null byte in a name
+        return f"output_dir, profile_prefix and profile_id name no file that can be written here: {error}."

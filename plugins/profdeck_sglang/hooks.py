@@ -37,6 +37,8 @@ _DETOKENIZER = f"{_MANAGERS}.detokenizer_manager.DetokenizerManager.__init__"
 
 _agent: Any = None
 """The `profdeck_sglang.scheduler.Agent` of this process, once its scheduler is there."""
+_one_host = False
+"""Whether all ranks of the engine are on this host, and so have loaded profdeck as this one has."""
 
 
 def register() -> None:
@@ -98,14 +100,16 @@ def _exists(target: str) -> bool:
 
 
 def _scheduler_is_up(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
-    global _agent  # noqa: PLW0603  # there is one scheduler per process, and SGLang hands its requests to other objects
+    global _agent, _one_host  # noqa: PLW0603  # one scheduler per process, and other objects take its requests
     try:
         from profdeck_sglang.scheduler import Agent
 
         if not applied():
             logger.error("profdeck cannot record in this scheduler: SGLang did not apply its hooks; see the log above.")
             return
-        _agent = Agent(scheduler, kwargs.get("server_args") or args[0])
+        server_args = kwargs.get("server_args") or args[0]
+        _one_host = int(server_args.nnodes) == 1
+        _agent = Agent(scheduler, server_args)
         armed = ServerConfig.load("sglang")
         if armed.captures_by_itself:
             _agent.start(armed.own_request())
@@ -121,12 +125,13 @@ def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> P
             if _agent is None:
                 return ProfileReqOutput(success=False, message="profdeck is not available in this scheduler.")
             return ProfileReqOutput(success=True, message=protocol.pack_reply(_agent.handle(request, *ours)))
-        if (objection := guard.objection(owner, request, _agent)) is not None:
-            logger.error("profdeck refused a request to SGLang's own profiler: %s", objection)
-            return ProfileReqOutput(success=False, message=objection)
+        objection = _objection(owner, request)
     except Exception as error:  # whatever is wrong here must not end the server
         logger.exception("profdeck could not handle a request to the profiler")
         return ProfileReqOutput(success=False, message=f"profdeck: {describe(error)}")
+    if objection is not None:
+        logger.error("profdeck refused a request to SGLang's own profiler: %s", objection)
+        return ProfileReqOutput(success=False, message=objection)
     output: ProfileReqOutput = original(owner, request)
     try:
         if output.success and not protocol.starts(request):
@@ -134,6 +139,15 @@ def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> P
     except Exception:  # as above
         logger.exception("profdeck could not end a capture by SGLang's own profiler")
     return output
+
+
+def _objection(owner: Any, request: ProfileReq) -> str | None:
+    try:
+        own = guard.objection(owner, request, _agent)
+    except Exception as error:  # the other ranks wait for the answer of this one
+        logger.exception("profdeck could not check a request to the profiler")
+        own = describe(error)
+    return guard.agreed(owner, own) if _one_host else own
 
 
 def _tokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature

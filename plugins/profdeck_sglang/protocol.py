@@ -90,7 +90,9 @@ def leave_reply(directory: Path, name: str, reply: Reply) -> None:
     try:
         temporary.write_text(json.dumps(unstructure(reply)))
         temporary.replace(directory / name)
-    except OSError as error:  # nobody waits for it any more when the directory is gone
+    except FileNotFoundError:  # the directory is gone: nobody waits for this reply
+        pass
+    except OSError as error:
         logger.warning("The reply of %s cannot be left: %s", name, describe(error))
 
 

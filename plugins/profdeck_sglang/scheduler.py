@@ -71,12 +71,13 @@ class Agent:
         start_step = request.engine.get("start_step")
         if start_step is not None:
             request = self._from_forward_pass(request, int(start_step))
-        self._min_decode_batch = int(request.engine.get("min_decode_batch", 0))
-        if self._min_decode_batch and not request.stages:
+        min_decode_batch = int(request.engine.get("min_decode_batch", 0))
+        if min_decode_batch and not request.stages:
             raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or stages of the role.")
         annotate = _detailed_annotations() if request.engine.get("detailed") else None
         self.recorder.start(request)
         if self.recorder.active:
+            self._min_decode_batch = min_decode_batch
             self._annotate = annotate
             self._wrap()
 

@@ -18,6 +18,7 @@ from profdeck.plugins import describe
 from profdeck.strict import structure
 from profdeck_vllm.worker import METHOD, installed
 
+_ORIGINAL = "_profdeck_original"
 _SAVE_S = 20.0
 """How long a shutdown waits for traces; supervisors kill after 30 seconds, usually."""
 _SAVE_POLL_S = 0.1
@@ -109,9 +110,11 @@ class EngineObject(VllmEngine):
 
     def _save_before_shutdown(self) -> None:
         """Make the engine's shutdown wait for the traces: vLLM's server kills its workers as soon as it is ended."""
-        if self.blocking or "shutdown" in vars(self._engine):
+        if self.blocking:
             return
-        loop, thread, shutdown = asyncio.get_running_loop(), threading.get_ident(), self._engine.shutdown
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        # Not the one of an earlier profiler of this engine, whose captures have ended.
+        shutdown = getattr(self._engine.shutdown, _ORIGINAL, self._engine.shutdown)
 
         async def save() -> None:
             stop = {**self._request, "reason": "the engine was shut down in mid-capture"}
@@ -127,6 +130,7 @@ class EngineObject(VllmEngine):
                     asyncio.run_coroutine_threadsafe(save(), loop).result(_SAVE_S)
             return shutdown(*arguments, **keywords)
 
+        setattr(shut_down, _ORIGINAL, shutdown)
         self._engine.shutdown = shut_down
 
     async def start_profile(self, **arguments: Any) -> None:

@@ -6,28 +6,32 @@ from importlib import metadata
 
 import pytest
 
+THIRD_PARTY = {"torch", "pluggy", "attrs", "attr", "cattrs", "yaml", "numpy", "profdeck", "vllm", "sglang"}
 
-@pytest.mark.parametrize(("armed", "expected"), [({}, set()), ({"VLLM_PLUGINS": "other"}, set())])
-def test_until_it_is_armed_vllms_entry_point_imports_nothing(start, armed: dict[str, str], expected: set[str]) -> None:
+
+@pytest.mark.parametrize("environ", [{}, {"VLLM_PLUGINS": "other"}, {"SGLANG_PLUGINS": "other"}])
+@pytest.mark.parametrize("plugin", ["profdeck_vllm", "profdeck_sglang"])
+def test_until_it_is_armed_an_engines_entry_point_imports_nothing(start, plugin: str, environ: dict[str, str]) -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
-        "from profdeck_vllm.autoload import register; register()\n"
+        f"from {plugin}.autoload import register; register()\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
-    out, err = start(code, **armed).communicate(timeout=30)
+    out, err = start(code, **environ).communicate(timeout=30)
     loaded = set(out.split())
-    assert "profdeck_vllm" in loaded, err
-    assert not loaded & {"torch", "pluggy", "attrs", "attr", "cattrs", "yaml", "numpy", "profdeck", "vllm"} - expected
+    assert plugin in loaded, err
+    assert not loaded & THIRD_PARTY
 
 
-def test_without_vllm_an_armed_entry_point_does_not_raise(start) -> None:
-    code = "import profdeck_vllm.autoload as autoload; autoload.register(); print('went on')"
-    process = start(code, VLLM_PLUGINS="profdeck")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_without_the_engine_an_armed_entry_point_does_not_raise(start, engine: str) -> None:
+    code = f"import profdeck_{engine}.autoload as autoload; autoload.register(); print('went on')"
+    process = start(code, **{f"{engine.upper()}_PLUGINS": "profdeck"})
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out.strip()) == (0, "went on")
 
 
-def test_both_of_vllms_groups_know_us_by_one_name() -> None:
-    for group in ("vllm.general_plugins", "vllm.endpoint_plugins"):
-        (point,) = [point for point in metadata.entry_points(group=group) if point.value.startswith("profdeck")]
-        assert point.name == "profdeck"
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins", "sglang.srt.plugins"])
+def test_all_groups_of_the_engines_know_us_by_one_name(group: str) -> None:
+    (point,) = [point for point in metadata.entry_points(group=group) if point.value.startswith("profdeck")]
+    assert point.name == "profdeck"

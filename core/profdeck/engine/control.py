@@ -218,9 +218,12 @@ class ControlBackend(EngineBackend):
     async def _flushed(self, capture: Capture, answer: Answer) -> Answer:
         """Wait until no process is writing any more."""
         deadline, pause_s = time.monotonic() + self._own.flush_timeout_s, _FIRST_POLL_S
-        while writing := [reply for reply in answer.all if reply.state not in {State.IDLE, State.ENDED}]:
+        while any(reply.state not in {State.IDLE, State.ENDED} for reply in answer.all):
             if time.monotonic() >= deadline:
-                late = ", ".join(f"{_who(reply)} ({reply.state})" for reply in writing)
+                named = [(_who(reply), reply) for reply in answer.ranks]
+                named += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
+                writing = [(who, reply) for who, reply in named if reply.state not in {State.IDLE, State.ENDED}]
+                late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
                 capture.problems.append(
                     f"After flush_timeout_s={self._own.flush_timeout_s:g} seconds the files of {late} are not whole."
                 )
@@ -270,11 +273,13 @@ def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifac
 
 def _check_started(request: CaptureRequest, answer: Answer) -> None:
     """Raise CaptureError unless every process that is to record does."""
-    if refused := [f"{_who(reply)}: {reply.error}" for reply in answer.all if reply.error]:
+    refused = [f"{_who(reply)}: {reply.error}" for reply in answer.ranks if reply.error]
+    refused += [f"The {name}: {reply.error}" for name, reply in answer.frontends.items() if reply.error]
+    if refused:
         raise CaptureError(" ".join(dict.fromkeys(refused)))
-    if not any(request.selects(reply.rank) for reply in answer.ranks):
-        last = max((reply.world_size for reply in answer.ranks), default=0) - 1
-        raise CaptureError(f"The ranks {list(request.ranks)} are not in this engine, whose ranks are 0 to {last}.")
+    world = max((reply.world_size for reply in answer.ranks), default=0)
+    if absent := [rank for rank in request.ranks if request.ranks != "all" and int(rank) >= world]:
+        raise CaptureError(f"The ranks {absent} are not in this engine, whose ranks are 0 to {world - 1}.")
 
 
 def _judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> None:

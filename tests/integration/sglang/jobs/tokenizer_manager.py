@@ -1,0 +1,175 @@
+"""Captures under load in the event loop that serves, as RL frameworks run engines.
+
+They hold the tokenizer manager of an engine that was made in the loop and takes and gives tokens only; or an `Engine`
+that was made before the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import sglang
+from _job import ENGINE, OUTPUT, about, finish, sampling, settings
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from profdeck import Profiler
+
+REQUESTS = 100
+TOKENS = 6
+
+Generate = Callable[[int], Awaitable[list[int]]]
+
+
+def through_manager(manager: Any) -> Generate:
+    """Generate as verl does: tokens in, tokens out."""
+
+    async def generate(number: int) -> list[int]:
+        request = GenerateReqInput(input_ids=[3 + number, 4, 5], sampling_params=sampling(TOKENS))
+        output = await anext(manager.generate_request(request, None))
+        return list(output["output_ids"])
+
+    return generate
+
+
+def through_engine(engine: sglang.Engine) -> Generate:
+    """Generate with the engine's coroutine."""
+
+    async def generate(number: int) -> list[int]:
+        return list((await engine.async_generate(f"prompt {number}", sampling(TOKENS)))["output_ids"])
+
+    return generate
+
+
+def recording(step: int) -> bool:
+    """Tell whether any process still records or writes a step."""
+    manifests = OUTPUT.glob(f"run/step_{step:06d}/*/rank_*[!e].json")
+    return any(json.loads(path.read_text())["status"] == "recording" for path in manifests)
+
+
+class Loop:
+    """Tells for how long at most an event loop was blocked."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+
+    async def blocked(self, work: Awaitable[Any]) -> float:
+        """Wait for something; returns for how long at most the loop was blocked meanwhile."""
+        self.longest_s = 0.0
+        await work
+        return self.longest_s
+
+
+async def main(target: Any, generate: Generate) -> dict[str, Any]:
+    """Run it."""
+    results: dict[str, Any] = {}
+    # What each prompt gives alone: batches of other sizes may round otherwise, and with them so would any comparison.
+    expected = [await generate(number) for number in range(REQUESTS)]
+    loop = Loop()
+
+    def profiler(step: int, **role: Any) -> Profiler:
+        return Profiler.from_config(settings=settings(step, **role), role="rollout", target=target)
+
+    async def load() -> list[list[int] | BaseException]:
+        return await asyncio.gather(*map(generate, range(REQUESTS)), return_exceptions=True)
+
+    async def captures() -> list[dict[str, Any]]:
+        found = []
+        for step, stages, ignore_frontend in ((0, [], True), (1, ["decode"], True), (2, [], False)):
+            role = {"iterations": {"count": 4}, "stages": stages, "options": {"ignore_frontend": ignore_frontend}}
+            own = profiler(step, **role)
+            # The first capture of a process also imports what records.
+            starting = await loop.blocked(own.astart(step))
+            capture = own.active
+            await own.await_window(30)
+            stopping = await loop.blocked(own.astop())
+            found.append({**about(capture), "blocked_s": [starting, stopping]})
+        return found
+
+    running = asyncio.create_task(captures())
+    done: list[list[int] | BaseException] = []
+    while not running.done() or not done:
+        done = await load()
+        results.setdefault("failed", []).extend(repr(item) for item in done if isinstance(item, BaseException))
+    results["captures"] = await running
+    results["same"] = sum(one == other for one, other in zip(done, expected, strict=True))
+    again = await load()
+    results["same_without_capture"] = sum(one == other for one, other in zip(again, expected, strict=True))
+
+    # A host that gives up while a capture starts leaves nothing recording: before it is asked for, and after.
+    for step, sent in ((10, False), (12, True)):
+        own = profiler(step, options={"ignore_frontend": False})
+        starting = asyncio.create_task(own.astart(step))
+        await asyncio.sleep(0)
+        while sent and not [*OUTPUT.glob("run/.replies-*")]:  # noqa: ASYNC110  # a file tells, and no event
+            await asyncio.sleep(0)
+        starting.cancel()
+        results[f"cancelled_{step}"] = [type((await asyncio.gather(starting, return_exceptions=True))[0]).__name__]
+        async with profiler(step + 1).capture(step + 1) as capture:
+            await generate(0)
+        results[f"after_cancelled_{step}"] = about(capture)
+        # What the frontends had recorded is written before they can record again.
+        while recording(step):  # noqa: ASYNC110  # files tell, and no event
+            await asyncio.sleep(0.01)
+
+    # The sync façade inside of the loop says what to call instead.
+    results["sync"] = about(profiler(14).start(14))
+
+    # From another thread than the loop's it works.
+    own = profiler(15, iterations={"count": 2})
+    capture = await asyncio.to_thread(own.start, 15)
+    await generate(0)
+    await asyncio.to_thread(own.stop)
+    results["other_thread"] = about(capture)
+
+    async with profiler(16, options={"ignore_frontend": False}).capture(16) as capture:
+        await generate(0)
+    results["after_all"] = about(capture)
+    return results
+
+
+async def shut_down(engine: sglang.Engine, generate: Generate, *, in_loop: bool) -> dict[str, Any]:
+    """End the engine in mid-capture, on the loop's own thread or on another."""
+    own = Profiler.from_config(settings=settings(20), role="rollout", target=engine)
+    capture = await own.astart(20)
+    await generate(0)
+    if in_loop:
+        engine.shutdown()
+    else:
+        await asyncio.to_thread(engine.shutdown)
+    began = time.monotonic()
+    await own.astop()
+    return {**about(capture), "stop_s": time.monotonic() - began}
+
+
+async def through_a_manager() -> dict[str, Any]:
+    """Hold the tokenizer manager of an engine that was made in the loop, without tokenizer and detokenizer."""
+    engine = sglang.Engine(**ENGINE, skip_tokenizer_init=True)
+    generate = through_manager(engine.tokenizer_manager)
+    results = await main(engine.tokenizer_manager, generate)
+    return results | {"shut_down": await shut_down(engine, generate, in_loop=True)}
+
+
+async def through_an_engine(engine: sglang.Engine) -> dict[str, Any]:
+    """Hold an engine that was made before the loop."""
+    generate = through_engine(engine)
+    results = await main(engine, generate)
+    return results | {"shut_down": await shut_down(engine, generate, in_loop=False)}
+
+
+if __name__ == "__main__":
+    if sys.argv[4] == "tokenizer_manager":
+        finish(asyncio.run(through_a_manager()))
+    else:
+        finish(asyncio.run(through_an_engine(sglang.Engine(**ENGINE))))

@@ -1,0 +1,96 @@
+"""Servers that have not loaded profdeck, from the command line: what SGLang's own profiler can be trusted with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import busy, command_line
+from sglang_traces import spans
+
+from profdeck.capture import Status
+from profdeck.verify import read_run
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Any]) -> Any:
+    return start_server(SGLANG_PLUGINS="torchcpu")
+
+
+def capture(server: Any, output: Path, *arguments: str) -> tuple[int, str]:
+    """Capture it; returns the exit code and all that was printed, in one line."""
+    process = command_line(server, "--output", str(output), "--run", "native", *arguments)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, " ".join((out + err).split())
+
+
+def asked(server: Any) -> tuple[int, int]:
+    """Count what SGLang's profiler was asked for so far: starts and stops."""
+    log = server.log.read_text(errors="replace")
+    return log.count('"POST /start_profile '), log.count('"POST /stop_profile ')
+
+
+def test_a_window_is_complete_and_ends_by_itself(server: Any, tmp_path: Path) -> None:
+    starts, stops = asked(server)
+    with busy(server):
+        code, text = capture(server, tmp_path, "--iterations", "3", "--timeout", "3")
+    assert code == 0, text
+    assert asked(server) == (starts + 1, stops)
+    report = read_run(tmp_path / "native")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    ((rank,),) = (found.ranks for found in report.captures)
+    (artifact,) = rank.artifacts
+    assert len(spans(artifact.path)) == 3
+    (target,) = report.targets
+    assert target.notes == ("Recorded by SGLang's own profiler, on all ranks of the engine.",)
+    # What it was written to first is gone.
+    assert sorted(path.name for path in (tmp_path / "native").iterdir()) == ["run.json", "step_000000"]
+
+
+def test_too_little_traffic_is_partial(server: Any, tmp_path: Path) -> None:
+    starts, stops = asked(server)
+    server.complete(tokens=2)
+    code, text = capture(server, tmp_path, "--iterations", "5", "--timeout", "0.5")
+    assert (code, "Fewer than 5 iterations ran before the stop." in text) == (1, True), text
+    assert asked(server) == (starts + 1, stops + 1)
+    assert server.complete()
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        (["profile_memory=true", "ignore_frontend=false"], ["profile_memory", "ignore_frontend: false"]),
+        (['activities=["cpu", "cuda"]', "start_step=5"], ["the activity cuda on the device cpu", "start_step"]),
+        (["device_options.gzip=false"], ["device_options"]),
+    ],
+)
+def test_what_it_cannot_be_trusted_with_is_not_sent(
+    server: Any, tmp_path: Path, options: list[str], texts: list[str]
+) -> None:
+    before = asked(server)
+    settings = [word for option in options for word in ("--set", f"server.options.{option}")]
+    code, text = capture(server, tmp_path, "--iterations", "3", *settings)
+    assert code == 1
+    assert [expected for expected in texts if expected not in text] == []
+    assert "SGLANG_PLUGINS" in text
+    assert asked(server) == before
+
+
+def test_windows_that_wait_are_not_sent(server: Any, tmp_path: Path) -> None:
+    before = asked(server)
+    code, text = capture(server, tmp_path, "--iterations", "3", "--skip", "1", "--stage", "decode")
+    assert (code, "stages and profile_by_stage" in text, "iterations.skip" in text) == (1, True, True), text
+    assert asked(server) == before
+
+
+@pytest.mark.parametrize("given", ["output", "native_directory"])
+def test_where_nothing_can_be_written_nothing_is_sent(server: Any, tmp_path: Path, given: str) -> None:
+    before = asked(server)
+    output = Path("/proc/profdeck") if given == "output" else tmp_path
+    more = ["--set", "server.options.native_directory=/proc/profdeck"] if given == "native_directory" else []
+    code, text = capture(server, output, "--iterations", "3", *more)
+    assert (code, "/proc/profdeck" in text) == (1, True), text
+    assert asked(server) == before
+    assert server.complete()

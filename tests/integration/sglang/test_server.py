@@ -1,0 +1,453 @@
+"""Servers: our routes, the command line against them, and what ends in mid-capture."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from servers import TOKEN, busy, call, command_line, wait_for_group
+from sglang_traces import names, spans
+
+from profdeck.capture import Status
+from profdeck.run import read_manifest
+from profdeck.verify import read_run
+
+PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root") / "profiles"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Any], root: Path) -> Any:
+    return start_server(**PLUGINS, PROFDECK__OUTPUT=str(root), **TOKEN)
+
+
+@pytest.fixture
+def load(server: Any) -> Iterator[None]:
+    """Keep a server busy with several requests at a time while a test runs."""
+    with busy(server, clients=3):
+        yield
+
+
+def status(server: Any) -> Any:
+    """Return how things stand in the first rank."""
+    return call(server, "GET", "status").json()["answer"]["ranks"][0]
+
+
+def steps(path: str) -> list[str]:
+    """Return the forward passes in a trace as SGLang names them, such as ``step[DECODE bs=2]``."""
+    return [name for name in names(Path(path)) if name.startswith("step[")]
+
+
+def stop(server: Any, name: str) -> Any:
+    """Stop a capture; returns the reply of the first rank, whose files are whole."""
+    answer = call(server, "POST", "stop", {"request": name})
+    assert answer.is_success, answer.text
+    return answer.json()["answer"]["ranks"][0]
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """Mount a file system that is soon full, if that can be done here."""
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield path
+    finally:
+        # Torch has a file open that it could not write, until Python collects its profile.
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no room on a small disk."""
+    with contextlib.suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.usefixtures("load")
+def test_five_decode_iterations_from_the_command_line(server: Any, root: Path) -> None:
+    process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
+    assert "operator" in out
+    report = read_run(root / "five")
+    assert report.status is Status.COMPLETE
+    (target,) = report.targets
+    assert target.target == server.url
+    # Each series of decode batches is a capture of its own, as prefill comes between them.
+    recorded: list[str] = []
+    for capture in report.captures:
+        (rank,) = capture.ranks
+        (artifact,) = rank.artifacts
+        recorded += spans(artifact.path)
+    assert recorded == ["DECODE"] * 5
+
+
+@pytest.mark.usefixtures("load")
+def test_json_and_options(server: Any, root: Path) -> None:
+    process = command_line(
+        server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    assert document["complete"] is True
+    (capture,) = document["ls"]["captures"]
+    (rank,) = capture["ranks"]
+    (artifact,) = rank["artifacts"]
+    assert artifact["iterations"] == [1, 2]
+    (path,) = Path(document["run"]).rglob("rank_0000.step0.trace.json.gz")
+    assert len(spans(path)) == 2
+    assert '"Input Dims"' in gzip.decompress(path.read_bytes()).decode()
+    manifest = read_manifest(path.with_name("rank_0000.step0.json"))
+    assert manifest.stall_s > 0
+    assert manifest.versions.keys() >= {"sglang", "torch"}
+    assert manifest.options["record_shapes"] is True
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_windows_by_stage_are_exact(server: Any, stage: str) -> None:
+    request = {"id": "stage", "run": f"exact-{stage}", "stages": [stage], "iterations": {"count": 3, "skip": 1}}
+    assert call(server, "POST", "start", request).is_success
+    for index in range(6):
+        server.complete(f"prompt {index}", tokens=3)
+    reply = stop(server, "stage")
+    assert (reply["state"], reply["iterations"], reply["problems"]) == ("ended", 3, [])
+    found = [kind for capture in reply["captures"] for file in capture["files"] for kind in spans(Path(file))]
+    assert found == [{"prefill": "EXTEND", "decode": "DECODE"}[stage]] * 3
+
+
+def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
+    assert call(server, "POST", "start", {"id": "all", "run": "all", "iterations": {"count": 4, "skip": 2}}).is_success
+    server.complete(tokens=3)  # one prefill and two decode iterations
+    server.complete(tokens=4)
+    (capture,) = stop(server, "all")["captures"]
+    assert spans(Path(capture["files"][0])) == ["DECODE", "EXTEND", "DECODE", "DECODE"]
+
+
+def test_too_little_traffic_is_partial_and_ends(server: Any) -> None:
+    process = command_line(server, "--iterations", "5", "--timeout", "0.5")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Only 0 of 5 iterations ran before the stop." in out
+    assert status(server)["state"] == "ended"
+
+
+def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> None:
+    process = command_line(server, "--iterations", "1000", "--run", "interrupted")
+    while status(server)["state"] not in {"armed", "recording"}:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert status(server)["state"] == "ended"
+    (target,) = read_run(root / "interrupted").targets
+    assert "Interrupted." in target.problems
+
+
+def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> None:
+    started = call(server, "POST", "start", {"id": "step0", "run": "curl", "iterations": {"count": 3}})
+    assert started.json()["answer"]["ranks"][0]["state"] == "armed"
+    second = call(server, "POST", "start", {"id": "second"})
+    assert second.status_code == 409
+    assert "Capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
+    # A start that is refused ends nothing, also under the same name.
+    process = command_line(server, "--iterations", "5", "--run", "refused")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "is armed in this engine" in err) == (1, True), err
+    server.complete()
+    stopped = call(server, "POST", "stop", {"request": "step0"}).json()
+    (capture,) = stopped["answer"]["ranks"][0]["captures"]
+    assert (capture["status"], capture["problems"]) == ("complete", [])
+    (file,) = capture["files"]
+    assert Path(file).is_relative_to(root / "curl")
+    assert Path(file).stat().st_size == capture["size_bytes"]
+    assert len(spans(Path(file))) == 3
+    assert call(server, "GET", "status").json() == stopped
+    # Who stops what is not his changes nothing.
+    call(server, "POST", "start", {"id": "third", "run": "curl"})
+    assert stop(server, "step0")["state"] == "armed"
+    assert stop(server, "third")["state"] == "ended"
+    assert not list(root.glob("*/.replies-*"))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"output": "/tmp"}, "is not below"),
+        ({"run": "../up"}, "run"),
+        ({"stages": ["prefil"]}, "Did you mean 'prefill'?"),
+        ({"iteration": 5}, "Did you mean 'iterations'?"),
+        ({"ranks": "some"}, "ranks"),
+        ({"iterations": {"first": 5, "count": 1}}, "say skip"),
+        ([1], "not a JSON object"),
+    ],
+)
+def test_bad_requests_are_refused(server: Any, body: Any, text: str) -> None:
+    answer = call(server, "POST", "start", body)
+    assert (answer.status_code, text in answer.json()["error"]) == (400, True), answer.text
+
+
+def test_a_stop_that_names_nothing_is_refused(server: Any) -> None:
+    assert call(server, "POST", "stop", {}).status_code == 400
+    assert call(server, "POST", "start", {"id": "x" * (1 << 20)}).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"options": {"recordshapes": True}}, "Did you mean 'record_shapes'?"),
+        ({"options": {"activities": ["cuda"]}}, "cuda"),
+        ({"engine": {"start_step": 1 << 40}}, "options.start_step needs the role's iterations.count"),
+    ],
+)
+def test_what_the_scheduler_refuses_is_answered(server: Any, body: Any, text: str) -> None:
+    answer = call(server, "POST", "start", {"id": "refused", "run": "refused", **body})
+    assert (answer.status_code, text in answer.json()["error"]) == (409, True), answer.text
+    assert status(server)["state"] in {"idle", "ended"}
+    assert server.complete()
+
+
+def test_a_rank_that_the_engine_does_not_have_is_refused(server: Any) -> None:
+    _, err = (process := command_line(server, "--iterations", "1", "--ranks", "7")).communicate(timeout=60)
+    assert (process.returncode, "whose ranks are 0 to 0" in err) == (1, True), err
+
+
+def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
+    for token in (None, "wrong", ""):
+        for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
+            answer = call(server, method, command, {}, token)
+            assert answer.status_code == 401
+            assert "PROFDECK_TOKEN" in answer.json()["error"]
+    process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "401" in err) == (1, True)
+
+
+def test_it_starts_at_a_forward_pass_that_sglang_counts(server: Any) -> None:
+    def start(first: int) -> httpx.Response:
+        body = {"id": "at", "run": f"at-{first}", "iterations": {"count": 2}, "engine": {"start_step": first}}
+        return call(server, "POST", "start", body)
+
+    refused = start(1)
+    assert refused.status_code == 409
+    done = int(re.findall(r"has done (\d+) forward passes", refused.json()["error"])[0])
+    assert start(done).status_code == 409
+    assert start(done + 4).is_success
+    server.complete(tokens=3)
+    server.complete(tokens=8)
+    (capture,) = stop(server, "at")["captures"]
+    assert (capture["status"], spans(Path(capture["files"][0]))) == ("complete", ["EXTEND", "DECODE"])
+    assert read_manifest(Path(capture["manifest"])).artifacts[0].iterations == (3, 4)
+
+
+def test_small_decode_batches_are_passed_over(server: Any) -> None:
+    body = {"id": "wide", "run": "wide", "stages": ["decode"], "iterations": {"count": 3}}
+    assert call(server, "POST", "start", {**body, "engine": {"min_decode_batch": 2}}).is_success
+    server.complete(tokens=20)
+    assert status(server)["iterations"] == 0
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda index: server.complete(f"{index}", tokens=60), range(3)))
+    reply = stop(server, "wide")
+    assert (reply["iterations"], reply["problems"]) == (3, [])
+    found = [name for capture in reply["captures"] for file in capture["files"] for name in steps(file)]
+    assert len(found) == 3
+    assert all(int(re.findall(r"bs=(\d+)", name)[0]) >= 2 for name in found)
+
+
+def test_detailed_annotations_name_the_attention_work(server: Any) -> None:
+    for detailed in (True, False):
+        body = {"id": "named", "run": f"named-{detailed}", "iterations": {"count": 2}, "engine": {"detailed": detailed}}
+        assert call(server, "POST", "start", body).is_success
+        server.complete(tokens=4)
+        (capture,) = stop(server, "named")["captures"]
+        extend, decode = steps(capture["files"][0])
+        assert ("sq" in extend, "sk" in decode) == (detailed, detailed), (extend, decode)
+
+
+def test_the_frontends_record_as_roles_of_their_own(server: Any, root: Path) -> None:
+    with busy(server):
+        process = command_line(
+            server, "--iterations", "3", "--run", "fronts", "--set", "server.options.ignore_frontend=false"
+        )
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    report = read_run(root / "fronts")
+    assert {capture.role for capture in report.captures} == {"server", "server-tokenizer", "server-detokenizer"}
+    for capture in report.captures:
+        (rank,) = capture.ranks
+        assert (rank.status, rank.artifacts[0].whole) == (Status.COMPLETE, True)
+        assert rank.events
+    # The next capture leaves them alone.
+    assert call(server, "POST", "start", {"id": "alone", "run": "fronts", "first_step": 1}).is_success
+    answer = call(server, "POST", "stop", {"request": "alone"}).json()["answer"]
+    assert answer["frontends"] == {}
+
+
+def test_what_cannot_be_written_is_said_and_the_server_serves_on(server: Any, root: Path) -> None:
+    root.mkdir(exist_ok=True)
+    (root / "blocked").write_text("no directory")
+    answer = call(server, "POST", "start", {"id": "blocked", "run": "blocked"})
+    assert (answer.status_code, "blocked" in answer.json()["error"]) == (409, True), answer.text
+    assert server.complete()
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_server(server: Any, root: Path) -> None:
+    with small_disk(root / "small") as disk:
+        body = {"id": "full", "output": str(disk), "run": "run"}
+        assert call(server, "POST", "start", body).is_success
+        assert server.complete(tokens=4)
+        fill(disk)
+        reply = stop(server, "full")
+        (capture,) = reply["captures"]
+        assert (reply["state"], capture["status"]) == ("ended", "failed")
+        assert "the trace could not be written" in capture["problems"][0]
+        assert server.complete()
+
+
+def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -> None:
+    prompts = [f"{'tell me more ' * index}{index}" for index in range(6)]
+
+    def generate() -> list[str]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: server.complete(prompt, tokens=40), prompts))
+
+    expected = generate()
+    over = threading.Event()
+
+    def capture() -> int:
+        count = 0
+        while not over.is_set():
+            body = {"id": f"capture{count}", "run": "same", "iterations": {"count": 5}, "first_step": count}
+            assert call(server, "POST", "start", body).is_success
+            while status(server)["state"] in {"armed", "recording"} and not over.is_set():
+                pass
+            assert stop(server, f"capture{count}")["state"] == "ended"
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        captures = pool.submit(capture)
+        try:
+            found = [generate() for _ in range(4)]
+        finally:
+            over.set()
+        assert captures.result() > 1
+    assert found == [expected] * 4
+    assert len(set(expected)) > 1
+
+
+def test_a_server_that_is_ended_in_mid_capture_leaves_its_traces(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Without a token, as its config says.
+    config = tmp_path / "profdeck.yaml"
+    options = "{auth: none, ignore_frontend: false}"
+    config.write_text(f"output: {tmp_path / 'profiles'}\nroles: {{chat: {{backend: sglang, options: {options}}}}}\n")
+    server = start_server(SGLANG_PLUGINS="profdeck,torchcpu", PROFDECK_CONFIG=str(config))
+    assert call(server, "POST", "start", {"id": "last", "run": "ended"}, token=None).is_success
+    server.complete()
+    server.process.send_signal(signal.SIGTERM)
+    wait_for_group(server.process)
+    report = read_run(tmp_path / "profiles" / "ended")
+    assert {capture.role for capture in report.captures} == {"chat", "chat-tokenizer", "chat-detokenizer"}
+    for capture in report.captures:
+        (rank,) = capture.ranks
+        assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True), capture
+        assert rank.events
+
+
+@pytest.fixture(scope="module")
+def pair(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server of two ranks, which have little time to answer."""
+    output = tmp_path_factory.mktemp("pair") / "profiles"
+    config = output.with_name("profdeck.yaml")
+    config.write_text(f"output: {output}\nroles: {{chat: {{backend: sglang, options: {{rpc_timeout_s: 3}}}}}}\n")
+    return start_server("--tp", "2", **PLUGINS, PROFDECK_CONFIG=str(config), **TOKEN)
+
+
+@contextlib.contextmanager
+def stopped(process: int) -> Iterator[None]:
+    """Let a process of a server not run."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def record_both(server: Any) -> int:
+    """Record in both ranks; returns the process of the second one."""
+    started = call(server, "POST", "start", {"id": "both", "run": "both", "ranks": "all"})
+    assert started.is_success, started.text
+    server.complete(tokens=4)
+    return int(started.json()["answer"]["ranks"][1]["pid"])
+
+
+def check_both(server: Any) -> None:
+    """Check that both ranks have recorded, and that the server serves."""
+    ranks = call(server, "POST", "stop", {"request": "both"}).json()["answer"]["ranks"]
+    for rank in ranks:
+        (capture,) = rank["captures"]
+        assert (rank["state"], capture["status"], capture["problems"]) == ("ended", "complete", [])
+        assert spans(Path(capture["files"][0])) == ["EXTEND", "DECODE", "DECODE", "DECODE"]
+    assert len(ranks) == 2
+    assert server.complete()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_refuse_what_one_of_them_refuses_to_sglang(pair: Any, tmp_path: Path, rank: int) -> None:
+    def own(command: str) -> int:
+        body = {"output_dir": str(tmp_path), "activities": ["CPU"]} if command == "start" else None
+        url = f"{pair.url}/{command}_profile"
+        return httpx.post(url, json=body, timeout=20, trust_env=False).status_code
+
+    assert call(pair, "POST", "start", {"id": "one", "run": f"one-{rank}", "ranks": [rank]}).is_success
+    assert own("start") == 500
+    assert own("stop") == 500  # one rank would wait for the other for ever
+    pair.complete(tokens=4)
+    reply = call(pair, "POST", "stop", {"request": "one"}).json()["answer"]["ranks"][rank]
+    assert (reply["rank"], reply["iterations"], reply["captures"][0]["status"]) == (rank, 4, "complete")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_does_not_run_does_not_hold_up_the_answer(pair: Any) -> None:
+    # The first rank waits for it, before it answers, with tensor parallelism as with pipeline parallelism.
+    with stopped(record_both(pair)):
+        answer = call(pair, "POST", "stop", {"request": "both"})
+        assert answer.status_code == 409
+        assert "did not answer within rpc_timeout_s=3 seconds" in answer.json()["error"]
+    check_both(pair)  # the stop was waiting for it
+
+
+def test_a_silent_rank_is_named(pair: Any, tmp_path: Path) -> None:
+    """Here a rank that has no room for its reply: SGLang brings those of first ranks only."""
+    output = Path(call(pair, "GET", "status").json()["server"]["output"])
+    with small_disk(output / "small") as disk:
+        body = {"id": "full", "run": "run", "ranks": "all", "output": str(disk)}
+        assert call(pair, "POST", "start", body).is_success
+        pair.complete(tokens=4)
+        fill(disk)
+        first, second = call(pair, "POST", "stop", {"request": "full"}).json()["answer"]["ranks"]
+        assert (first["pid"] > 0, first["iterations"]) == (True, 4)
+        assert (second["rank"], second["problems"]) == (1, ["It did not answer within 3 seconds."])
+        assert pair.complete()

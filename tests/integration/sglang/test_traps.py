@@ -1,0 +1,215 @@
+"""SGLang's own routes, with profdeck loaded: what ends a server or loses a trace without it is refused, or works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from servers import TOKEN, busy, call
+from sglang_traces import spans
+
+PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root") / "profiles"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Any], root: Path) -> Any:
+    return start_server(**PLUGINS, PROFDECK__OUTPUT=str(root), **TOKEN)
+
+
+@pytest.fixture(scope="module")
+def second(start_server: Callable[..., Any], root: Path) -> Any:
+    """A server with the second of SGLang's profilers."""
+    return start_server(**PLUGINS, PROFDECK__OUTPUT=str(root), SGLANG_PROFILE_V2="1", **TOKEN)
+
+
+def start(server: Any, directory: Path | str, name: str = "own", **more: Any) -> int:
+    """Start SGLang's own profiler; returns the status, which is all that it says."""
+    # With shapes, which are SGLang's default, torch crashes at times after captures by stage, also without profdeck.
+    body = {"output_dir": str(directory), "profile_id": name, "activities": ["CPU"], "with_stack": False}
+    body |= {"record_shapes": False, **more}
+    return httpx.post(f"{server.url}/start_profile", json=body, timeout=60, trust_env=False).status_code
+
+
+def stop(server: Any) -> int:
+    return httpx.post(f"{server.url}/stop_profile", timeout=60, trust_env=False).status_code
+
+
+def log_of(server: Any, before: str = "") -> str:
+    """Return what a server has logged since it had logged something."""
+    return str(server.log.read_text(errors="replace")).removeprefix(before)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*")) if directory.is_dir() else []
+
+
+def test_a_second_manual_start_is_refused_and_the_first_trace_is_whole(server: Any, tmp_path: Path) -> None:
+    assert start(server, tmp_path / "first", "first") == 200
+    server.complete(tokens=8)
+    assert start(server, tmp_path / "second", "second") == 500
+    server.complete(tokens=4)
+    assert stop(server) == 200
+    assert files(tmp_path / "second") == []
+    assert files(tmp_path / "first") == ["first-TP-0.trace.json.gz"]
+    recorded = spans(tmp_path / "first" / "first-TP-0.trace.json.gz")
+    assert recorded == ["EXTEND", *["DECODE"] * 7, "EXTEND", *["DECODE"] * 3]
+
+
+def test_a_stop_of_nothing_is_refused(server: Any, tmp_path: Path) -> None:
+    assert stop(server) == 500
+    assert start(server, tmp_path, num_steps=3) == 200
+    server.complete(tokens=8)
+    assert files(tmp_path) == ["own-TP-0.trace.json.gz"]
+    assert stop(server) == 500
+    assert server.complete()
+    assert files(tmp_path) == ["own-TP-0.trace.json.gz"]
+
+
+@pytest.mark.parametrize("waiting", [{"profile_by_stage": True}, {"start_step": 1}, {"start_step": 1 << 40}])
+def test_a_stop_cancels_what_waits_for_its_first_batch(server: Any, tmp_path: Path, waiting: dict[str, Any]) -> None:
+    assert start(server, tmp_path / "cancelled", num_steps=2, **waiting) == 200
+    assert start(server, tmp_path / "refused", num_steps=2) == 500
+    before = log_of(server)
+    assert stop(server) == 500  # there is no trace
+    assert "is cancelled; nothing was recorded" in log_of(server, before)
+    server.complete(tokens=8)
+    assert files(tmp_path / "cancelled") == []
+    assert start(server, tmp_path / "next", "next", num_steps=2) == 200
+    server.complete(tokens=8)
+    assert spans(tmp_path / "next" / "next-TP-0.trace.json.gz") == ["EXTEND", "DECODE"]
+
+
+def test_a_stop_between_two_stages_ends_both(server: Any, tmp_path: Path) -> None:
+    assert start(server, tmp_path, num_steps=5, profile_by_stage=True) == 200
+    server.complete(tokens=1)
+    assert stop(server) == 200
+    server.complete(tokens=12)
+    assert files(tmp_path) == ["own-TP-0.trace.json.gz"]  # SGLang names the stage only when it stops by itself
+    assert spans(tmp_path / "own-TP-0.trace.json.gz") == ["EXTEND"]
+
+
+def test_stages_are_recorded_apart(server: Any, tmp_path: Path) -> None:
+    assert start(server, tmp_path, num_steps=2, profile_by_stage=True) == 200
+    server.complete(tokens=8)
+    assert files(tmp_path) == ["own-TP-0-DECODE.trace.json.gz", "own-TP-0-EXTEND.trace.json.gz"]
+    assert spans(tmp_path / "own-TP-0-DECODE.trace.json.gz") == ["DECODE"] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"profile_by_stage": True}, "profile_by_stage needs num_steps"),
+        ({"activities": ["CUDA_PROFILER"]}, "CUDA_PROFILER needs CUDA"),
+        ({"activities": ["CPU", "MEM"]}, "MEM needs CUDA"),
+        ({"activities": ["GPU"]}, "GPU"),
+        ({"activities": ["XPU"]}, "XPU"),
+        ({"activities": ["RPD"]}, "RPD"),
+        ({"directory": "/proc/profdeck"}, "name no file that can be written here"),
+        ({"name": "a/b"}, "a/b"),
+        ({"profile_prefix": "a/b"}, "a/b"),
+        ({"name": "x" * 250}, "File name too long"),
+        ({"name": "x\0y"}, "null"),
+    ],
+)
+def test_what_would_end_the_server_is_refused(server: Any, tmp_path: Path, asked: dict[str, Any], text: str) -> None:
+    before = log_of(server)
+    assert start(server, **{"directory": tmp_path, **asked}) == 500
+    assert text in log_of(server, before)
+    assert server.complete(tokens=8)
+    assert files(tmp_path) == []
+
+
+def test_a_prefix_hides_traces_from_the_merge_of_sglang(server: Any, tmp_path: Path) -> None:
+    before = log_of(server)
+    assert start(server, tmp_path, num_steps=2, merge_profiles=True, profile_prefix="pre") == 200
+    server.complete(tokens=8)
+    assert files(tmp_path) == ["pre-own-TP-0.trace.json.gz"]
+    assert "Merge failed: No trace files found" in log_of(server, before)
+
+
+def test_it_is_refused_while_profdeck_records(server: Any, root: Path, tmp_path: Path) -> None:
+    assert call(server, "POST", "start", {"id": "ours", "run": "ours", "iterations": {"count": 100}}).is_success
+    assert start(server, tmp_path) == 500
+    server.complete(tokens=8)
+    assert start(server, tmp_path) == 500
+    assert stop(server) == 500
+    answer = call(server, "POST", "stop", {"request": "ours"}).json()["answer"]["ranks"][0]
+    assert answer["iterations"] == 8
+    (file,) = answer["captures"][0]["files"]
+    assert len(spans(Path(file))) == 8
+
+
+def test_it_starts_while_profdeck_writes(server: Any, tmp_path: Path) -> None:
+    assert call(server, "POST", "start", {"id": "ours", "run": "before", "iterations": {"count": 4}}).is_success
+    with busy(server):
+        while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] in {"armed", "recording"}:
+            pass  # until its last iteration
+        assert start(server, tmp_path, num_steps=3) == 200
+    (capture,) = call(server, "POST", "stop", {"request": "ours"}).json()["answer"]["ranks"][0]["captures"]
+    assert (capture["status"], len(spans(Path(capture["files"][0])))) == ("complete", 4)
+    server.complete(tokens=8)
+    assert len(spans(tmp_path / "own-TP-0.trace.json.gz")) == 3
+
+
+@pytest.mark.parametrize("own", [{}, {"num_steps": 2, "start_step": 1}, {"num_steps": 2, "profile_by_stage": True}])
+def test_profdeck_is_refused_while_it_records_or_waits(server: Any, tmp_path: Path, own: dict[str, Any]) -> None:
+    assert start(server, tmp_path, **own) == 200
+    answer = call(server, "POST", "start", {"id": "ours"})
+    assert answer.status_code == 409, answer.text
+    assert "SGLang's own profiler" in answer.json()["error"]
+    server.complete(tokens=8)
+    stop(server)
+    assert files(tmp_path)
+    started = call(server, "POST", "start", {"id": "ours", "run": "after", "iterations": {"count": 2}})
+    assert started.is_success, started.text
+    server.complete(tokens=8)
+    answer = call(server, "POST", "stop", {"request": "ours"}).json()["answer"]["ranks"][0]
+    assert (answer["captures"][0]["status"], answer["iterations"]) == ("complete", 2)
+
+
+def test_the_second_profiler_refuses_what_it_cannot_do(second: Any, tmp_path: Path) -> None:
+    assert start(second, tmp_path) == 500
+    assert start(second, tmp_path, num_steps=2) == 500
+    assert start(second, tmp_path, num_steps=2, profile_by_stage=True, start_step=5) == 500
+    assert start(second, tmp_path, num_steps=2, profile_by_stage=True, merge_profiles=True) == 500
+    assert start(second, tmp_path, profile_by_stage=True) == 500
+    assert stop(second) == 500
+    assert second.complete(tokens=8)
+    assert files(tmp_path) == []
+
+
+def test_the_second_profiler_records_by_stage_undisturbed(second: Any, tmp_path: Path) -> None:
+    assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
+    second.complete(tokens=3)
+    assert start(second, tmp_path, "again", num_steps=4, profile_by_stage=True) == 500
+    assert call(second, "POST", "start", {"id": "ours"}).status_code == 409
+    assert stop(second) == 500
+    second.complete(tokens=8)  # its prefill ends the stage
+    assert files(tmp_path) == ["own-TP-0-decode.trace.json.gz", "own-TP-0-prefill.trace.json.gz"]
+    assert spans(tmp_path / "own-TP-0-prefill.trace.json.gz") == ["EXTEND"]
+    assert spans(tmp_path / "own-TP-0-decode.trace.json.gz") == ["DECODE", "DECODE"]
+
+
+def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path: Path) -> None:
+    assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
+    before = log_of(second)
+    assert stop(second) == 500
+    assert "is cancelled; nothing was recorded" in log_of(second, before)
+    second.complete(tokens=8)
+    assert files(tmp_path) == []
+
+
+def test_profdeck_records_in_a_server_with_the_second_profiler(second: Any, root: Path) -> None:
+    assert call(second, "POST", "start", {"id": "v2", "run": "v2", "iterations": {"count": 4}}).is_success
+    assert second.complete(tokens=8)
+    (capture,) = call(second, "POST", "stop", {"request": "v2"}).json()["answer"]["ranks"][0]["captures"]
+    assert capture["status"] == "complete"
+    assert spans(Path(capture["files"][0])) == ["EXTEND", "DECODE", "DECODE", "DECODE"]
