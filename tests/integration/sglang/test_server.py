@@ -228,7 +228,8 @@ def test_what_the_scheduler_refuses_is_answered(server: Any, body: Any, text: st
 
 
 def test_a_rank_that_the_engine_does_not_have_is_refused(server: Any) -> None:
-    _, err = (process := command_line(server, "--iterations", "1", "--ranks", "7")).communicate(timeout=60)
+    process = command_line(server, "--iterations", "1", "--ranks", "7")
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, "whose ranks are 0 to 0" in err) == (1, True), err
 
 
@@ -439,7 +440,7 @@ def test_a_rank_that_does_not_run_does_not_hold_up_the_answer(pair: Any) -> None
     check_both(pair)  # the stop was waiting for it
 
 
-def test_a_silent_rank_is_named(pair: Any, tmp_path: Path) -> None:
+def test_a_silent_rank_is_named(pair: Any) -> None:
     """Here a rank that has no room for its reply: SGLang brings those of first ranks only."""
     output = Path(call(pair, "GET", "status").json()["server"]["output"])
     with small_disk(output / "small") as disk:
