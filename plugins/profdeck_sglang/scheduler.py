@@ -42,6 +42,10 @@ class Agent:
         self._detokenizer = False
         """Whether the detokenizer was ever asked to record, and so may have something to end."""
         self._min_decode_batch = 0
+        # Pipeline stages leave messages under way when an iteration ends. Gloo finishes them on a thread of its own,
+        # and torch (2.13) then writes to the record of each that it marked, also when the profiler has stopped and
+        # freed it: processes died of that. So what is between the iterations is not marked there.
+        self._only_iterations = int(server_args.pp_size) > 1
         self._annotate: Callable[[bool], None] | None = None
 
     def handle(self, request: ProfileReq, command: str, payload: dict[str, Any], replies: Path | None) -> Reply:
@@ -83,6 +87,7 @@ class Agent:
 
     def stop(self, reason: str | None) -> None:
         """End the request and leave the scheduler as it was."""
+        self._mark(on=True)  # the end of a recording is marked
         self.recorder.stop(reason)
         self._unwrap()
 
@@ -114,20 +119,31 @@ class Agent:
         scheduler, run = self._scheduler, type(self._scheduler).run_batch
 
         def run_batch(batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+            self._mark(on=True)
             begun = self._begin(batch)
             try:
                 return run(scheduler, batch, *args, **kwargs)
             finally:
                 if begun:
                     self.recorder.end()
+                self._mark(on=False)
                 if not self.recorder.active:
                     self._unwrap()
 
         scheduler.run_batch = run_batch
+        self._mark(on=False)
         if self._annotate is not None:
             self._annotate(True)  # noqa: FBT003  # SGLang's
 
+    def _mark(self, *, on: bool) -> None:
+        """Let torch mark operations on this thread, or not."""
+        if self._only_iterations:
+            import torch
+
+            torch.autograd._enable_record_function(on)  # noqa: SLF001  # it has no other way
+
     def _unwrap(self) -> None:
+        self._mark(on=True)
         vars(self._scheduler).pop("run_batch", None)
         annotate, self._annotate = self._annotate, None
         if annotate is not None:
