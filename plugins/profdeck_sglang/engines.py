@@ -30,7 +30,7 @@ _ANSWER_S = 30.0
 """How much later than the first rank, which has answered, the others may do so: they took the command with it."""
 _POLL_S = 0.01
 _SAVE_S = 20.0
-_SAVE_POLL_S = 0.1
+_EXIT_POLL_S = 0.1
 _TOKENIZER = "tokenizer"
 
 REMEDY = (
@@ -294,18 +294,14 @@ class EngineObject(SglangEngine):
                 with contextlib.suppress(Exception):
                     await self._save()
                 return
-            await asyncio.sleep(_SAVE_POLL_S)
+            await asyncio.sleep(_EXIT_POLL_S)
 
     async def _save(self) -> None:
         asked = self._asked
         if asked is None or self._over:
             return
         stop = {"request": asked.id, "token": asked.token, "reason": "the engine was shut down in mid-capture"}
-        answer = await self.command("stop", stop)
-        deadline = time.monotonic() + _SAVE_S
-        while any(reply.state is State.WRITING for reply in answer.all) and time.monotonic() < deadline:
-            await self.sleep(_SAVE_POLL_S)
-            answer = await self.command("status", {})
+        await self.end(stop, _SAVE_S)
 
     # SGLang's own profiler.
 

@@ -8,7 +8,6 @@ three constructors. Iterations are hooked on the scheduler that records, while i
 from __future__ import annotations
 
 import logging
-import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from profdeck.engine.server_config import ServerConfig
 from profdeck.plugins import describe
-from profdeck.run import RUN_VARIABLE, run_name
 from profdeck_sglang import guard, protocol
 
 if TYPE_CHECKING:
@@ -66,10 +64,8 @@ def register() -> None:
         return
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)
-    armed = ServerConfig.load("sglang")
-    if launches and armed.captures_by_itself:
-        # Children inherit it, so that all schedulers of the engine name the run alike.
-        os.environ.setdefault(RUN_VARIABLE, run_name(armed.config.run))
+    if launches and (armed := ServerConfig.load("sglang")).captures_by_itself:
+        armed.name_run()
 
 
 def applied() -> bool:
@@ -77,18 +73,21 @@ def applied() -> bool:
 
     Then they are in the processes that it started, which have its environment and its code.
     """
-    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
-    patched: set[str] = registry.HookRegistry._patched if registry else set()  # noqa: SLF001  # it has no other way
+    patched = _patched()
     return _SCHEDULER in patched and not patched.isdisjoint(_PROFILES)
 
 
 def detokenizer_applied() -> bool:
     """Tell the same of the detokenizer, which an object of an unknown kind would end."""
-    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
-    module = sys.modules.get(f"{_MANAGERS}.detokenizer_manager")
     # It loads plugins since 0.5.22; before, only this process has the hook.
-    loads = hasattr(module, "load_plugins")
-    return loads and registry is not None and _DETOKENIZER in registry.HookRegistry._patched  # noqa: SLF001  # as above
+    loads = hasattr(sys.modules.get(f"{_MANAGERS}.detokenizer_manager"), "load_plugins")
+    return loads and _DETOKENIZER in _patched()
+
+
+def _patched() -> set[str]:
+    """Return the targets whose hooks SGLang has applied in this process."""
+    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
+    return registry.HookRegistry._patched if registry else set()  # noqa: SLF001  # it has no other way
 
 
 def _exists(target: str) -> bool:

@@ -33,7 +33,7 @@ _NEVER = ("profile_memory", "with_flops", "with_modules", "device_options", "sta
 _ACTIVITIES = {Activity.CPU: "CPU", Activity.CUDA: "GPU"}
 
 
-class SglangCapture(NativeCapture):
+class SglangCapture(NativeCapture[SglangEngine, SglangOptions]):
     """One capture by SGLang's own profiler."""
 
     backend: ClassVar[str] = "sglang"
@@ -43,8 +43,6 @@ class SglangCapture(NativeCapture):
     def __init__(self, engine: SglangEngine, options: SglangOptions, capture: Capture, request: CaptureRequest) -> None:
         """Take an engine of SGLang; see the base class."""
         super().__init__(engine, options, capture, request)
-        self._sglang = engine
-        self._options = options
         self._launched: Mapping[str, Any] = {}
         self._staging: Path | None = None
 
@@ -54,13 +52,13 @@ class SglangCapture(NativeCapture):
         Raises:
             CaptureError: it cannot do what is asked for, or does not start.
         """
-        self._launched = await self._sglang.launched_with()
-        environ = await self._sglang.environment()
+        self._launched = await self._engine.launched_with()
+        environ = await self._engine.environment()
         if refused := [*self._refusals(environ)]:
             raise CaptureError(f"SGLang's own profiler cannot be trusted with: {'; '.join(refused)}. {REMEDY}")
         sizes = [int(self._launched.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")]
         self._world = sizes[0] * sizes[1] * (1 if self._launched.get("enable_dp_attention") else sizes[2])
-        directory = self._own_directory(here=await self._sglang.is_here())
+        directory = self._own_directory(here=await self._engine.is_here())
         self.watch(directory)
         arguments: dict[str, Any] = {
             "output_dir": str(directory),
@@ -73,17 +71,17 @@ class SglangCapture(NativeCapture):
             arguments["num_steps"] = self._request.iterations.count
         if self._options.detailed_annotations:
             arguments["detailed_annotations"] = True
-        await self._sglang.start_profile(**arguments)
+        await self._engine.start_profile(**arguments)
         self._capture.notes.append("Recorded by SGLang's own profiler, on all ranks of the engine.")
 
     async def end(self) -> None:
         """Stop the profiler; a window that has ended by itself leaves nothing to stop, which SGLang calls a failure."""
         if self._request.iterations is None:
-            await self._sglang.stop_profile()
+            await self._engine.stop_profile()
             return
         if not self.all_there():
             try:
-                await self._sglang.stop_profile()
+                await self._engine.stop_profile()
             except CaptureError:
                 return  # the window is over; its files are awaited
             count = self._request.iterations.count
@@ -117,7 +115,7 @@ class SglangCapture(NativeCapture):
         root = (given or self._request.output / self._request.run).absolute()
         if given is None and not here:
             raise CaptureError(
-                f"{self._sglang.name} is on another host, where profdeck cannot check that traces can be written, and "
+                f"{self._engine.name} is on another host, where profdeck cannot check that traces can be written, and "
                 f"SGLang ends when they cannot. Give options.native_directory, on a file system of both hosts. {REMEDY}"
             )
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from profdeck.engine.control import Engine
 from profdeck.engine.frontend import FrontendRecorder
-from profdeck.engine.request import Answer, Reply, State
+from profdeck.engine.request import Answer, Reply
 from profdeck.errors import CaptureError, ConfigError
 from profdeck.plugins import describe
 from profdeck.strict import structure
@@ -21,7 +21,6 @@ from profdeck_vllm.worker import METHOD, installed
 _ORIGINAL = "_profdeck_original"
 _SAVE_S = 20.0
 """How long a shutdown waits for traces; supervisors kill after 30 seconds, usually."""
-_SAVE_POLL_S = 0.1
 
 
 class VllmEngine(Engine):
@@ -117,11 +116,7 @@ class EngineObject(VllmEngine):
         shutdown = getattr(self._engine.shutdown, _ORIGINAL, self._engine.shutdown)
 
         async def save() -> None:
-            stop = {**self._request, "reason": "the engine was shut down in mid-capture"}
-            answer = await self.command("stop", stop)
-            while any(reply.state is State.WRITING for reply in answer.all):
-                await asyncio.sleep(_SAVE_POLL_S)
-                answer = await self.command("status", {})
+            await self.end({**self._request, "reason": "the engine was shut down in mid-capture"}, _SAVE_S)
 
         def shut_down(*arguments: Any, **keywords: Any) -> Any:
             vars(self._engine).pop("shutdown", None)

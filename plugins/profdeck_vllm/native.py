@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from profdeck import Capture
 from profdeck.engine.native import NativeCapture, Place
-from profdeck.engine.request import CaptureRequest
 from profdeck.errors import CaptureError
 from profdeck.strict import unstructure
 from profdeck_vllm.engines import REMEDY, VllmEngine
@@ -39,18 +37,12 @@ _AT_LAUNCH = {
 _NEVER = ("with_modules", "profile_by_stage", "device_options")
 
 
-class VllmCapture(NativeCapture):
+class VllmCapture(NativeCapture[VllmEngine, VllmOptions]):
     """One capture by vLLM's own profiler."""
 
     backend: ClassVar[str] = "vllm"
     title: ClassVar[str] = "vLLM"
     glob: ClassVar[str] = "*.pt.trace.json*"
-
-    def __init__(self, engine: VllmEngine, options: VllmOptions, capture: Capture, request: CaptureRequest) -> None:
-        """Take an engine of vLLM; see the base class."""
-        super().__init__(engine, options, capture, request)
-        self._vllm = engine
-        self._options = options
 
     async def start(self) -> None:
         """Start it.
@@ -58,7 +50,7 @@ class VllmCapture(NativeCapture):
         Raises:
             CaptureError: it cannot do what is asked for, or does not start.
         """
-        launched = await self._vllm.launched_with()
+        launched = await self._engine.launched_with()
         if launched is not None and not launched:
             raise CaptureError(
                 f"{self._engine.name} was launched without a profiler, and its workers have not loaded profdeck. "
@@ -74,14 +66,14 @@ class VllmCapture(NativeCapture):
                 f"which that is: give options.native_directory. {REMEDY}"
             )
         self.watch(Path(directory))
-        self._world = await self._vllm.world()
-        await self._vllm.start_profile(profile_prefix=f"{self._request.role}-{self._request.id}", **self._arguments())
+        self._world = await self._engine.world()
+        await self._engine.start_profile(profile_prefix=f"{self._request.role}-{self._request.id}", **self._arguments())
         self._capture.notes.append("Recorded by vLLM's own profiler, with the options of its launch.")
 
     async def end(self) -> None:
         """Stop the profiler, also when the window has ended by itself: only this lets vLLM start another profile."""
         stages = {} if self._options.stages is None else {"stages": list(self._options.stages)}
-        await self._vllm.stop_profile(**stages)
+        await self._engine.stop_profile(**stages)
 
     def place(self, path: Path) -> Place | None:
         """Read the name of a trace; the frontend's has no rank."""

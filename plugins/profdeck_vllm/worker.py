@@ -17,7 +17,6 @@ from profdeck.engine.request import CaptureRequest, Reply, State
 from profdeck.engine.server_config import ServerConfig
 from profdeck.identity import Identity
 from profdeck.plugins import describe as describe_error
-from profdeck.run import RUN_VARIABLE, run_name
 from profdeck_vllm.iterations import describe
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def install() -> None:
     setattr(WorkerBase, METHOD, _command)
     armed = ServerConfig.load("vllm")
     if armed.captures_by_itself:
-        # Children inherit it, so that all workers of the engine name the run alike.
-        os.environ.setdefault(RUN_VARIABLE, run_name(armed.config.run))
+        armed.name_run()
         _arm_new_workers(WorkerBase, armed)
 
 

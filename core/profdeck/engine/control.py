@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _FIRST_POLL_S = 0.02
 _LAST_POLL_S = 1.0
+_WRITING_POLL_S = 0.1
 
 
 class Engine(ABC):
@@ -53,6 +54,19 @@ class Engine(ABC):
         Raises:
             CaptureError: it does not answer.
         """
+
+    async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:
+        """Stop a capture and wait until no process is writing any more, or the time is over.
+
+        Raises:
+            CaptureError: the engine does not answer.
+        """
+        answer = await self.command("stop", payload)
+        deadline = time.monotonic() + wait_s
+        while any(reply.state is State.WRITING for reply in answer.all) and time.monotonic() < deadline:
+            await self.sleep(_WRITING_POLL_S)
+            answer = await self.command("status", {})
+        return answer
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what takes long, such as reading files, without blocking an event loop."""

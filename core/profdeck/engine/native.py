@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import attrs
 
@@ -27,6 +27,9 @@ from profdeck.recording import adopt, claim
 from profdeck.run import Recorder, RunDirectory
 from profdeck.strict import unstructure
 from profdeck.traces.integrity import TraceCheck, check_trace
+
+EngineT = TypeVar("EngineT", bound=Engine)
+OptionsT = TypeVar("OptionsT", bound=EngineOptions)
 
 _POLL_S = 0.2
 _QUIET_S = 30.0
@@ -57,7 +60,7 @@ class _Found:
         return self.place.rank, self.place.batch
 
 
-class NativeCapture(ABC):
+class NativeCapture(ABC, Generic[EngineT, OptionsT]):
     """One capture by an engine's own profiler."""
 
     backend: ClassVar[str]
@@ -67,7 +70,7 @@ class NativeCapture(ABC):
     glob: ClassVar[str]
     """What the names of traces look like."""
 
-    def __init__(self, engine: Engine, options: EngineOptions, capture: Capture, request: CaptureRequest) -> None:
+    def __init__(self, engine: EngineT, options: OptionsT, capture: Capture, request: CaptureRequest) -> None:
         """Args:
         engine: what records.
         options: the role's options.
@@ -77,7 +80,7 @@ class NativeCapture(ABC):
         self._engine = engine
         self._capture = capture
         self._request = request
-        self._flush_timeout_s = options.flush_timeout_s
+        self._options = options
         self._directory: Path | None = None
         self._before: set[Path] = set()
         self._world: int | None = None
@@ -118,7 +121,7 @@ class NativeCapture(ABC):
             quiet_s = _QUIET_S
         except CaptureError as error:
             problems.append(str(error))
-            quiet_s = self._flush_timeout_s
+            quiet_s = self._options.flush_timeout_s
         if self._directory is None or not self._directory.is_dir():
             problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
             return
@@ -180,7 +183,7 @@ class NativeCapture(ABC):
                 return whole, {}
             now = time.monotonic()
             changed = now if len(checked) > before else changed
-            if now >= changed + quiet_s or now >= began + self._flush_timeout_s:
+            if now >= changed + quiet_s or now >= began + self._options.flush_timeout_s:
                 broken = {found.part: f" ({found.path.name}: {found.check.problem})" for found in checked.values()}
                 return whole, broken
             await self._engine.sleep(_POLL_S)

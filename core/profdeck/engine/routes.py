@@ -11,11 +11,9 @@ Every answer has ``server`` and ``answer`` (a `profdeck.engine.request.Answer`, 
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import os
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ import profdeck
 from profdeck.engine.control import Engine
 from profdeck.engine.options import Auth, EngineOptions
 from profdeck.engine.remote import TOKEN_VARIABLE, About
-from profdeck.engine.request import Answer, CaptureRequest, State
+from profdeck.engine.request import Answer, CaptureRequest
 from profdeck.engine.server_config import ServerConfig
 from profdeck.errors import CaptureError, ConfigError, ProfdeckError
 from profdeck.run import run_name
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
 _MAX_BODY_BYTES = 1 << 20
-_POLL_S = 0.2
 
 
 class Routes:
@@ -125,12 +122,7 @@ class Routes:
         if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
             raise ConfigError(f"wait_s: expected a number of seconds, got {wait_s!r}.")
         stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
-        answer = await engine.command("stop", stop)
-        deadline = time.monotonic() + wait_s
-        while any(reply.state is State.WRITING for reply in answer.all) and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-            answer = await engine.command("status", {})
-        return answer
+        return await engine.end(stop, wait_s)
 
 
 class _RefusedError(CaptureError):

@@ -12,7 +12,7 @@ from profdeck.engine.request import Batch, CaptureRequest
 from profdeck.errors import ConfigError
 from profdeck.layers import load
 from profdeck.plugins import load_backend
-from profdeck.run import run_name
+from profdeck.run import RUN_VARIABLE, run_name
 from profdeck.session import build_backend
 
 ROLE_VARIABLE = "PROFDECK_ROLE"
@@ -54,6 +54,10 @@ class ServerConfig:
     def captures_by_itself(self) -> bool:
         """Whether the engine captures without being asked: the role's iterations have an absolute first one."""
         return self.chosen.iterations is not None and self.chosen.iterations.first is not None
+
+    def name_run(self) -> None:
+        """Name the run for the children of this process, so that all processes of the engine name it alike."""
+        os.environ.setdefault(RUN_VARIABLE, run_name(self.config.run))
 
     def own_request(self) -> CaptureRequest:
         """Return the capture that the config arms."""

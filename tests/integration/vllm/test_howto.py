@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from servers import busy
 
 from profdeck.capture import Status
 from profdeck.verify import read_run
@@ -45,21 +45,10 @@ def test_every_command_for_a_server(pages: ModuleType, start_server: Callable[..
         PROFDECK__OUTPUT=str(shell.directory / "profiles"),  # the server has a working directory of its own
         PROFDECK_TOKEN="a-secret",  # noqa: S106  # the page's
     )
-    stop = threading.Event()
-
-    def generate() -> None:
-        while not stop.is_set():
-            server.complete(tokens=30)
-
-    load = threading.Thread(target=generate)
-    load.start()
-    try:
+    with busy(server):
         for block in found:
             for command, _ in block.commands() if block.language == "console" else ():
                 shell.run(block, command.replace("http://127.0.0.1:8000", server.url), [], 0)
-    finally:
-        stop.set()
-        load.join()
     runs = shell.directory / "profiles"
     for name in ("first", "shapes", "merged"):
         assert read_run(runs / name).status is Status.COMPLETE
