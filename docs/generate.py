@@ -12,19 +12,38 @@ import inspect
 import re
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
+import attrs
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from profdeck import backend, capture, config, errors, hookspecs, options, plugins, profiler, schedule
+from profdeck import backend, capture, config, entry_points, errors, hookspecs, options, plugins, profiler, schedule
 from profdeck.cli import _commands, _exit, app
 from profdeck.engine.options import EngineOptions
+from profdeck.traces import (
+    align,
+    class_rules,
+    classes,
+    diff,
+    hosts,
+    merge,
+    model,
+    reading,
+    run_summary,
+    select,
+    slim,
+    sources,
+    summary,
+    trim,
+)
 
 DOCS = Path(__file__).parent
 WIDTH = 100
@@ -53,6 +72,32 @@ _TYPES = {
     "tuple[int, ...] | None": "list of integers",
     "tuple[str, ...]": "list of texts",
 }
+_JSON_TYPES: dict[Any, str] = {
+    bool: "`true` or `false`",
+    float: "number",
+    int: "integer",
+    str: "text",
+    type(None): "null",
+}
+_UNITS = {"_us": "us", "_per_s": "per second", "_bytes": "bytes"}
+_ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:\w+\.)*(\w+)`")
+_TRACE_FUNCTIONS = (
+    sources.find_sources,
+    summary.summarise_trace,
+    run_summary.summarise_run,
+    reading.read_trace,
+    diff.diff_runs,
+    diff.load_summary,
+    class_rules.load_rules,
+    trim.trim_trace,
+    select.read_extent,
+    select.step_window,
+    select.iteration_window,
+    select.time_window,
+    merge.merge_traces,
+    slim.write_slim,
+    align.align,
+)
 
 
 def main() -> None:
@@ -100,7 +145,7 @@ def step_grammar() -> str:
 
 def own_backends() -> dict[str, type[backend.Backend]]:
     """Load the backends that come with profdeck."""
-    found = plugins.installed(plugins.BACKENDS).values()
+    found = entry_points.installed(plugins.BACKENDS).values()
     return {point.name: plugins.load_backend(point.name) for point in found if of_profdeck(point)}
 
 
@@ -186,9 +231,8 @@ def error_classes() -> str:
     def below(cls: type, depth: int) -> str:
         line = f"{'  ' * depth}- `{cls.__name__}`: {prose(inspect.getdoc(cls))}\n"
         children: list[type] = cls.__subclasses__()
-        return line + "".join(below(child, depth + 1) for child in children if child.__module__ == home)
+        return line + "".join(below(child, depth + 1) for child in children if child.__module__ == errors.__name__)
 
-    home = errors.__name__
     return below(errors.ProfdeckError, 0)
 
 
@@ -211,7 +255,8 @@ def signature(function: Callable[..., Any], *, called: bool) -> str:
     """Write a method as its caller sees it."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)  # noqa: S101  # for the type checker
-    node.args.args = node.args.args[1:]
+    if node.args.args and node.args.args[0].arg in {"self", "cls"}:
+        node.args.args = node.args.args[1:]
     arguments = re.sub(r"=(?=\S)", " = ", ast.unparse(node.args)).replace("'", '"')
     arguments = re.sub(r"= _\w+", "= ...", arguments)
     start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
@@ -228,7 +273,7 @@ def docstring(function: Callable[..., Any]) -> str:
 
     def section(match: re.Match[str]) -> str:
         body = textwrap.dedent(match[2]).strip()
-        items = re.split(r"\n(?=\S)", body)
+        items = re.split(r"\n(?=\S)", body) if match[1] in {"Args", "Raises"} else [body]
         listed = [prose(re.sub(r"^(\w+): ", r"`\1`: ", " ".join(item.split()))) for item in items]
         return f"{match[1]}:\n\n" + "\n".join(f"- {item}" for item in listed) + "\n\n"
 
@@ -250,6 +295,87 @@ def member_docs(cls: type) -> list[tuple[str, str]]:
     return found
 
 
+# Traces.
+
+
+def documents(root: type) -> str:
+    """Describe the JSON of a class of results, and of all classes in it, key by key."""
+    return "".join(
+        f"### {cls.__name__}\n\n{prose(inspect.getdoc(cls))}\n\n{keys_of_json(cls)}\n\n" for cls in within(root)
+    )
+
+
+def within(cls: type) -> list[type]:
+    """Return a class of results and those of its members, each once, in the order in which they are met."""
+    found = [cls]
+    for one in found:
+        for hint in typing.get_type_hints(one).values():
+            found += [inner for inner in alternatives(hint) if attrs.has(inner) and inner not in found]
+    return found
+
+
+def alternatives(hint: Any) -> Iterator[Any]:
+    """Yield the types that a value may have; of a list the types of its elements."""
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is tuple:
+        for inner in typing.get_args(hint):
+            yield from alternatives(inner)
+    elif hint is not Ellipsis:
+        yield hint
+
+
+def keys_of_json(cls: type) -> str:
+    """List the keys of the JSON of a class."""
+    hints = typing.get_type_hints(cls)
+    docs = dict(member_docs(cls))
+    rows = [
+        (f"`{field.name}`", json_type(hints[field.name], field.name), docs.get(field.name, "").replace("None", "null"))
+        for field in attrs.fields(cls)
+    ]
+    return table(("Key", "Type", "Meaning"), rows)
+
+
+def json_type(hint: Any, name: str) -> str:
+    """Say what type of JSON the value of a key has, and its unit, which the end of the key's name tells."""
+    if isinstance(hint, UnionType):
+        parts = [json_type(inner, name) for inner in typing.get_args(hint)]
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+    if typing.get_origin(hint) is tuple:
+        return f"list of {json_type(typing.get_args(hint)[0], name)}"
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{value}`" for value in typing.get_args(hint))
+    if attrs.has(hint):
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), None)
+    return f"{_JSON_TYPES[hint]} ({unit})" if unit and hint in {int, float} else _JSON_TYPES[hint]
+
+
+def idle_causes() -> str:
+    """List what takes idle time of devices."""
+    return table(("Cause", "Meaning"), [(name, f"{text[0].upper()}{text[1:]}.") for name, text in hosts.CAUSES.items()])
+
+
+def kernel_classes() -> str:
+    """List the classes of the built-in table."""
+    names = sorted({rule.category for rule in classes._RULES})  # noqa: SLF001  # there is no other list of them
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def trace_functions() -> str:
+    """Describe the functions that read and write traces."""
+    text = ""
+    for function in _TRACE_FUNCTIONS:
+        text += f"### `{function.__name__}`\n\nFrom `{home(function)}`.\n\n"
+        text += f"```python\n{signature(function, called=True)}\n```\n\n{docstring(function)}\n\n"
+    return text
+
+
+def home(function: Callable[..., Any]) -> str:
+    """Return where a function is imported from: its module, or the package that offers it."""
+    package = function.__module__.rpartition(".")[0]
+    offered = getattr(sys.modules[package], function.__name__, None) is function
+    return package if offered else function.__module__
+
+
 # Text.
 
 
@@ -261,7 +387,7 @@ def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def prose(text: str | None) -> str:
     """Turn the code marks of docstrings into those of Markdown."""
-    return (text or "").replace("``", "`")
+    return _ROLE.sub(r"`\1`", text or "").replace("``", "`")
 
 
 def of_profdeck(point: metadata.EntryPoint) -> bool:
@@ -289,6 +415,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "target-state": lambda: members(backend.TargetState, level="####"),
     "library-class": lambda: members(backend.Library),
     "profiler": lambda: members(profiler.Profiler),
+    "summary-json": lambda: documents(model.RunSummary),
+    "diff-json": lambda: documents(diff.RunDiff),
+    "idle-causes": idle_causes,
+    "kernel-classes": kernel_classes,
+    "trace-functions": trace_functions,
+    "trace-class": lambda: members(reading.Trace),
 }
 
 if __name__ == "__main__":

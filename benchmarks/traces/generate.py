@@ -1,6 +1,10 @@
-"""Make a large gzipped Chrome trace: copies of a real one, later in time and with ids of their own.
+"""Make large gzipped Chrome traces: copies of a real one, later in time and with ids of their own.
 
 python benchmarks/traces/generate.py /tmp/large.json.gz [--megabytes 500] [--base FILE]
+python benchmarks/traces/generate.py /tmp/job --ranks 8 [--megabytes 100]      # a directory of one trace per rank
+
+The ranks of a job differ in their process ids, in their clocks, by `CLOCK_OFFSET_NS` from one to the next, and in that
+rank `STRAGGLER` enters each collective late, by half of its duration, and leaves it with the others.
 """
 
 from __future__ import annotations
@@ -9,80 +13,225 @@ import argparse
 import gzip
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 from isal import igzip
 
 REAL_TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpu" / "nccl.json.gz"
+CLOCK_OFFSET_NS = 137_250
+STRAGGLER = 3
+
+SYNTHETIC_STEPS = 2000
+COLLECTIVE_STEPS = 100
+# torch writes the first of more ranks than these, dots, and the last (torch/csrc/profiler/util.cpp).
+LISTED_RANKS = 30
+
+TS = '"ts": '
 # In order: times in microseconds, then the ids that tie launches to kernels and the ends of flow arrows.
 SHIFTED = re.compile(r'("ts": |"correlation": |"External id": |"id": )(\d+(?:\.\d+)?)')
-TS = '"ts": '
-SYNTHETIC_STEPS = 2000
+COLLECTIVE = re.compile(
+    r'("cat": "kernel", "name": "nccl[^"]*", "pid": \d+, "tid": \d+,\s+"ts": )(\d+\.\d{3})(, "dur": )(\d+\.\d{3})'
+)
+
+
+def base_text(path: Path = REAL_TRACE) -> str:
+    """Return the trace to repeat; a synthetic one where there is no file."""
+    if path.exists():
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return file.read()
+    print(f"{path} is not there: repeating a synthetic trace", file=sys.stderr)
+    return synthetic_trace()
 
 
 def synthetic_trace() -> str:
-    """Return a small trace in Kineto's layout, for machines without the real one."""
+    """Return a small trace of one rank of two in Kineto's layout, for machines without the real one."""
+    group = (
+        '"Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": 2, '
+        '"dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"'
+    )
     events = []
     for step in range(SYNTHETIC_STEPS):
         ts = 1000 + step * 100
-        for category, name, pid, start, dur in (
-            ("cpu_op", "aten::mm", 10, ts, 40),
-            ("cuda_runtime", "cudaLaunchKernel", 10, ts + 20, 8),
-            ("kernel", "ampere_sgemm_128x64_tn", 0, ts + 30, 60),
-        ):
-            events.append(
-                f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": {pid}, "tid": 7,\n'
-                f'    "ts": {start}.{step % 1000:03d}, "dur": {dur}.500,\n'
-                f'    "args": {{\n      "External id": {step}, "correlation": {step}\n    }}\n  }}'
-            )
-    return '{\n  "schemaVersion": 1,\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
-
-
-def copies(text: str, megabytes: float) -> list[str]:
-    """Return the pieces of a trace of about so many megabytes that repeats the events of ``text``."""
-    first = text.index("[", text.index('"traceEvents"')) + 1
-    end = re.search(r"\}\s*\]\s*(?:,\s*\"|\}\s*$)", text[first:])
-    assert end is not None, "the events array must end the trace or be followed by a key"
-    head, events, tail = text[:first], text[first : first + end.start() + 1], text[first + end.start() + 1 :]
-    pieces = SHIFTED.split(events)  # text, label, number, text, label, number, ..., text
-    labels = pieces[1::3]
-    numbers = [
-        int(number.replace(".", "").ljust(len(number.partition(".")[0]) + 3, "0")) if label == TS else int(number)
-        for label, number in zip(labels, pieces[2::3], strict=True)
-    ]
-    times = [number for label, number in zip(labels, numbers, strict=True) if label == TS]
-    period = max(times) - min(times) + 1_000_000
-    ids = max((number for label, number in zip(labels, numbers, strict=True) if label != TS), default=0) + 1
-    out = [head]
-    for copy in range(max(1, round(megabytes * 1e6 / len(events)))):
-        if copy:
-            out.append(",")
-        pieces[2::3] = [
-            f"{(time := number + copy * period) // 1000}.{time % 1000:03d}" if label == TS else str(number + copy * ids)
-            for label, number in zip(labels, numbers, strict=True)
+        rows = [
+            ("cpu_op", "aten::mm", 1010, 1010, ts, 40, ""),
+            ("cuda_runtime", "cudaLaunchKernel", 1010, 1010, ts + 20, 8, ""),
+            ("kernel", "ampere_sgemm_128x64_tn", 0, 7, ts + 30, 60, ', "stream": 7'),
         ]
-        out.append("".join(pieces))
-    out.append(tail)
-    return out
+        if not step % COLLECTIVE_STEPS:
+            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+            rows.append(("kernel", name, 0, 20, ts + 50, 90, f', "stream": 20, {group}'))
+        for category, name, pid, tid, start, dur, args in rows:
+            events.append(
+                f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": {pid}, "tid": {tid},\n'
+                f'    "ts": {start}.{step % 1000:03d}, "dur": {dur}.500,\n'
+                f'    "args": {{\n      "External id": {step}, "correlation": {step}{args}\n    }}\n  }}'
+            )
+        for ph, pid, tid, start, end in (("s", 1010, 1010, ts + 20, ""), ("f", 0, 7, ts + 30, ', "bp": "e"')):
+            events.append(
+                f'  {{\n    "ph": "{ph}", "id": {step}, "pid": {pid}, "tid": {tid}, "ts": {start}.{step % 1000:03d},\n'
+                f'    "cat": "ac2g", "name": "ac2g"{end}\n  }}'
+            )
+    info = '"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2}'
+    return f'{{\n  "schemaVersion": 1,\n  {info},\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
+
+
+def of_job(text: str, ranks: int) -> str:
+    """Return rank 0 of two as rank 0 of so many."""
+    listed = [str(rank) for rank in range(ranks)]
+    shown = listed if ranks <= LISTED_RANKS else [*listed[: LISTED_RANKS - 1], "...", listed[-1]]
+    for key in ("world_size", "pg_size", "Group size"):
+        text = text.replace(f'"{key}": 2', f'"{key}": {ranks}')
+    text = text.replace('"ranks": [0, 1]', f'"ranks": [{", ".join(listed)}]')
+    return text.replace('"Process Group Ranks": "[0, 1]"', f'"Process Group Ranks": "[{", ".join(shown)}]"')
+
+
+def late_in_collectives(text: str) -> str:
+    """Return a trace whose rank enters each collective later, by half of its duration."""
+
+    def later(found: re.Match[str]) -> str:
+        start_ns, duration_ns = nanoseconds(found[2]), nanoseconds(found[4])
+        late_ns = duration_ns // 2
+        return f"{found[1]}{microseconds(start_ns + late_ns)}{found[3]}{microseconds(duration_ns - late_ns)}"
+
+    text, count = COLLECTIVE.subn(later, text)
+    assert count, "the trace has no collectives to be late in"
+    return text
+
+
+def nanoseconds(time_us: str) -> int:
+    """Return a time of the trace, exactly."""
+    whole, _, fraction = time_us.partition(".")
+    return int(whole + fraction.ljust(3, "0"))
+
+
+def microseconds(time_ns: int) -> str:
+    """Return a time as the trace has it."""
+    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
+
+
+@attrs.frozen
+class Template:
+    """The text of a trace, with the numbers taken out that differ from copy to copy."""
+
+    head: str
+    """Up to the first event."""
+    texts: list[str]
+    """What stands around the numbers."""
+    labels: list[str]
+    numbers: list[int]
+    """Times in nanoseconds, and ids."""
+    tail: str
+    """From behind the last event."""
+    events_bytes: int
+    period_ns: int
+    """From one copy to the next."""
+    ids: int
+    pid: int | None
+    """Of the host's process."""
+
+    @classmethod
+    def of(cls, text: str) -> Template:
+        """Take a trace apart."""
+        first = text.index("[", text.index('"traceEvents"')) + 1
+        end = re.search(r"\}\s*\]\s*(?:,\s*\"|\}\s*$)", text[first:])
+        assert end is not None, "the events array must end the trace or be followed by a key"
+        last = first + end.start() + 1
+        pieces = SHIFTED.split(text[first:last])  # text, label, number, text, label, number, ..., text
+        labels = pieces[1::3]
+        numbers = [
+            nanoseconds(number) if label == TS else int(number)
+            for label, number in zip(labels, pieces[2::3], strict=True)
+        ]
+        times = [number for label, number in zip(labels, numbers, strict=True) if label == TS]
+        pid = re.search(r'"pid": (\d{4,}),', text)
+        return cls(
+            head=text[:first],
+            texts=pieces[0::3],
+            labels=labels,
+            numbers=numbers,
+            tail=text[last:],
+            events_bytes=last - first,
+            period_ns=max(times) - min(times) + 1_000_000_000,
+            ids=max((number for label, number in zip(labels, numbers, strict=True) if label != TS), default=0) + 1,
+            pid=int(pid[1]) if pid else None,
+        )
+
+    def copies(self, megabytes: float) -> int:
+        """Return how many copies are about so large, uncompressed."""
+        return max(1, round(megabytes * 1e6 / self.events_bytes))
+
+    def of_rank(self, rank: int) -> Template:
+        """Return rank 0 as another one: with its number, its own process, and its own clock."""
+        texts = self.texts
+        if self.pid is not None:  # also the id of the main thread
+            texts = [text.replace(f'id": {self.pid},', f'id": {self.pid + rank},') for text in texts]
+        return attrs.evolve(
+            self,
+            head=self.head.replace('"rank": 0', f'"rank": {rank}', 1),
+            texts=texts,
+            numbers=[
+                number + rank * CLOCK_OFFSET_NS if label == TS else number
+                for label, number in zip(self.labels, self.numbers, strict=True)
+            ],
+        )
+
+    def pieces(self, count: int) -> Iterator[str]:
+        """Yield the text of a trace of so many copies."""
+        yield self.head
+        joined = [""] * (3 * len(self.numbers) + 1)
+        joined[0::3], joined[1::3] = self.texts, self.labels
+        for copy in range(count):
+            if copy:
+                yield ","
+            joined[2::3] = [
+                microseconds(number + copy * self.period_ns) if label == TS else str(number + copy * self.ids)
+                for label, number in zip(self.labels, self.numbers, strict=True)
+            ]
+            yield "".join(joined)
+        yield self.tail
+
+    def write(self, destination: Path, count: int) -> int:
+        """Write a trace of so many copies, in memory that does not grow with them, and return the bytes of its JSON."""
+        size = 0
+        with igzip.open(destination, "wb", compresslevel=1) as out:  # type: ignore[no-untyped-call]
+            for piece in self.pieces(count):
+                size += out.write(piece.encode())
+        return size
+
+
+def rank_path(directory: Path, rank: int) -> Path:
+    """Return the file of a rank, with a name that SGLang's merger takes for one of its own."""
+    return directory / f"job-TP-{rank:03d}.trace.json.gz"
+
+
+def write_ranks(directory: Path, text: str, ranks: int, megabytes: float) -> list[int]:
+    """Write the traces of a job, each of about so many megabytes, and return the bytes of their JSON."""
+    text = of_job(text, ranks)
+    template = Template.of(text)
+    count = template.copies(megabytes)
+    straggler = Template.of(late_in_collectives(text))
+    sources = (straggler if rank == STRAGGLER else template for rank in range(ranks))
+    return [source.of_rank(rank).write(rank_path(directory, rank), count) for rank, source in enumerate(sources)]
 
 
 def main() -> None:
-    """Write the trace."""
+    """Write the trace, or the traces."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("destination", type=Path)
     parser.add_argument("--megabytes", type=float, default=500.0, help="uncompressed size, about (default: 500)")
+    parser.add_argument("--ranks", type=int, help="write so many traces of one job into a directory")
     parser.add_argument("--base", type=Path, default=REAL_TRACE, help="the trace to repeat, gzipped")
     options = parser.parse_args()
-    if options.base.exists():
-        with gzip.open(options.base, "rt", encoding="utf-8") as file:
-            text = file.read()
+    text = base_text(options.base)
+    if options.ranks:
+        options.destination.mkdir(parents=True, exist_ok=True)
+        size = sum(write_ranks(options.destination, text, options.ranks, options.megabytes))
     else:
-        print(f"{options.base} is not there: repeating a synthetic trace", file=sys.stderr)
-        text = synthetic_trace()
-    with igzip.open(options.destination, "wb", compresslevel=1) as out:  # type: ignore[no-untyped-call]
-        for piece in copies(text, options.megabytes):
-            out.write(piece.encode())
-    print(f"{options.destination}: {options.destination.stat().st_size:,} bytes")
+        template = Template.of(text)
+        size = template.write(options.destination, template.copies(options.megabytes))
+    print(f"{options.destination}: {size:,} bytes of JSON")
 
 
 if __name__ == "__main__":

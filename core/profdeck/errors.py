@@ -50,3 +50,10 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string."""
     found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{found[0]}'?" if found else ""
+
+
+def describe(error: BaseException) -> str:
+    """Say an error in one line: our own as they are, others with their type."""
+    if isinstance(error, ProfdeckError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")

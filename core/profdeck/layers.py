@@ -107,7 +107,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key.strip(), _scalar(value, f"--set {key}")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> Any:
+    """Read what a YAML or TOML file holds.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     readers: dict[str, Callable[[str], Any]] = {
         ".yaml": yaml.safe_load,
         ".yml": yaml.safe_load,
@@ -117,11 +122,15 @@ def _read(path: Path) -> dict[str, Any]:
     if reader is None:
         raise ConfigError(f"{path}: expected a file that ends in .yaml, .yml or .toml.")
     try:
-        data = reader(path.read_text(encoding="utf-8"))
+        return reader(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = read_document(path)
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from importlib import metadata
 from typing import Any
 
 import attrs
@@ -13,12 +12,8 @@ import pluggy
 
 from profdeck.backend import Backend
 from profdeck.capture import Capture, Output, Step
-from profdeck.errors import (
-    BrokenPluginError,
-    ProfdeckError,
-    UnknownPluginError,
-    nearest,
-)
+from profdeck.entry_points import load
+from profdeck.errors import BrokenPluginError, describe
 from profdeck.hookspecs import NAMESPACE, Hooks
 
 logger = logging.getLogger("profdeck")
@@ -28,34 +23,6 @@ LISTENERS = "profdeck.listeners"
 
 Settle = Callable[[Awaitable[Any]], Awaitable[Any]]
 """How a façade brings an awaitable that a hook returned to its result."""
-
-
-def installed(group: str) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points of a group by name, without importing any of them."""
-    return {point.name: point for point in sorted(metadata.entry_points(group=group), key=lambda p: p.name)}
-
-
-def load(group: str, name: str) -> Any:
-    """Import the object behind an entry point.
-
-    Raises:
-        UnknownPluginError: no distribution offers that name.
-        BrokenPluginError: the import fails.
-    """
-    kind = group.rpartition(".")[2].rstrip("s")
-    found = installed(group)
-    if name not in found:
-        listed = ", ".join(found) or "none"
-        raise UnknownPluginError(f"There is no {kind} '{name}'.{nearest(name, found)} Installed: {listed}.")
-    try:
-        return found[name].load()
-    except Exception as error:
-        origin = found[name].dist
-        package = f"{origin.name} {origin.version}" if origin else "an unknown distribution"
-        raise BrokenPluginError(
-            f"The {kind} '{name}' of {package} fails to import ({found[name].value}): "
-            f"{type(error).__name__}: {error}. Reinstall or remove that package."
-        ) from error
 
 
 def load_backend(name: str) -> type[Backend]:
@@ -196,10 +163,3 @@ def load_plugins(backend: Backend, listeners: Iterable[str]) -> Plugins:
         except Exception as error:
             raise BrokenPluginError(f"The listener '{name}' cannot be built: {describe(error)}") from error
     return Plugins(backend, objects)
-
-
-def describe(error: BaseException) -> str:
-    """Say an error in one line: our own as they are, others with their type."""
-    if isinstance(error, ProfdeckError):
-        return str(error)
-    return f"{type(error).__name__}: {error}".rstrip(": ")

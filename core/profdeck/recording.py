@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 from profdeck import lease, run
 from profdeck.capture import Artifact, Capture, Output, State
-from profdeck.errors import CaptureError
-from profdeck.plugins import Plugins, Settle, describe
+from profdeck.errors import CaptureError, describe
+from profdeck.plugins import Plugins, Settle
 
 logger = logging.getLogger("profdeck")
 

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from profdeck.engine.control import Engine
 from profdeck.engine.frontend import FrontendRecorder
 from profdeck.engine.request import Answer, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.plugins import describe
+from profdeck.errors import CaptureError, ConfigError, describe
 from profdeck.settle import drive
 from profdeck.strict import structure
 from profdeck_sglang import hooks, protocol

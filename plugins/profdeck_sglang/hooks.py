@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from profdeck.engine.server_config import ServerConfig
-from profdeck.plugins import describe
+from profdeck.errors import describe
 from profdeck_sglang import guard, protocol
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from packaging.version import InvalidVersion, Version
 from profdeck import Activity, Capture
 from profdeck.engine.native import NativeCapture, Place
 from profdeck.engine.request import CaptureRequest
-from profdeck.errors import CaptureError
-from profdeck.plugins import describe
+from profdeck.errors import CaptureError, describe
 from profdeck.strict import unstructure
 from profdeck_sglang.engines import REMEDY, SglangEngine
 from profdeck_sglang.options import SglangOptions

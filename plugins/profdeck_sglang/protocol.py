@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck.engine.request import Reply
-from profdeck.plugins import describe
+from profdeck.errors import describe
 from profdeck.strict import structure, unstructure
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import attrs
 
 from profdeck.engine.recorder import EngineRecorder, handle
 from profdeck.engine.request import CaptureRequest, Reply
-from profdeck.errors import CaptureError
+from profdeck.errors import CaptureError, describe
 from profdeck.identity import Identity
-from profdeck.plugins import describe
 from profdeck_sglang import guard, protocol
 from profdeck_sglang.iterations import kind, runs
 

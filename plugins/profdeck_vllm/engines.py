@@ -13,8 +13,7 @@ from typing import Any
 from profdeck.engine.control import Engine
 from profdeck.engine.frontend import FrontendRecorder
 from profdeck.engine.request import Answer, Reply
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.plugins import describe
+from profdeck.errors import CaptureError, ConfigError, describe
 from profdeck.strict import structure
 from profdeck_vllm.worker import METHOD, installed
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from profdeck.engine.recorder import EngineRecorder, handle, plain
 from profdeck.engine.request import CaptureRequest, Reply, State
 from profdeck.engine.server_config import ServerConfig
+from profdeck.errors import describe as describe_error
 from profdeck.identity import Identity
-from profdeck.plugins import describe as describe_error
 from profdeck_vllm.iterations import describe
 
 if TYPE_CHECKING:

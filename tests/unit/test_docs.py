@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import profdeck
-from profdeck import Backend, Capture, Identity, Profiler, errors, plugins
+from profdeck import Backend, Capture, Identity, Profiler, entry_points, errors, plugins
 from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Artifact, ClockAnchor, Status
 from profdeck.cli import app
@@ -26,7 +26,8 @@ from profdeck.hookspecs import Hooks
 from profdeck.options import CommonOptions, describe
 from profdeck.run import ArtifactRecord, Manifest
 from profdeck.schedule import Iterations, Window
-from profdeck.traces.summary import DeviceSummary, KernelSummary, OperatorSummary, StepSummary
+from profdeck.traces.diff import RunDiff
+from profdeck.traces.model import RunSummary
 from profdeck.verify import TargetReport
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,6 @@ DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
 
-SUMMARIES = (OperatorSummary, KernelSummary, DeviceSummary, StepSummary)
 FORBIDDEN = ("/work/", "/root/", "/home/", "USDT:", "site-packages")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -66,7 +66,7 @@ def test_generated_parts_are_current(generator: ModuleType) -> None:
 
 
 def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    text = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
     assert [name for name in generator.BLOCKS if f"<!-- generated: {name} -->" not in text] == []
 
 
@@ -84,8 +84,8 @@ def test_every_member_of_backends_is_documented() -> None:
 
 
 def test_every_option_of_every_backend_is_documented() -> None:
-    assert plugins.installed(plugins.BACKENDS), "profdeck is not installed"
-    for point in plugins.installed(plugins.BACKENDS).values():
+    assert entry_points.installed(plugins.BACKENDS), "profdeck is not installed"
+    for point in entry_points.installed(plugins.BACKENDS).values():
         options = describe(plugins.load_backend(point.name).Options)
         assert [option.name for option in options if not option.text] == [], point.name
         assert missing("options", [option.name for option in options]) == [], point.name
@@ -112,6 +112,10 @@ def test_every_subcommand_and_its_options_are_documented(generator: ModuleType) 
         "ls",
         "nsys-args",
         "run",
+        "summary",
+        "diff",
+        "trim",
+        "merge",
     }
     for words in commands:
         section = page.partition(f"\n## `profdeck {' '.join(words)}`\n")[2].partition("\n## ")[0]
@@ -171,24 +175,40 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
     config = tmp_path / "profdeck.yaml"
     config.write_text("steps: [1]\nroles: {trainer: {backend: tally}}\n")
     page = reference("cli")
+    run = str(tmp_path / "run")
+    (trace,) = map(str, (tmp_path / "run").rglob("*.trace.json"))
+    of_results = set(re.findall(r"^\| `(\w+)` \|", reference("trace-json"), re.MULTILINE))
     for command in (
         ["check", str(config)],
         ["config", "show", str(config)],
         ["backends"],
         ["backends", "torch"],
-        ["ls", str(tmp_path / "run")],
-        ["summary", str(tmp_path / "run")],
+        ["ls", run],
+        ["summary", run],
+        ["diff", run, run, "--fail-over", "5%"],
+        ["trim", trace, "--category", "cpu_op", "-o", str(tmp_path / "part.json")],
+        ["merge", run, "-o", str(tmp_path / "all.json")],
     ):
         section = page.partition(f"### JSON of `{' '.join(command[: 2 if command[0] == 'config' else 1])}`")[2]
         result = CliRunner().invoke(app, [*command, "--json"])
         found = set(json_keys(json.loads(result.stdout)))
-        if command[0] == "summary":
-            found |= {field.name for model in SUMMARIES for field in attrs.fields(model)}
         if command[0] == "ls":
             found |= {field.name for field in attrs.fields(TargetReport)}
         shown = set(re.findall(r'"(\w+)":', section.partition("\n### ")[0]))
+        if "(trace-json.md" in section.partition("\n### ")[0]:
+            shown |= of_results
         assert found
         assert found - shown - {status.value for status in Status} == set(), command
+
+
+@pytest.mark.parametrize("root", [RunSummary, RunDiff])
+def test_every_class_of_results_is_documented_key_by_key(root: type, generator: ModuleType) -> None:
+    page = reference("trace-json")
+    classes = generator.within(root)
+    assert len(classes) > 3
+    for cls in classes:
+        section = page.partition(f"\n### {cls.__name__}\n")[2].partition("\n#")[0]
+        assert [field.name for field in attrs.fields(cls) if f"\n| `{field.name}` | " not in section] == [], cls
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -9,14 +9,13 @@ import attrs
 import pytest
 
 from profdeck import Backend, CommonOptions, Library, hookimpl
+from profdeck.entry_points import installed, load
 from profdeck.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
 from profdeck.options import describe
 from profdeck.plugins import (
     BACKENDS,
     LISTENERS,
     Plugins,
-    installed,
-    load,
     load_backend,
     load_plugins,
     require_libraries,

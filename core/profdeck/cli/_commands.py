@@ -19,7 +19,7 @@ from profdeck.errors import BrokenPluginError, PluginError, ProfdeckError, neare
 
 COMMANDS = "profdeck.commands"
 
-_OWN = ("check", "config", "backends", "capture", "ls", "summary")
+_OWN = ("check", "config", "backends", "capture", "ls", "summary", "diff", "merge", "trim")
 
 
 class Commands(TyperGroup):
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
 def _build(name: str) -> Any:
     if name in _OWN:
         return _as_command(name, import_module(f"profdeck.cli.{name}").command)
-    from profdeck.plugins import load
+    from profdeck.entry_points import load
 
     command = load(COMMANDS, name)
     try:

@@ -20,6 +20,8 @@ class ExitCode(IntEnum):
     """A plugin cannot be used: it is unknown, broken, or its library is missing or of an unsupported version."""
     UNREADABLE = 4
     """A file or directory cannot be read, or is not what the command reads."""
+    REGRESSION = 5
+    """`profdeck diff --fail-over` found that something got slower."""
     INTERRUPTED = 130
     """Ended by Ctrl-C."""
     BROKEN_PIPE = 141

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from profdeck.cli._exit import ExitCode
+
+_REFRESH_EVERY_S = 0.1
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -75,10 +78,21 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda _done, _total: None
         return
     text_column = TextColumn("{task.description}", markup=False)
-    bar = Progress(text_column, BarColumn(), TimeRemainingColumn(), console=console, transient=True)
+    # Without a thread that refreshes it: a process of several threads cannot fork the workers that read traces.
+    bar = Progress(text_column, BarColumn(), TimeRemainingColumn(), console=console, transient=True, auto_refresh=False)
+    due_s = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal due_s
+        now_s = time.monotonic()
+        due = now_s >= due_s
+        if due:
+            due_s = now_s + _REFRESH_EVERY_S
+        bar.update(task, completed=done, total=total, refresh=due)
+
     with bar:
         task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield show
 
 
 def short(path: Path) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from profdeck import plugins
+from profdeck import entry_points, plugins
 from profdeck.backend import Backend, Library
 from profdeck.cli import _output
 from profdeck.errors import PluginError
@@ -67,7 +67,7 @@ def command(
     if name is not None:
         _explain(name, json=json)
         return
-    offers = [Offer.of(point) for point in plugins.installed(plugins.BACKENDS).values()]
+    offers = [Offer.of(point) for point in entry_points.installed(plugins.BACKENDS).values()]
     if json:
         _output.print_json({"backends": [offer.plain() for offer in offers]})
         return
@@ -89,7 +89,7 @@ def command(
 
 def _explain(name: str, *, json: bool) -> None:
     backend = plugins.load_backend(name)
-    offer = Offer.of(plugins.installed(plugins.BACKENDS)[name])
+    offer = Offer.of(entry_points.installed(plugins.BACKENDS)[name])
     common = {doc.name for doc in describe(CommonOptions)}
     docs = describe(backend.Options)
     if json:

@@ -17,9 +17,10 @@ from profdeck.capture import Capture, Status
 from profdeck.cli import _output, ls, summary
 from profdeck.cli._exit import ExitCode
 from profdeck.cli._settings import Settings
+from profdeck.entry_points import installed
 from profdeck.errors import CaptureError, ConfigError, UnknownPluginError
 from profdeck.layers import gather, parse_setting
-from profdeck.plugins import BACKENDS, installed, load_backend
+from profdeck.plugins import BACKENDS, load_backend
 from profdeck.profiler import Profiler
 from profdeck.run import RUN_VARIABLE
 

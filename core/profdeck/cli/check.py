@@ -17,7 +17,7 @@ from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode, exit_code
 from profdeck.cli._settings import SOURCE, Settings
 from profdeck.config import Config, RoleConfig
-from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, nearest
+from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
 from profdeck.layers import load, parse_setting
 from profdeck.options import CommonOptions
 from profdeck.schedule import GRAMMAR
@@ -94,7 +94,7 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
     except ProfdeckError as error:
         return Check(what, str(error), exit_code(error))
     except Exception as error:  # noqa: BLE001  # plugins run here, and one that fails must not hide other problems
-        return Check(what, plugins.describe(error), ExitCode.PLUGIN)
+        return Check(what, describe(error), ExitCode.PLUGIN)
 
 
 def _steps(config: Config) -> str:

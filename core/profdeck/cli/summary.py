@@ -1,168 +1,245 @@
-"""`profdeck summary`: where the time went, trace by trace."""
+"""`profdeck summary`: where the time went, trace by trace and between the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import csv
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import attrs
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from profdeck.cli import _output
+from profdeck.cli import _output, _traces
 from profdeck.cli._exit import ExitCode
-from profdeck.errors import ProfdeckError, TraceError
-from profdeck.progress import Meter
-from profdeck.run import Manifest, is_manifest, read_manifest
 
 if TYPE_CHECKING:
-    from profdeck.traces.summary import TraceSummary
+    from profdeck.traces.model import DeviceSummary, GroupSkew, RankSummary, RunSummary
 
-_TRACES = ("*.trace.json", "*.trace.json.gz")
-
-
-@attrs.frozen
-class Traced:
-    """A trace and what its manifest says of where it comes from."""
-
-    path: Path
-    manifest: Manifest | None
-    summary: TraceSummary
-
-    @property
-    def rank(self) -> int | None:
-        """The rank by the manifest, else by the trace."""
-        return self.manifest.rank if self.manifest else self.summary.rank
+_MAX_DETAILED = 4
+_OF_A_RANK = ("path", "role", "replica", "rank")
+_OF_A_KERNEL = ("name", "category", "kind", "count", "total_us", "mean_us", "max_us", "share")
 
 
-def command(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Runs, captures or trace files.")],
+def command(  # noqa: PLR0913  # the options of a command line
+    paths: _traces.Paths,
     *,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many operators and kernels; 0 for all.")] = 15,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each table; 0 for all.")] = 15,
+    details: Annotated[
+        bool | None,
+        typer.Option("--details/--overview", help="Tables for each trace, or one line; default: up to 4 traces."),
+    ] = None,
+    devices_only: _traces.DevicesOnly = False,
+    rules: _traces.Rules = None,
+    processes: _traces.Processes = 0,
+    ray: _traces.Ray = None,
     json: _output.Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV.")] = False,
 ) -> None:
-    """Summarise traces: operators, kernels, busy devices, steps."""
-    files = _find(paths)
-    traces, problems = _read(files)
+    """Summarise traces: kernels, operators, idle devices, steps."""
+    if json and as_csv:
+        raise typer.BadParameter("--json and --csv exclude each other: choose one.")
+    run, problems = _traces.summarise_paths(paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray)
     limit = top or None
     if json:
-        _output.print_json({"traces": [_plain(traced, limit) for traced in traces]})
+        _output.print_json(_plain(run, limit))
+    elif as_csv:
+        _print_csv(run.ranks)
     else:
-        console = _output.stdout()
-        for traced in traces:
-            _print(console, traced, limit)
+        _print(_output.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
-    for traced in traces:
-        if traced.summary.problem:
-            _output.warn(f"{_output.short(traced.path)}: {traced.summary.problem} The summary covers what can be read.")
+    for rank in run.ranks:
+        if rank.problem:
+            _output.warn(f"{_output.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
-def _find(paths: Sequence[Path]) -> dict[Path, Manifest | None]:
-    """Find the traces below some paths, each once, and their manifests."""
-    found: dict[Path, Manifest | None] = {}
-    for path in paths:
-        manifests = dict(_manifests(path))
-        if not path.is_dir():
-            found[path] = manifests.get(path)
-            continue
-        below = {file for pattern in _TRACES for file in path.rglob(pattern)} | manifests.keys()
-        if not below:
-            raise TraceError(f"{path}: there is no trace below this directory; their names end in .trace.json[.gz].")
-        found |= {file: manifests.get(file) for file in sorted(below)}
-    return found
+def _plain(run: RunSummary, limit: int | None) -> dict[str, Any]:
+    plain = run.to_dict()
+    for rank in plain["ranks"]:
+        for table in ("kernels", "operators", "annotations"):
+            rank[table] = rank[table][:limit]
+    return plain
 
 
-def _manifests(path: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Yield the traces that manifests beside a file, or below a directory, tell of."""
-    beside = path.rglob("*.json") if path.is_dir() else path.parent.glob("*.json")
-    for file in filter(is_manifest, beside):
-        try:
-            manifest = read_manifest(file)
-        except ProfdeckError:  # `profdeck ls` tells of it; the traces can be read without
-            continue
-        for artifact in manifest.artifacts:
-            trace = file.parent / artifact.name
-            if artifact.kind == "trace" and trace.is_file():
-                yield trace, manifest
+def _print_csv(ranks: Iterable[RankSummary]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow([*_OF_A_RANK, *_OF_A_KERNEL])
+    for rank in ranks:
+        about = [getattr(rank, field) for field in _OF_A_RANK]
+        writer.writerows([*about, *(getattr(kernel, field) for field in _OF_A_KERNEL)] for kernel in rank.kernels)
 
 
-def _read(files: dict[Path, Manifest | None]) -> tuple[list[Traced], list[str]]:
-    from profdeck.traces.summary import summarise_trace
-
-    traces, problems = [], []
-    sizes = {file: file.stat().st_size if file.exists() else 0 for file in files}
-    with _output.progress("Reading the traces") as on_progress:
-        meter = Meter(sum(sizes.values()), on_progress)
-        for file, manifest in files.items():
-            try:
-                summary = summarise_trace(file, on_progress=meter.within)
-            except TraceError as error:
-                problems.append(str(error))
-            else:
-                if summary.check.events:
-                    traces.append(Traced(file, manifest, summary))
-                else:
-                    problems.append(f"{_output.short(file)}: {summary.problem}")
-            meter.passed(sizes[file])
-    return traces, problems
+def _print(console: Console, run: RunSummary, limit: int | None, *, detailed: bool) -> None:
+    if detailed:
+        for rank in run.ranks:
+            _print_rank(console, rank, limit)
+    if len(run.ranks) > 1:
+        _print_overview(console, run.ranks)
+    for group in run.skew:
+        _print_skew(console, group, limit)
 
 
-def _plain(traced: Traced, limit: int | None) -> dict[str, Any]:
-    summary = traced.summary.to_dict()
-    return {
-        "path": str(traced.path),
-        "role": traced.manifest.role if traced.manifest else None,
-        "replica": traced.manifest.replica if traced.manifest else None,
-        "rank": traced.rank,
-        "capture": traced.manifest.capture if traced.manifest else None,
-        "whole": traced.summary.check.whole,
-        "problem": traced.summary.problem,
-        "events": traced.summary.check.events,
-        "operators": summary["operators"][:limit],
-        "annotations": summary["annotations"][:limit],
-        "kernels": summary["kernels"][:limit],
-        "devices": summary["devices"],
-        "steps": summary["steps"],
-    }
-
-
-def _print(console: Console, traced: Traced, limit: int | None) -> None:
-    summary = traced.summary
-    about = [f"{summary.check.events:,} events"]
-    if traced.rank is not None:
-        about.insert(0, f"rank {traced.rank}")
-    if traced.manifest:
-        replica = "" if traced.manifest.replica is None else f"/{traced.manifest.replica}"
-        about.insert(0, f"{traced.manifest.role}{replica}")
-    console.print(_output.short(traced.path), style="bold", soft_wrap=True)
-    console.print(", ".join(about))
-    for device in summary.devices:
-        share = device.busy_us / device.span_us if device.span_us else 0.0
-        name = f" ({device.name})" if device.name else ""
-        console.print(
-            f"Device {device.device}{name}: busy {_ms(device.busy_us)} ms of {_ms(device.span_us)} ms ({share:.1%}), "
-            f"idle {_ms(device.idle_us)} ms"
+def _print_overview(console: Console, ranks: Iterable[RankSummary]) -> None:
+    numbers = ("rank", "span ms", "busy", "communication", "overlapped", "events")
+    table = _output.table("role", *numbers, "whole", numbers=numbers)
+    for rank in ranks:
+        table.add_row(
+            _name(rank),
+            "" if rank.rank is None else str(rank.rank),
+            _ms(rank.span_us),
+            _percent(rank.busy_us, _sum(rank.busy_us, rank.idle_us)),
+            _percent(rank.communication_us, _sum(rank.busy_us, rank.idle_us)),
+            _percent(rank.overlap_us, rank.communication_us),
+            "" if rank.events is None else f"{rank.events:,}",
+            "yes" if rank.whole else "not proved" if rank.problem is None else "no",
         )
-    if summary.steps:
-        table = _output.table("step", "duration ms", numbers=("step", "duration ms"))
-        for step in summary.steps:
-            table.add_row(str(step.step), _ms(step.duration_us))
-        console.print("", table)
-    if summary.operators:
-        table = _output.table("operator", "calls", "self ms", "total ms", numbers=("calls", "self ms", "total ms"))
-        for operator in summary.operators[:limit]:
-            table.add_row(operator.name, f"{operator.count:,}", _ms(operator.self_us), _ms(operator.total_us))
-        console.print("", table)
-    if summary.kernels:
-        table = _output.table("kernel", "calls", "total ms", "mean ms", numbers=("calls", "total ms", "mean ms"))
-        for kernel in summary.kernels[:limit]:
-            table.add_row(kernel.name, f"{kernel.count:,}", _ms(kernel.total_us), _ms(kernel.mean_us))
-        console.print("", table)
+    console.print(table)
     console.print()
+
+
+def _print_rank(console: Console, rank: RankSummary, limit: int | None) -> None:
+    about = [] if rank.role is None else [_name(rank)]
+    if rank.rank is not None:
+        about.append(f"rank {rank.rank}")
+    about.append("devices only" if rank.events is None else f"{rank.events:,} events")
+    console.print(_output.short(Path(rank.path)), style="bold", soft_wrap=True)
+    console.print(", ".join(about))
+    for device in rank.devices:
+        _print_device(console, device)
+    if rank.graph_launches:
+        console.print(f"Launches of graphs: {rank.graph_launches:,}")
+    _print_steps(console, rank, limit)
+    for table in (_categories(rank), _kernels(rank, limit), _copies(rank), _operators(rank, limit)):
+        if table.row_count:
+            console.print("", table)
+    console.print()
+
+
+def _categories(rank: RankSummary) -> Table:
+    table = _output.table("class", "calls", "total ms", "share", numbers=("calls", "total ms", "share"))
+    for category in rank.categories:
+        table.add_row(category.category, f"{category.count:,}", _ms(category.total_us), f"{category.share:.1%}")
+    return table
+
+
+def _kernels(rank: RankSummary, limit: int | None) -> Table:
+    numbers = ("calls", "total ms", "mean us", "max us", "share")
+    table = _output.table(*numbers, "class", "kernel", numbers=numbers)
+    for kernel in rank.kernels[:limit]:
+        table.add_row(
+            f"{kernel.count:,}",
+            _ms(kernel.total_us),
+            f"{kernel.mean_us:,.1f}",
+            f"{kernel.max_us:,.1f}",
+            f"{kernel.share:.1%}",
+            kernel.category,
+            kernel.name,
+        )
+    return table
+
+
+def _copies(rank: RankSummary) -> Table:
+    table = _output.table("copy", "calls", "total ms", "size", numbers=("calls", "total ms", "size"))
+    for copy in rank.copies:
+        moved = "" if copy.size_bytes is None else _output.size(copy.size_bytes)
+        table.add_row(copy.name, f"{copy.count:,}", _ms(copy.total_us), moved)
+    return table
+
+
+def _operators(rank: RankSummary, limit: int | None) -> Table:
+    table = _output.table("operator", "calls", "self ms", "total ms", numbers=("calls", "self ms", "total ms"))
+    for operator in rank.operators[:limit]:
+        table.add_row(operator.name, f"{operator.count:,}", _ms(operator.self_us), _ms(operator.total_us))
+    return table
+
+
+def _print_device(console: Console, device: DeviceSummary) -> None:
+    name = f" ({device.name})" if device.name else ""
+    console.print(
+        f"Device {device.device}{name}: busy {_ms(device.busy_us)} ms of {_ms(device.span_us)} ms "
+        f"({_percent(device.busy_us, device.span_us)}), idle {_ms(device.idle_us)} ms"
+    )
+    if device.communication_us:
+        console.print(
+            f"  communication {_ms(device.communication_us)} ms, of which "
+            f"{_percent(device.overlap_us, device.communication_us)} runs beside other work"
+        )
+    if device.idle:
+        causes = ", ".join(f"{cause.cause} {cause.share:.0%}" for cause in device.idle if cause.idle_us)
+        console.print(f"  while idle, the host: {causes}")
+
+
+def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None:
+    if rank.iterations:
+        numbers = ("count", "p50 ms", "p90 ms", "p99 ms", "max ms", "tokens/s")
+        table = _output.table("steps", *numbers, numbers=numbers)
+        for group in rank.iterations:
+            table.add_row(
+                " ".join(filter(None, [group.kind.replace("_", " "), group.stage])),
+                f"{group.count:,}",
+                *(_ms(time_us) for time_us in (group.p50_us, group.p90_us, group.p99_us, group.max_us)),
+                "" if group.tokens_per_s is None else f"{group.tokens_per_s:,.1f}",
+            )
+        console.print("", table)
+    if rank.steps:
+        table = _output.table("step", "duration ms", "device ms", numbers=("duration ms", "device ms"))
+        for step in rank.steps[:limit]:
+            device = "" if step.device_us is None else _ms(step.device_us)
+            table.add_row(step.name if step.step is None else str(step.step), _ms(step.duration_us), device)
+        console.print("", table)
+        if more := len(rank.steps[limit:]) if limit else 0:
+            console.print(f"... and {more:,} more: --top 0 shows all.")
+
+
+def _print_skew(console: Console, group: GroupSkew, limit: int | None) -> None:
+    if group.ranks:
+        what = " ".join(filter(None, [group.role, None if group.replica is None else str(group.replica)]))
+        who = "no rank stands out" if group.straggler is None else f"rank {group.straggler} arrives last most often"
+        console.print(f"Collectives{f' of {what}' if what else ''}: {who}", style="bold")
+        numbers = ("rank", "clock offset us", "collectives", "last", "late ms", "waited ms")
+        table = _output.table(*numbers, numbers=numbers)
+        for rank in group.ranks:
+            table.add_row(
+                "" if rank.rank is None else str(rank.rank),
+                f"{rank.clock_offset_us:,.1f}",
+                f"{rank.collectives:,}",
+                f"{rank.last:,}",
+                _ms(rank.late_us),
+                _ms(rank.wait_us),
+            )
+        console.print(table)
+        table = _output.table(
+            "collective", "calls", "transfer ms", "skew ms", numbers=("calls", "transfer ms", "skew ms")
+        )
+        for collective in group.collectives[:limit]:
+            table.add_row(
+                collective.name, f"{collective.count:,}", _ms(collective.transfer_us), _ms(collective.skew_us)
+            )
+        console.print("", table)
+    if group.note:
+        console.print(group.note, soft_wrap=True)
+    console.print()
+
+
+def _name(rank: RankSummary) -> str:
+    if rank.role is None:
+        return _output.short(Path(rank.path))
+    return rank.role if rank.replica is None else f"{rank.role}/{rank.replica}"
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def _percent(part: float | None, whole: float | None) -> str:
+    if part is None or whole is None:
+        return ""
+    return f"{part / whole if whole else 0.0:.1%}"
 
 
 def _ms(time_us: float) -> str:

@@ -16,9 +16,8 @@ from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Artifact, Capture
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.request import Answer, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ProfdeckError
+from profdeck.errors import CaptureError, ProfdeckError, describe
 from profdeck.hookspecs import hookimpl
-from profdeck.plugins import describe
 from profdeck.run import read_manifest
 from profdeck.settle import drive
 from profdeck.strict import unstructure

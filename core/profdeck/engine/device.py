@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 
 from profdeck.backend import Backend
+from profdeck.entry_points import installed
 from profdeck.errors import MissingLibraryError, PluginError, UnknownPluginError
-from profdeck.plugins import BACKENDS, installed, load_backend, require_libraries
+from profdeck.plugins import BACKENDS, load_backend, require_libraries
 
 
 @functools.cache  # reading the entry points of an environment as large as an engine's takes a tenth of a second

@@ -26,9 +26,9 @@ from profdeck.backend import Backend
 from profdeck.capture import Capture, Step, Unit
 from profdeck.engine.device import device_backend
 from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
-from profdeck.errors import CaptureError
+from profdeck.errors import CaptureError, describe
 from profdeck.identity import Identity
-from profdeck.plugins import Plugins, describe
+from profdeck.plugins import Plugins
 from profdeck.recording import Recording, claim, expired, give_up, sentence
 from profdeck.settle import drive, settle_later
 from profdeck.strict import structure, unstructure

@@ -1,258 +1,350 @@
-"""What one trace says: operators by self time, kernels by total time, how busy each device was, the steps."""
+"""What one trace says, in one pass over it: a :class:`~profdeck.traces.model.RankSummary`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from profdeck.progress import Progress
+from profdeck.traces.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
 from profdeck.traces.columns import (
     ANNOTATION,
     DEVICE_CATEGORIES,
     DEVICE_PROCESSES,
     OPERATOR,
     Columns,
-    ColumnsHandler,
-    Id,
+    concatenated,
 )
-from profdeck.traces.integrity import TraceCheck, TraceChecker, feed_chunks, file_size
-from profdeck.traces.intervals import Int, self_times, span_and_busy
-from profdeck.traces.stream import read_ahead
+from profdeck.traces.devices import DeviceTimes
+from profdeck.traces.intervals import Int, self_times
+from profdeck.traces.model import (
+    CategorySummary,
+    CopySummary,
+    DeviceSummary,
+    KernelSummary,
+    OperatorSummary,
+    PerStep,
+    RankSummary,
+)
+from profdeck.traces.reading import Trace, read_trace
+from profdeck.traces.skew import Collectives, is_message
+from profdeck.traces.sources import TraceSource
+from profdeck.traces.steps import StepNames, StepTimes, find_steps
+from profdeck.traces.timeline import Slice
 
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _NS_PER_US = 1000
-# Written by Kineto at the head of the file (libkineto/src/output_json.cpp).
-_KEYS = frozenset({"distributedInfo", "deviceProperties"})
+_DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
+# Kineto's categories of copies and fills.
+_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+# What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
+_GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
 
 
 @attrs.frozen
-class OperatorSummary:
-    """All calls of one operator or annotation."""
+class Reading:
+    """A summary, and what is needed of the trace to compare it with those of other ranks."""
 
-    name: str
-    count: int
-    self_us: float
-    """Time in which it was the innermost operator or annotation open on its thread."""
-    total_us: float
-    """Time from start to end, summed; a recursive operator counts its inner calls again."""
-    max_us: float
+    summary: RankSummary
+    collectives: Collectives
 
 
-@attrs.frozen
-class KernelSummary:
-    """All runs of one kernel, copy or fill on a device."""
-
-    name: str
-    category: str
-    count: int
-    total_us: float
-    mean_us: float
-    max_us: float
-
-
-@attrs.frozen
-class DeviceSummary:
-    """How busy one device was, between the first and the last thing that it did in the trace."""
-
-    device: Id
-    """The process id of its events: Kineto's device index."""
-    name: str | None
-    """From ``deviceProperties``."""
-    events: int
-    span_us: float
-    busy_us: float
-    """Time in which at least one kernel, copy or fill ran."""
-    idle_us: float
-
-
-@attrs.frozen
-class StepSummary:
-    """One ``ProfilerStep#N`` mark."""
-
-    step: int
-    pid: Id
-    start_us: float
-    """Since the earliest event that is summarised."""
-    duration_us: float
-
-
-@attrs.frozen
-class TraceSummary:
-    """One trace, read in one pass. Times are microseconds, exact to the nanosecond."""
-
-    check: TraceCheck
-    rank: int | None
-    world_size: int | None
-    operators: tuple[OperatorSummary, ...]
-    """By self time, longest first."""
-    annotations: tuple[OperatorSummary, ...]
-    """By self time, longest first."""
-    kernels: tuple[KernelSummary, ...]
-    """By total time, longest first."""
-    devices: tuple[DeviceSummary, ...]
-    steps: tuple[StepSummary, ...]
-    """In the order of time."""
-
-    @property
-    def problem(self) -> str | None:
-        """Where the trace ended if it is not whole; the summary then covers what came before."""
-        return self.check.problem
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as dicts, tuples and scalars."""
-        return attrs.asdict(self)
-
-
-def summarise_trace(path: Path, *, on_progress: Callable[[int, int], None] | None = None) -> TraceSummary:
-    """Summarise a Chrome trace, plain or gzip, in one pass; of a truncated one, what is readable.
+def summarise_trace(
+    source: TraceSource | Path,
+    *,
+    devices_only: bool = False,
+    classifier: Classifier | None = None,
+    step_names: StepNames | None = None,
+    on_progress: Progress | None = None,
+) -> RankSummary:
+    """Summarise a trace in one pass and bounded memory; of a damaged one, what is readable.
 
     Only complete events (``ph`` "X") count. Self time nests operators and annotations together, per thread; what
-    the host runtime and Python frames take inside an operator stays its own. Times are exact to the nanosecond, also
-    where the file has them as strings or as numbers of more digits than a float holds. Memory is 40 bytes for each
-    event summarised, whatever the size of the file.
+    the host runtime and Python frames take inside an operator stays its own.
 
     Args:
-        path: A Chrome trace, plain or gzip.
+        source: A Chrome trace, plain or gzip, or Ascend's ``kernel_details.csv``.
+        devices_only: Read the lanes of devices and annotations only, three times as fast; see
+            :func:`profdeck.traces.reading.read_trace`.
+        classifier: What class a kernel is of; the built-in table, if not given.
+        step_names: What steps are called; what the installed plugins say, if not given.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
 
     Raises:
         TraceError: The file cannot be opened or read.
     """
-    size_bytes = file_size(path)
-    on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
-    handler = ColumnsHandler(_KEYS)
-    checker = TraceChecker(handler)
-    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read))
-    check = checker.finish(size_bytes, damage=damage)
-    columns = handler.columns()
-    info = handler.members.get("distributedInfo")
-    operators, annotations = _operators(columns)
-    return TraceSummary(
-        check=check,
-        rank=_integer(info, "rank"),
-        world_size=_integer(info, "world_size"),
-        operators=operators,
-        annotations=annotations,
-        kernels=_kernels(columns),
-        devices=_devices(columns, handler.members.get("deviceProperties")),
-        steps=_steps(columns),
+    return read_summary(
+        source if isinstance(source, TraceSource) else TraceSource(source),
+        devices_only=devices_only,
+        classifier=classifier or Classifier(),
+        step_names=step_names or StepNames.load(),
+        on_progress=on_progress,
+    ).summary
+
+
+def read_summary(
+    source: TraceSource,
+    *,
+    devices_only: bool,
+    classifier: Classifier,
+    step_names: StepNames,
+    on_progress: Progress | None = None,
+) -> Reading:
+    """Do the same, with the calls of collectives."""
+    trace = read_trace(
+        source.path,
+        devices_only=devices_only,
+        is_step=lambda name: step_names.parse(name) is not None,
+        on_progress=on_progress,
     )
+    return _Summary(source, trace, classifier, step_names).finish()
 
 
-def _operators(columns: Columns) -> tuple[tuple[OperatorSummary, ...], tuple[OperatorSummary, ...]]:
-    """Return operators and annotations."""
-    events = columns.of_categories(frozenset({OPERATOR, ANNOTATION}))
-    own = self_times(columns.track[events], columns.start_ns[events], columns.end_ns[events])
-    groups = _Groups(columns, events)
-    by_category: dict[str, list[OperatorSummary]] = {OPERATOR: [], ANNOTATION: []}
-    self_ns = groups.sums(own)
-    for group in np.argsort(-self_ns, kind="stable").tolist():
-        by_category[groups.category(group)].append(
+class _Summary:
+    """Adds up the slices of one trace."""
+
+    def __init__(self, source: TraceSource, trace: Trace, classifier: Classifier, step_names: StepNames) -> None:
+        self._source = source
+        self._trace = trace
+        tables = trace.tables
+        self._on_device = tables.names_of_categories(_DEVICE)
+        self._is_copy = tables.names_of_categories(_COPIES)
+        self._on_host = tables.names_of_categories(frozenset({OPERATOR, ANNOTATION}))
+        category = tables.name_category
+        self._classes = [
+            classifier.classify(name, tables.categories[category[code]]) if self._on_device[code] else ""
+            for code, name in enumerate(tables.names)
+        ]
+        self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
+        moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
+        self._sums = _Sums(len(tables.names))
+        self._steps = StepTimes(find_steps(trace.marks, step_names))
+        self._devices = DeviceTimes(
+            tables, self._communicates, moves, trace.device_names, with_host=not trace.devices_only
+        )
+        self._collectives: list[Columns] = []
+        self._origin_ns: int | None = None
+        self._end_ns = 0
+
+    def finish(self) -> Reading:
+        for piece in self._trace.slices():
+            self._add(piece)
+        return Reading(self._summary(), self._collected())
+
+    def _add(self, piece: Slice) -> None:
+        if self._origin_ns is None:
+            self._origin_ns = piece.begin_ns
+        columns = piece.columns
+        self._end_ns = max(self._end_ns, int(columns.end_ns.max()))
+        self._sums.add(columns.name[piece.first], (piece.whole_end_ns - piece.order_ns)[piece.first])
+        on_device = np.flatnonzero(self._on_device[columns.name])
+        duration = columns.end_ns - columns.start_ns
+        self._steps.add_device(piece.order_ns[on_device], columns.name[on_device], duration[on_device])
+        on_host = np.flatnonzero(self._on_host[columns.name])
+        own = self_times(
+            columns.track[on_host], columns.start_ns[on_host], columns.end_ns[on_host], piece.order_ns[on_host]
+        )
+        self._sums.add_self(columns.name[on_host], own)
+        self._steps.add_host(piece.order_ns[on_host], columns.name[on_host], own)
+        self._devices.add(piece)
+        calls = np.flatnonzero(self._communicates[columns.name] & piece.first)
+        whole = Columns(
+            columns.tables, columns.name[calls], columns.track[calls], piece.order_ns[calls], piece.whole_end_ns[calls]
+        )
+        self._collectives.append(whole)
+
+    def _summary(self) -> RankSummary:
+        trace, manifest = self._trace, self._source.manifest
+        origin_ns = self._origin_ns or 0
+        kernels, categories = self._kernels()
+        per_step = self._steps.operators()
+        devices = self._devices.summaries()
+        tables = trace.tables
+        return RankSummary(
+            path=str(self._source.path),
+            role=manifest.role if manifest else None,
+            replica=manifest.replica if manifest else None,
+            rank=manifest.rank if manifest else trace.rank,
+            world_size=manifest.world_size if manifest else trace.world_size,
+            host=manifest.host if manifest else None,
+            capture=manifest.capture if manifest else None,
+            whole=trace.check.whole and not trace.searched,
+            problem=trace.check.problem,
+            events=None if trace.devices_only else trace.check.events,
+            span_us=_us(self._end_ns - origin_ns),
+            busy_us=_sum_of(devices, lambda device: device.busy_us),
+            idle_us=_sum_of(devices, lambda device: device.idle_us),
+            communication_us=_sum_of(devices, lambda device: device.communication_us),
+            overlap_us=_sum_of(devices, lambda device: device.overlap_us),
+            graph_launches=None if trace.devices_only else self._graph_launches(),
+            kernels=kernels,
+            categories=categories,
+            copies=self._copies(),
+            operators=self._operators(tables.names_of_categories(frozenset({OPERATOR})), per_step),
+            annotations=self._operators(tables.names_of_categories(frozenset({ANNOTATION})), per_step),
+            devices=devices,
+            steps=self._steps.summaries(origin_ns),
+            iterations=self._steps.statistics(),
+        )
+
+    def _kernels(self) -> tuple[tuple[KernelSummary, ...], tuple[CategorySummary, ...]]:
+        sums, tables = self._sums, self._trace.tables
+        used = self._on_device & (sums.counts > 0)
+        all_ns = int(sums.total_ns[used].sum())
+        per_step = self._steps.kernels()
+        kernels = tuple(
+            KernelSummary(
+                name=tables.names[code],
+                category=self._classes[code],
+                kind=tables.categories[tables.name_category[code]],
+                count=int(sums.counts[code]),
+                total_us=_us(sums.total_ns[code]),
+                mean_us=_us(sums.total_ns[code]) / int(sums.counts[code]),
+                max_us=_us(sums.max_ns[code]),
+                share=_share(sums.total_ns[code], all_ns),
+                per_step=per_step.get(code),
+            )
+            for code in _largest(sums.total_ns, used)
+        )
+        found = sorted({self._classes[code] for code in np.flatnonzero(used).tolist()})
+        numbers = {name: number for number, name in enumerate(found)}
+        class_of_name = np.array([numbers.get(name, len(found)) for name in self._classes], dtype=np.int64)
+        counts = np.bincount(class_of_name[used], weights=sums.counts[used], minlength=len(found))
+        totals = np.bincount(class_of_name[used], weights=sums.total_ns[used], minlength=len(found))
+        of_classes = self._steps.classes(class_of_name)
+        categories = tuple(
+            CategorySummary(
+                category=found[number],
+                count=int(counts[number]),
+                total_us=_us(totals[number]),
+                share=_share(totals[number], all_ns),
+                per_step=of_classes.get(number),
+            )
+            for number in np.argsort(-totals, kind="stable").tolist()
+        )
+        return kernels, categories
+
+    def _operators(self, of_kind: NDArray[np.bool_], per_step: dict[int, PerStep]) -> tuple[OperatorSummary, ...]:
+        sums = self._sums
+        return tuple(
             OperatorSummary(
-                name=groups.name(group),
-                count=int(groups.counts[group]),
-                self_us=_us(self_ns[group]),
-                total_us=_us(groups.total_ns[group]),
-                max_us=_us(groups.max_ns[group]),
+                name=self._trace.tables.names[code],
+                count=int(sums.counts[code]),
+                self_us=_us(sums.self_ns[code]),
+                total_us=_us(sums.total_ns[code]),
+                max_us=_us(sums.max_ns[code]),
+                per_step=per_step.get(code),
             )
+            for code in _largest(sums.self_ns, of_kind & (sums.counts > 0))
         )
-    return tuple(by_category[OPERATOR]), tuple(by_category[ANNOTATION])
 
-
-def _kernels(columns: Columns) -> tuple[KernelSummary, ...]:
-    groups = _Groups(columns, columns.of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES))
-    return tuple(
-        KernelSummary(
-            name=groups.name(group),
-            category=groups.category(group),
-            count=int(groups.counts[group]),
-            total_us=_us(groups.total_ns[group]),
-            mean_us=_us(groups.total_ns[group]) / int(groups.counts[group]),
-            max_us=_us(groups.max_ns[group]),
-        )
-        for group in np.argsort(-groups.total_ns, kind="stable").tolist()
-    )
-
-
-def _devices(columns: Columns, properties: Any) -> tuple[DeviceSummary, ...]:
-    device_names = {
-        device.get("id"): str(device.get("name"))
-        for device in (properties if isinstance(properties, list) else [])
-        if isinstance(device, dict) and isinstance(device.get("id"), int)
-    }
-    events = columns.of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
-    tracks_of: dict[Id, list[int]] = {}
-    for track in np.unique(columns.track[events]).tolist():
-        tracks_of.setdefault(columns.tracks[track][0], []).append(track)
-    summaries = []
-    for device, tracks in tracks_of.items():
-        of_device = events[np.isin(columns.track[events], tracks)]
-        span_ns, busy_ns = span_and_busy(columns.start_ns[of_device], columns.end_ns[of_device])
-        summaries.append(
-            DeviceSummary(
-                device=device,
-                name=device_names.get(device),
-                events=len(of_device),
-                span_us=_us(span_ns),
-                busy_us=_us(busy_ns),
-                idle_us=_us(span_ns - busy_ns),
+    def _copies(self) -> tuple[CopySummary, ...]:
+        sums, copied = self._sums, self._trace.copied
+        copies = []
+        for code in _largest(sums.total_ns, self._is_copy & (sums.counts > 0)):
+            name, count = self._trace.tables.names[code], int(sums.counts[code])
+            told, size_bytes = copied.get(name, (0, 0))
+            copies.append(
+                CopySummary(
+                    name=name,
+                    count=count,
+                    total_us=_us(sums.total_ns[code]),
+                    size_bytes=size_bytes if told == count else None,
+                )
             )
+        return tuple(copies)
+
+    def _graph_launches(self) -> int:
+        tables = self._trace.tables
+        of_runtime = tables.names_of_categories(_RUNTIME)
+        return sum(
+            int(self._sums.counts[code])
+            for code in np.flatnonzero(of_runtime).tolist()
+            if tables.names[code].startswith(_GRAPH_LAUNCHES)
         )
-    return tuple(summaries)
 
-
-def _steps(columns: Columns) -> tuple[StepSummary, ...]:
-    numbers = {code: int(found[1]) for code, name in enumerate(columns.names) if (found := _STEP.fullmatch(name))}
-    # Kineto writes them as annotations, Ascend as operators.
-    events = columns.of_categories(frozenset({ANNOTATION, OPERATOR}))
-    events = events[np.isin(columns.name[events], list(numbers))]
-    events = events[np.argsort(columns.start_ns[events], kind="stable")]
-    origin_ns = columns.start_ns.min() if len(events) else 0
-    return tuple(
-        StepSummary(
-            step=numbers[int(columns.name[event])],
-            pid=columns.tracks[int(columns.track[event])][0],
-            start_us=_us(columns.start_ns[event] - origin_ns),
-            duration_us=_us(columns.end_ns[event] - columns.start_ns[event]),
+    def _collected(self) -> Collectives:
+        source, trace = self._source, self._trace
+        manifest = source.manifest
+        calls = concatenated(trace.tables, self._collectives)
+        stated = [*trace.collectives.stated, None]
+        of_args = trace.collectives.of(calls)
+        kernels, name = _pairs(calls.name, of_args, len(stated))
+        streams, group = _pairs(calls.track, of_args, len(stated))
+        offset_ns = source.clock_offset_ns
+        return Collectives(
+            path=str(source.path),
+            rank=manifest.rank if manifest else trace.rank,
+            role=manifest.role if manifest else None,
+            replica=manifest.replica if manifest else None,
+            capture=manifest.capture if manifest else None,
+            host=manifest.host if manifest else None,
+            anchor_offset_ns=None if offset_ns is None else offset_ns - trace.base_ns,
+            names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
+            groups=[
+                found[1] if (found := stated[code]) else str(trace.tables.tracks[track][1]) for track, code in streams
+            ],
+            name=name,
+            group=group,
+            start_ns=calls.start_ns + trace.base_ns,
+            end_ns=calls.end_ns + trace.base_ns,
         )
-        for event in events.tolist()
-    )
 
 
-class _Groups:
-    """Events of the same category and name, with their counts and durations."""
-
-    def __init__(self, columns: Columns, events: Int) -> None:
-        self._columns = columns
-        key = columns.category[events] * len(columns.names) + columns.name[events]
-        self._keys, self._group = np.unique(key, return_inverse=True)
-        durations = columns.end_ns[events] - columns.start_ns[events]
-        self.counts = np.bincount(self._group, minlength=len(self._keys))
-        self.total_ns = self.sums(durations)
-        self.max_ns = np.zeros(len(self._keys), dtype=np.int64)
-        np.maximum.at(self.max_ns, self._group, durations)
-
-    def sums(self, values: Int) -> Int:
-        """Sum a value of each event by group, in integers."""
-        sums = np.zeros(len(self._keys), dtype=np.int64)
-        np.add.at(sums, self._group, values)
-        return sums
-
-    def name(self, group: int) -> str:
-        return self._columns.names[int(self._keys[group]) % len(self._columns.names)]
-
-    def category(self, group: int) -> str:
-        return self._columns.categories[int(self._keys[group]) // len(self._columns.names)]
+def _collective(kernel: str, stated: tuple[str, str] | None) -> str:
+    """Return what tells most: NCCL carries out some collectives by messages."""
+    return stated[0] if stated and is_message(kernel) else kernel
 
 
-def _integer(members: Any, key: str) -> int | None:
-    value = members.get(key) if isinstance(members, dict) else None
-    return value if isinstance(value, int) else None
+def _pairs(first: NDArray[np.integer], second: Int, seconds: int) -> tuple[list[tuple[int, int]], Int]:
+    """Return the distinct pairs of numbers, the second one less than `seconds`, and which one each pair is."""
+    keys, which = np.unique(first.astype(np.int64) * seconds + second, return_inverse=True)
+    return [divmod(key, seconds) for key in keys.tolist()], which
 
 
-def _us(time_ns: int | np.int64) -> float:
+class _Sums:
+    """Counts and times by name, in nanoseconds."""
+
+    def __init__(self, names: int) -> None:
+        self.counts = np.zeros(names, dtype=np.int64)
+        self.total_ns = np.zeros(names, dtype=np.int64)
+        self.max_ns = np.zeros(names, dtype=np.int64)
+        self.self_ns = np.zeros(names, dtype=np.int64)
+
+    def add(self, name: NDArray[np.int32], duration: NDArray[np.int64]) -> None:
+        self.counts += np.bincount(name, minlength=len(self.counts))
+        self.total_ns += _summed(name, duration, len(self.counts))
+        np.maximum.at(self.max_ns, name, duration)
+
+    def add_self(self, name: NDArray[np.int32], own: NDArray[np.int64]) -> None:
+        self.self_ns += _summed(name, own, len(self.counts))
+
+
+def _summed(name: NDArray[np.int32], time_ns: NDArray[np.int64], names: int) -> NDArray[np.int64]:
+    # A float of 64 bits holds 104 days of nanoseconds exactly.
+    return np.bincount(name, weights=time_ns, minlength=names).astype(np.int64)
+
+
+def _largest(time_ns: NDArray[np.int64], used: NDArray[np.bool_]) -> list[int]:
+    codes = np.flatnonzero(used)
+    found: list[int] = codes[np.argsort(-time_ns[codes], kind="stable")].tolist()
+    return found
+
+
+def _sum_of(devices: tuple[DeviceSummary, ...], value: Callable[[DeviceSummary], float]) -> float | None:
+    return sum(map(value, devices)) if devices else None
+
+
+def _share(part: float | np.number, whole: int) -> float:
+    return float(part) / whole if whole else 0.0
+
+
+def _us(time_ns: float | np.number) -> float:
     return int(time_ns) / _NS_PER_US

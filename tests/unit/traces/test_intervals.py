@@ -1,4 +1,4 @@
-"""Self time and busy time against references that look at every instant."""
+"""Arithmetic on intervals against references that look at every instant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.traces import intervals
-from profdeck.traces.intervals import self_times, span_and_busy
+from profdeck.traces.intervals import (
+    Spans,
+    complement,
+    groups,
+    intersection,
+    joined,
+    self_times,
+    time_before,
+    total,
+    union,
+)
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)).map(lambda t: (t[0], t[1], t[1] + t[2])),
@@ -65,10 +75,65 @@ def test_deep_nesting_goes_to_the_stack(monkeypatch: pytest.MonkeyPatch) -> None
     assert self_times(*columns(found)).tolist() == reference_self_times(found)
 
 
-@settings(max_examples=100, deadline=None)
-@given(INTERVALS.filter(bool))
-def test_span_and_busy_equal_those_of_every_instant(found: list[tuple[int, int, int]]) -> None:
-    _, starts, ends = columns(found)
-    covered = sum(any(begin <= instant < end for _, begin, end in found) for instant in range(60))
+INSTANTS = range(-2, 40)
 
-    assert span_and_busy(starts, ends) == (max(ends) - min(starts), covered)
+
+def spans_of(found: list[tuple[int, int, int]]) -> Spans:
+    _, starts, ends = columns(found)
+    return union(starts, ends)
+
+
+def instants(spans: Spans) -> set[int]:
+    """Return the instants in the spans, which must be in order, not empty and apart."""
+    starts, ends = (side.tolist() for side in spans)
+    edges = [edge for span in zip(starts, ends, strict=True) for edge in span]
+    assert edges == sorted(set(edges))
+    return {instant for instant in INSTANTS if any(s <= instant < e for s, e in zip(starts, ends, strict=True))}
+
+
+@settings(max_examples=100, deadline=None)
+@given(INTERVALS)
+def test_a_union_has_the_instants_of_all(found: list[tuple[int, int, int]]) -> None:
+    covered = {instant for instant in INSTANTS if any(begin <= instant < end for _, begin, end in found)}
+
+    assert instants(spans_of(found)) == covered
+    assert total(spans_of(found)) == len(covered)
+
+
+@settings(max_examples=100, deadline=None)
+@given(INTERVALS, INTERVALS)
+def test_intersections_and_complements_are_those_of_every_instant(
+    one: list[tuple[int, int, int]], other: list[tuple[int, int, int]]
+) -> None:
+    first, second = spans_of(one), spans_of(other)
+
+    assert instants(intersection(first, second)) == instants(first) & instants(second)
+    assert instants(complement(first, -1, 30)) == set(range(-1, 30)) - instants(first)
+
+
+@settings(max_examples=100, deadline=None)
+@given(INTERVALS, st.lists(st.integers(-2, 39), max_size=8))
+def test_the_time_before_an_instant_is_counted(found: list[tuple[int, int, int]], at: list[int]) -> None:
+    spans = spans_of(found)
+    covered = instants(spans)
+
+    before = time_before(spans, np.array(at, dtype=np.int64))
+
+    assert before.tolist() == [sum(instant < limit for instant in covered) for limit in at]
+
+
+def test_spans_at_the_edges_of_64_bits_are_exact() -> None:
+    spans = np.array([-(2**62), 2**62]), np.array([-(2**62) + 1, 2**62 + 3])
+
+    assert time_before(spans, np.array([0, 2**62 + 2])).tolist() == [1, 3]
+
+
+def test_groups_keep_the_order_within_a_key() -> None:
+    assert [group.tolist() for group in groups(np.array([2, 1, 2, 1, 5]))] == [[1, 3], [0, 2], [4]]
+    assert groups(np.array([], dtype=np.int64)) == []
+
+
+def test_joined_spans_follow_each_other() -> None:
+    starts, ends = joined([(np.array([5]), np.array([6])), (np.array([1]), np.array([9]))])
+
+    assert (starts.tolist(), ends.tolist()) == ([5, 1], [6, 9])

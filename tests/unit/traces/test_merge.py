@@ -10,13 +10,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from profdeck.errors import TraceError
-from profdeck.traces import merge
 from profdeck.traces.integrity import TraceCheck, check_trace
-from profdeck.traces.merge import Source, merge_traces
-from profdeck.traces.stream import read_chunks
+from profdeck.traces.merge import Source, merge_traces, rewriter, segment, substitution
 
 BASE_NS = 1711964646000000000
 
@@ -91,7 +90,7 @@ def merged(tmp_path: Path) -> Merged:
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with the fast way through batches and without it."""
     if not request.param:
-        monkeypatch.setattr(merge._Substitution, "apply", lambda *_: None)
+        monkeypatch.setattr(substitution.Substitution, "apply", lambda *_: None)
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
@@ -223,7 +222,7 @@ def test_ids_of_two_sources_are_never_one(merged: Merged, phases: str, ids: list
     assert len({as_perfetto(one) for group in groups for one in group}) == 3 * len(ids)
     if phases == "stf":
         assert all(isinstance(as_perfetto(one), int) for one in new)
-        assert groups[1][0] == 10**12
+        assert [group[3] for group in groups] == [11, 21, 31]
 
 
 def as_perfetto(one: Any) -> Any:
@@ -242,7 +241,7 @@ def test_bind_ids_and_global_ids_belong_to_a_source(merged: Merged, times: int) 
     merged(bound, bound, scoped, scoped)
 
     new = [event["bind_id"] for event in merged.events if "bind_id" in event]
-    assert new == ["0x5", 5] * times + ["0xe8d4a51005", 10**12 + 5] * times
+    assert new == ["0xf", 15] * times + ["0x19", 25] * times
     new = [event["id2"] for event in merged.events if "id2" in event]
     assert new == [{"global": "2/g", "local": "l"}] * times + [{"global": "3/g", "local": "l"}] * times
 
@@ -279,6 +278,51 @@ def test_times_count_from_the_smallest_base(merged: Merged, shift_ns: int, *, ba
 
 
 @pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("shift_ns", [137_250, -137_250, 1, -1, 2_000, -3_000])
+def test_a_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
+    times = ["4203669603018.756", "100000000000000", "500.5", '"1704161511420306.491"', '"12345.25"', "0.001", "2"]
+    text = ",".join(f'{{"ph": "X", "name": "n", "pid": 1, "ts": {ts}}}' for ts in times * 9)
+    merged.add([event(ts=5)])
+    path = merged.add(b"[" + text.encode() + b"]")
+    merged.sources[1] = Source(path, "shifted", 0, shift_ns=shift_ns)
+
+    assert merged().whole
+
+    moved = [Decimal(ts.strip('"')) + Decimal(shift_ns) / 1000 for ts in times * 9]
+    found = [event["ts"] for event in merged.of_names("n")]
+    assert [Decimal(ts) for ts in found] == [5, *moved]
+    assert [str for ts in found if isinstance(ts, str)] == [str] * 18
+    assert merged.document["profdeck"]["sources"][1]["shiftNanoseconds"] == shift_ns
+
+
+@attrs.frozen
+class OfCategory:
+    """Chooses the events of a category."""
+
+    category: str
+
+    def apply(self, array: bytes) -> bytes:
+        return json.dumps([event for event in json.loads(array) if event.get("cat") == self.category]).encode()
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_events_that_are_not_selected_are_left_out(merged: Merged, processes: int) -> None:
+    trace = [event(name=f"{n}", cat="kernel" if n % 3 else "cpu_op", pid=n % 3) for n in range(100)]
+    path = merged.add({"traceEvents": trace, "baseTimeNanoseconds": 5})
+    merged.sources[0] = Source(path, "kernels", 0, select=OfCategory("kernel"))
+    merged.add([event(name="all")])
+
+    check = merge_traces(merged.sources, merged.destination, processes=processes)
+
+    assert check == check_trace(merged.destination)
+    written = json.loads(gzip.decompress(merged.destination.read_bytes()))["traceEvents"]
+    names = [event["name"] for event in written if event["ph"] == "X"]
+    assert names == [f"{n}" for n in range(100) if n % 3] + ["all"]
+    assert sum(event["name"] == "process_name" for event in written) == 3
+
+
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("ts", ["soon", "12 apples", "1.2.3", "", None, [5], True, "NaN", "1e999999999", "9" * 500])
 def test_what_is_no_time_stays(merged: Merged, ts: Any) -> None:
     trace = {"traceEvents": [event(ts=ts)] * 20, "baseTimeNanoseconds": 10**9}
@@ -295,12 +339,12 @@ def test_times_in_other_notations_are_moved_exactly(merged: Merged) -> None:
     merged([event()], *(text % time for time in times))
 
     assert [str(event["ts"]) for event in merged.events if event["name"] == "n"][1:] == [
-        "1501.5",
+        "1501.500",
         "-0.5000000000000000000001",
         "1.501",
         "1E+999999",
         "1.500",
-        "8.5",
+        "8.500",
     ]
 
 
@@ -333,11 +377,11 @@ def test_the_file_says_what_was_merged(merged: Merged) -> None:
         "baseTimeNanoseconds": 0,
     }
     two, one = merged.document["profdeck"]["sources"]
-    assert one == {"label": "one", "baseTimeNanoseconds": 7, **properties, "pids": {"1000000004": 10}}
+    assert one == {"label": "one", "baseTimeNanoseconds": 7, **properties, "pids": {"1001000000": 10}}
     assert two == {
         "label": "two",
         "baseTimeNanoseconds": 0,
-        "pids": {"1000000001": 10, "1000000002": 0, "1000000003": "S"},
+        "pids": {"1000000000": 10, "1000000001": 0, "1000000002": "S"},
     }
 
 
@@ -388,25 +432,25 @@ def test_batches_with_unusual_texts_are_merged_like_others(merged: Merged, trick
     names = [e for e in written if e.get("name") in {"process_name", "process_sort_index"}]
     found = [e for e in written if e not in names][1:]
     original = [e for e in loads(text) if isinstance(e, dict) and e.get("name") != "process_name"]
-    pids = {}
+    pids: dict[Any, str] = {}
     for new, old in zip(found, original, strict=True):
         assert pids.setdefault(old.get("pid"), new["pid"]) == new["pid"] >= "1000000000"
         if old.get("ph") == "s":
-            assert new.pop("id") == "1000000000005"
+            assert new.pop("id") == "25"
             del old["id"]
         assert new | {"pid": 0} == old | {"pid": 0}
     assert len(set(pids.values())) == len(pids)
 
 
 def test_batches_are_substituted_in_every_layout(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "read_ahead", lambda path, on_read: read_chunks(path, 10_000, on_read=on_read))
-    monkeypatch.setattr(merge._Rewriter, "event", lambda *_: None)
+    monkeypatch.setattr(segment, "_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(rewriter.Rewriter, "event", lambda *_: None)
     trace = [event(args={"a": [1]}), event("s", id=5), event("C", pid="S")] * 200
 
     for layout in ({"indent": 4}, {"separators": (",", ":")}, {}):
         merged.add(json.dumps({"baseTimeNanoseconds": 1000 * len(layout), "traceEvents": trace}, **layout).encode())
     merged.add(json.dumps(trace, indent="\t").encode())
-    monkeypatch.setattr(merge, "_split_array", None)
+    monkeypatch.setattr(rewriter, "split_array", None)
     merged()
 
     # The few events in front of the first batch and behind the last come one by one.
@@ -517,7 +561,7 @@ def test_nothing_is_left_behind_when_writing_fails(merged: Merged, monkeypatch: 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(merge, "_write_all", full)
+    monkeypatch.setattr(segment, "_write_all", full)
     with pytest.raises(OSError, match="No space left"):
         merged([event()])
 

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.errors import TraceError
-from profdeck.traces import merge
 from profdeck.traces.integrity import TraceCheck, check_trace
-from profdeck.traces.merge import Source, merge_traces
-from profdeck.traces.stream import read_chunks
+from profdeck.traces.merge import Source, merge_traces, segment, substitution
+from profdeck.traces.merge.times import moved
 
 NASTY = [
     '"',
@@ -139,9 +138,9 @@ class Number:
 def merged(texts: list[tuple[bytes, int]], read_bytes: int, *, apart: bool = False) -> tuple[TraceCheck, Any]:
     """Merge texts of traces with their sort indices."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "read_ahead", lambda path, on_read: read_chunks(path, read_bytes, on_read=on_read))
+        patch.setattr(segment, "_CHUNK_BYTES", read_bytes)
         if apart:
-            patch.setattr(merge._Substitution, "apply", lambda *_: None)
+            patch.setattr(substitution.Substitution, "apply", lambda *_: None)
         sources = []
         for number, (text, sort_index) in enumerate(texts):
             path = Path(folder) / str(number)
@@ -330,6 +329,31 @@ def test_of_a_truncated_trace_the_first_events_are_merged(trace: Trace, read_byt
     assert kept == whole[: len(kept)]
     assert len(kept) >= text[: len(cut)].count(b"}") - text.count(b"}") + len(whole)
     assert len(kept) <= len(whole)
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(1, 15).flatmap(lambda n: st.lists(st.integers(10 ** (n - 1) - (n == 1), 10**n - 1), min_size=1)),
+    st.sampled_from(["", ".000", ".125", ".999"]),
+    st.integers(-(10**6), 10**6),
+    st.sampled_from(['"ts": %s,', '"ts":%s}', '"ts" :\n%s ,', '"ts": "%s",']),
+    st.none() | st.sampled_from(["1.5e3", "-1.000", "12", "1.0000"]),
+)
+def test_times_are_moved_at_once_or_not_at_all(
+    times: list[int], fraction: str, shift_ns: int, form: str, odd: str | None
+) -> None:
+    texts = [f"{time}{fraction}" for time in times] + ([] if odd is None else [odd])
+    data = "".join(f"{{{form % text}" for text in texts) + "]"
+
+    found = moved(data.encode(), len(texts), shift_ns)
+
+    new = [format(Decimal(text) + Decimal(shift_ns).scaleb(-3), "f") for text in texts]
+    if fraction or not shift_ns % 1000:
+        new = [text.partition(".")[0] + (f".{text.partition('.')[2]:0<3}" if fraction else "") for text in new]
+    as_before = all(len(one) == len(other) and "-" not in one for one, other in zip(new, texts, strict=True))
+    if found is not None:
+        assert found.decode() == "".join(f"{{{form % text}" for text in new) + "]"
+    assert (found is not None) >= (as_before and odd is None)
 
 
 def real_elements(path: Path) -> tuple[list[Any], int]:

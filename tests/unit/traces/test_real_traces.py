@@ -75,7 +75,7 @@ def test_the_summary_equals_the_reference(path: Path) -> None:
         tolerance_us = 1e-6 if path.suffix == ".gz" else 0.1
         return pytest.approx({key: time / 1000 for key, time in expected.items()}, rel=0, abs=tolerance_us)
 
-    kernels = {(kernel.category, kernel.name): kernel for kernel in summary.kernels}
+    kernels = {(kernel.kind, kernel.name): kernel for kernel in summary.kernels}
     assert {key: kernel.count for key, kernel in kernels.items()} == {key: len(found) for key, found in totals.items()}
     assert {key: kernel.total_us for key, kernel in kernels.items()} == same(
         {key: sum(found) for key, found in totals.items()}

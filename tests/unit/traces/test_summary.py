@@ -11,14 +11,9 @@ import msgspec
 import pytest
 
 from profdeck.errors import TraceError
-from profdeck.traces.summary import (
-    DeviceSummary,
-    KernelSummary,
-    OperatorSummary,
-    StepSummary,
-    TraceSummary,
-    summarise_trace,
-)
+from profdeck.traces.model import OperatorSummary, RankSummary
+from profdeck.traces.steps import StepNames
+from profdeck.traces.summary import summarise_trace
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "GPU A"}, {"id": 1, "name": "GPU B"}],
@@ -31,7 +26,7 @@ def event(category: str | None, name: str, start: Any, duration: Any, *, pid: An
     return {key: value for key, value in written.items() if value is not None}
 
 
-def summarise(tmp_path: Path, trace: Any, *, cut: int | None = None, **layout: Any) -> TraceSummary:
+def summarise(tmp_path: Path, trace: Any, *, cut: int | None = None, **layout: Any) -> RankSummary:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(trace, **layout).encode()[:cut]))
     return summarise_trace(path)
@@ -52,10 +47,15 @@ EVENTS = [
     event("kernel", "gemm", 1000, 1, pid=1, tid=7),
     {"ph": "i", "name": "mark", "ts": 5},
 ]
-GEMM_ETC = (
-    KernelSummary("gemm", "kernel", count=3, total_us=61.0, mean_us=61 / 3, max_us=30.0),
-    KernelSummary("Memcpy DtoH", "gpu_memcpy", count=1, total_us=0.125, mean_us=0.125, max_us=0.125),
-)
+GEMM_ETC = [("gemm", "kernel", 3, 61.0, 30.0), ("Memcpy DtoH", "gpu_memcpy", 1, 0.125, 0.125)]
+
+
+def kernels(summary: RankSummary) -> list[tuple[str, str, int, float, float]]:
+    return [(kernel.name, kernel.kind, kernel.count, kernel.total_us, kernel.max_us) for kernel in summary.kernels]
+
+
+def times(operators: tuple[OperatorSummary, ...]) -> list[tuple[str, int, float, float, float]]:
+    return [(found.name, found.count, found.self_us, found.total_us, found.max_us) for found in operators]
 
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}])
@@ -65,32 +65,73 @@ def test_a_trace_is_summarised(tmp_path: Path, layout: dict[str, Any], first: st
 
     summary = summarise(tmp_path, trace, **layout)
 
-    assert summary.check.whole
+    assert summary.whole
     assert summary.problem is None
-    assert (summary.rank, summary.world_size, summary.check.events) == (3, 8, 13)
-    assert summary.operators == (
-        OperatorSummary("aten::addmm", count=3, self_us=37.25, total_us=37.25, max_us=20.25),
-        OperatorSummary("aten::linear", count=1, self_us=30.25, total_us=50.5, max_us=50.5),
-    )
-    assert summary.annotations == (
-        OperatorSummary("ProfilerStep#7", count=1, self_us=39.5, total_us=100.0, max_us=100.0),
-    )
-    assert summary.kernels == GEMM_ETC
-    assert summary.devices == (
-        DeviceSummary(0, "GPU A", events=3, span_us=160.25, busy_us=50.125, idle_us=110.125),
-        DeviceSummary(1, "GPU B", events=1, span_us=1.0, busy_us=1.0, idle_us=0.0),
-    )
-    assert summary.steps == (StepSummary(7, pid=10, start_us=0.0, duration_us=100.0),)
+    assert (summary.rank, summary.world_size, summary.events) == (3, 8, 13)
+    assert summary.span_us == 200.25
+    assert times(summary.operators) == [
+        ("aten::addmm", 3, 37.25, 37.25, 20.25),
+        ("aten::linear", 1, 30.25, 50.5, 50.5),
+    ]
+    assert times(summary.annotations) == [("ProfilerStep#7", 1, 39.5, 100.0, 100.0)]
+    assert kernels(summary) == GEMM_ETC
+    assert [kernel.share for kernel in summary.kernels] == [61 / 61.125, 0.125 / 61.125]
+    assert [kernel.mean_us for kernel in summary.kernels] == [61 / 3, 0.125]
+    assert [(found.category, found.count, found.total_us) for found in summary.categories] == [
+        ("gemm", 3, 61.0),
+        ("memory copy", 1, 0.125),
+    ]
+    assert [
+        (device.device, device.name, device.events, device.span_us, device.busy_us, device.idle_us)
+        for device in summary.devices
+    ] == [(0, "GPU A", 3, 160.25, 50.125, 110.125), (1, "GPU B", 1, 1.0, 1.0, 0.0)]
+    assert (summary.busy_us, summary.idle_us) == (51.125, 110.125)
+    (step,) = summary.steps
+    assert (step.kind, step.step, step.pid, step.start_us, step.duration_us) == ("global_step", 7, 10, 0.0, 100.0)
+
+
+def test_only_devices_are_summarised_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    many = [event("kernel", "k", 10 * n, 1, pid=0) | {"args": {}} for n in range(200)]
+    path.write_text(json.dumps({"traceEvents": [*many, event("cpu_op", "aten::mm", 1, 1) | {"args": {}}]}))
+
+    summary = summarise_trace(path, devices_only=True)
+
+    assert (summary.whole, summary.problem, summary.events) == (False, None, None)
+    assert kernels(summary) == [("k", "kernel", 200, 200.0, 1.0)]
+    assert summary.operators == ()
+    assert summary.graph_launches is None
+    assert summary.devices[0].busy_us == 200
+    assert summary.devices[0].idle == ()
+
+
+def test_launches_of_graphs_are_counted(tmp_path: Path) -> None:
+    launches = [
+        event("cuda_runtime", "cudaGraphLaunch", 1, 1),
+        event("cuda_driver", "cuGraphLaunch", 3, 1),
+        event("cuda_runtime", "cudaLaunchKernel", 5, 1),
+    ]
+
+    assert summarise(tmp_path, launches).graph_launches == 2
+
+
+def test_copies_say_what_they_moved_if_all_of_them_do(tmp_path: Path) -> None:
+    told = event("gpu_memcpy", "Memcpy HtoD", 1, 2, pid=0)
+    silent = event("gpu_memset", "Memset", 5, 1, pid=0)
+    events = [told | {"args": {"bytes": 100}}, told | {"args": {"bytes": 11}}, silent | {"args": {"bytes": 1}}, silent]
+
+    summary = summarise(tmp_path, events)
+
+    assert [(copy.name, copy.count, copy.total_us, copy.size_bytes) for copy in summary.copies] == [
+        ("Memcpy HtoD", 2, 4.0, 111),
+        ("Memset", 2, 2.0, None),
+    ]
 
 
 def test_a_summary_becomes_plain_data(tmp_path: Path) -> None:
     summary = summarise(tmp_path, {**HEAD, "traceEvents": EVENTS})
 
-    data = summary.to_dict()
-
-    assert data["kernels"][0]["total_us"] == 61.0
-    assert data["check"]["whole"] is True
-    assert json.loads(json.dumps(data)) == json.loads(msgspec.json.encode(summary))
+    assert json.loads(msgspec.json.encode(summary))["kernels"][0]["total_us"] == 61.0
 
 
 def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> None:
@@ -99,9 +140,9 @@ def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> 
 
     summary = summarise(tmp_path, trace, cut=cut)
 
-    assert summary.check.events == 12
+    assert summary.events == 12
     assert summary.problem == f"The JSON is not closed: it ends after {cut:,} bytes with 3 brackets open."
-    assert summary.kernels == GEMM_ETC
+    assert kernels(summary) == GEMM_ETC
 
 
 @pytest.mark.parametrize(
@@ -127,7 +168,7 @@ def test_one_odd_event_costs_no_other(tmp_path: Path, odd: Any) -> None:
 
     summary = summarise(tmp_path, [*plain, odd, *plain])
 
-    assert summary.check.whole
+    assert summary.whole
     assert [kernel.count for kernel in summary.kernels if kernel.name == "k"] == [400]
 
 
@@ -167,15 +208,25 @@ def test_lanes_of_ascend_are_told_apart_by_process_name(tmp_path: Path) -> None:
         ],
     )
 
-    assert summary.kernels == (KernelSummary("MatMul", "Ascend Hardware", 1, total_us=2.5, mean_us=2.5, max_us=2.5),)
+    assert kernels(summary) == [("MatMul", "Ascend Hardware", 1, 2.5, 2.5)]
     assert [device.device for device in summary.devices] == [800]
-    assert summary.steps == (StepSummary(1, pid=10, start_us=0.0, duration_us=9.0),)
+    assert [(step.step, step.pid, step.start_us, step.duration_us) for step in summary.steps] == [(1, 10, 0.0, 9.0)]
+
+
+def test_operators_that_are_named_like_steps_are_steps(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([event("cpu_op", "decode 1", 0, 9), event("cpu_op", "mm", 1, 2)]))
+
+    summary = summarise_trace(path, step_names=StepNames([r"(?P<decode>decode) \d+"]))
+
+    assert [(step.kind, step.name, step.stage) for step in summary.steps] == [("iteration", "decode 1", "decode")]
+    assert [operator.name for operator in summary.operators] == ["decode 1", "mm"]
 
 
 def test_a_file_without_events_gives_an_empty_summary(tmp_path: Path) -> None:
     summary = summarise(tmp_path, {"distributedInfo": None})
 
-    assert not summary.check.whole
+    assert not summary.whole
     assert summary.operators == ()
     assert summary.kernels == ()
     assert summary.devices == ()

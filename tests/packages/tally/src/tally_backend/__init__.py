@@ -19,8 +19,7 @@ from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Output
 from profdeck.engine.recorder import EngineRecorder, plain
 from profdeck.engine.request import Batch, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ConfigError, ProfdeckError
-from profdeck.plugins import describe
+from profdeck.errors import CaptureError, ConfigError, ProfdeckError, describe
 from profdeck.settle import drive
 from profdeck.strict import structure, unstructure
 

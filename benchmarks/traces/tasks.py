@@ -1,0 +1,149 @@
+"""What profdeck is measured at, each task for a process of its own.
+
+python -m benchmarks.traces.tasks [--shares] NAME [ARGUMENT...]
+
+It prints what profdeck found, as JSON, in the last line. Figures that tools have in common have common names: `events`
+of any phase; `kernels` and `kernel_ns`, their time summed; `device_events` and `device_ns`, the same with copies and
+fills; `busy_ns`, when anything ran, summed over devices.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:  # a task imports what it needs itself, since that takes time of its process
+    from profdeck.traces.model import RankSummary
+
+PROCESSES = 2
+SAMPLE_S = 0.001
+
+
+def device_lanes(path: str) -> dict[str, Any]:
+    """Summarise what devices did."""
+    from profdeck.traces.summary import summarise_trace
+
+    return _figures(summarise_trace(Path(path), devices_only=True))
+
+
+def all_events(path: str) -> dict[str, Any]:
+    """Summarise all of a trace."""
+    from profdeck.traces.summary import summarise_trace
+
+    found = summarise_trace(Path(path))
+    return {"events": found.events, "whole": found.whole, **_figures(found)}
+
+
+def job(*paths: str) -> dict[str, Any]:
+    """Summarise what the devices of all ranks of a job did, and how the ranks stood to each other."""
+    from profdeck.traces.run_summary import summarise_run
+    from profdeck.traces.sources import TraceSource
+
+    sources = [TraceSource(Path(path)) for path in paths]
+    found, errors = summarise_run(sources, processes=PROCESSES, devices_only=True)
+    assert not errors, errors
+    (group,) = found.skew
+    figures = Counter[str]()
+    for rank in found.ranks:
+        figures.update(_figures(rank))
+    return {
+        **figures,
+        "clock_offsets_us": [rank.clock_offset_us for rank in group.ranks],
+        "straggler": group.straggler,
+        "late_us": next((rank.late_us for rank in group.ranks if rank.rank == group.straggler), None),
+    }
+
+
+def merge(destination: str, *paths: str) -> dict[str, Any]:
+    """Merge the traces of a job into one that has all of them."""
+    from profdeck.traces.merge import Source, merge_traces
+
+    sources = [Source(Path(path), f"rank {rank}", rank) for rank, path in enumerate(paths)]
+    check = merge_traces(sources, Path(destination), processes=PROCESSES)
+    return {"whole": check.whole, "file_bytes": check.size_bytes}
+
+
+def merge_slim(destination: str, *paths: str) -> dict[str, Any]:
+    """Merge the traces of a job into one that is small enough to open."""
+    from profdeck.traces.slim import SlimSource, write_slim
+
+    sources = [SlimSource(path=Path(path), label=f"rank {rank}", sort_index=rank) for rank, path in enumerate(paths)]
+    found = write_slim(sources, Path(destination), processes=PROCESSES)
+    return {"whole": not found.problems, "file_bytes": found.size_bytes}
+
+
+def _figures(found: RankSummary) -> dict[str, int]:
+    kernels = [kernel for kernel in found.kernels if kernel.kind == "kernel"]
+    return {
+        "kernels": sum(kernel.count for kernel in kernels),
+        "kernel_ns": sum(round(kernel.total_us * 1000) for kernel in kernels),
+        "device_events": sum(kernel.count for kernel in found.kernels),
+        "device_ns": sum(round(kernel.total_us * 1000) for kernel in found.kernels),
+        "busy_ns": round((found.busy_us or 0.0) * 1000),
+    }
+
+
+class Shares:
+    """Samples which function of profdeck the main thread spends its CPU time in, compiled code that it calls included.
+
+    A signal is handled once such code has returned, so each sample counts for the time since the one before.
+    """
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = defaultdict(float)
+        self._last_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._begin_s = time.process_time()
+        self._last_s = time.thread_time()
+        signal.signal(signal.SIGPROF, self._sample)
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        self.spent_s["other threads"] = time.process_time() - self._begin_s - sum(self.spent_s.values())
+
+    def _sample(self, _number: int, frame: FrameType | None) -> None:
+        now_s = time.thread_time()
+        while frame and not frame.f_globals["__name__"].startswith("profdeck."):
+            frame = frame.f_back
+        place = (
+            f"{frame.f_globals['__name__'].rpartition('.')[2]}.{frame.f_code.co_qualname}"
+            if frame
+            else "outside of profdeck"
+        )
+        self.spent_s[place] += now_s - self._last_s
+        self._last_s = now_s
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "device_lanes": device_lanes,
+    "all_events": all_events,
+    "job": job,
+    "merge": merge,
+    "merge_slim": merge_slim,
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one."""
+    if arguments[0] == "--shares":
+        with Shares() as shares:
+            TASKS[arguments[1]](*arguments[2:])
+        print(json.dumps(shares.spent_s))
+    else:
+        print(json.dumps(TASKS[arguments[0]](*arguments[1:])))
+
+
+if __name__ == "__main__":  # its workers import this file
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""What commands that read traces share: their arguments, and reading with progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profdeck.cli import _output
+
+if TYPE_CHECKING:
+    from profdeck.traces.model import RunSummary
+
+Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Runs, captures, directories or trace files.")]
+Processes = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How many traces to read at once; 0: one for each core.")
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Read on the nodes of this Ray cluster, which must see the files."),
+]
+DevicesOnly = Annotated[
+    bool,
+    typer.Option("--devices-only", help="Read devices and annotations only: three times as fast, no operators."),
+]
+Rules = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Classes of kernels of your own, in YAML or TOML."),
+]
+
+
+def cores(processes: int) -> int:
+    """Return how many processes are meant by 0, or the number itself."""
+    return processes or len(os.sched_getaffinity(0))
+
+
+def summarise_paths(
+    paths: Sequence[Path],
+    *,
+    devices_only: bool = False,
+    rules: Path | None = None,
+    processes: int = 0,
+    ray: str | None = None,
+) -> tuple[RunSummary, list[str]]:
+    """Summarise all traces below some paths, with progress on stderr; also return why some could not be read.
+
+    Raises:
+        TraceError: There is no trace below a directory.
+        ConfigError: The rules are wrong.
+    """
+    from profdeck.traces.class_rules import load_rules
+    from profdeck.traces.classes import Classifier
+    from profdeck.traces.run_summary import summarise_run
+    from profdeck.traces.sources import find_sources
+
+    classifier = Classifier(load_rules(rules)) if rules else None
+    sources = find_sources(paths)
+    with _output.progress("Reading the traces") as on_progress:
+        summary, errors = summarise_run(
+            sources,
+            devices_only=devices_only,
+            classifier=classifier,
+            processes=cores(processes),
+            ray=ray,
+            on_progress=on_progress,
+        )
+    return summary, [str(error) for error in errors]

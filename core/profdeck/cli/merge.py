@@ -1,0 +1,212 @@
+"""`profdeck merge`: the traces of many ranks, roles and engines as one timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+import typer
+
+from profdeck.cli import _output, _select, _traces
+from profdeck.cli._exit import ExitCode
+from profdeck.errors import ConfigError, TraceError
+
+if TYPE_CHECKING:
+    from profdeck.progress import Progress
+    from profdeck.traces.align import Alignment
+    from profdeck.traces.select import Selection
+    from profdeck.traces.sources import TraceSource
+
+_CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
+
+
+@attrs.frozen
+class Written:
+    """What became of the new file."""
+
+    events: int
+    size_bytes: int
+    problems: Sequence[str]
+    """What is wrong with the sources."""
+
+
+@attrs.frozen
+class Piece:
+    """One trace, and what of it comes where."""
+
+    source: TraceSource
+    shift_ns: int
+    selection: Selection | None
+    """``None``: all of it."""
+
+
+def command(  # noqa: PLR0913  # the options of a command line
+    paths: _traces.Paths,
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="The new file: .json, or .pftrace for a slim one; .gz compresses."
+        ),
+    ],
+    align: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="How to align clocks: none, anchors (of the recorder), collectives. "
+            "Default: anchors if the ranks are of several hosts, else none.",
+        ),
+    ] = None,
+    role: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this role; may be given again.")] = None,
+    rank: Annotated[
+        list[range] | None,
+        typer.Option(metavar="RANGE", parser=_select.numbers, help="Only these ranks: 3 or 0..7; may be given again."),
+    ] = None,
+    steps: _select.Steps = None,
+    iterations: _select.Iterations = None,
+    time: _select.Time = None,
+    category: _select.Category = None,
+    processes: _traces.Processes = 0,
+    json: _output.Json = False,
+) -> None:
+    """Merge traces into one that Perfetto opens.
+
+    Processes are named by role, replica and rank. A slim trace has the names and times of what ran on devices and of
+    annotations, or of the events of each --category.
+    """
+    from profdeck.traces.sources import find_sources
+
+    if not output.name.endswith((*_CHROME, *_PERFETTO)):
+        raise ConfigError(f"--output {output}: its name must end in {', '.join((*_CHROME, *_PERFETTO))}.")
+    part = _select.Part.of(steps, iterations, time, category)
+    destination = _select.new_file(output)
+    sources = _chosen(find_sources(paths), role, rank)
+    how = _alignment(align, sources)
+    count = _traces.cores(processes)
+    pieces = list(map(Piece, sources, _shifts(sources, how, count), _selections(sources, part)))
+    write = _write_slim if output.name.endswith(_PERFETTO) else _write_chrome
+    with _output.progress("Merging the traces") as on_progress:
+        try:
+            written = write(pieces, destination, count, on_progress)
+        except FileExistsError:
+            raise _select.taken(destination) from None
+        except OSError as error:
+            raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
+    for problem in written.problems:
+        _output.warn(f"{problem} What is readable was merged.")
+    _report(destination, sources, how, written, json=json)
+    if written.problems:
+        raise typer.Exit(ExitCode.UNREADABLE)
+
+
+def _chosen(sources: list[TraceSource], roles: list[str] | None, ranks: list[range] | None) -> list[TraceSource]:
+    """Leave out what is of other roles or ranks.
+
+    Raises:
+        TraceError: Nothing is left.
+    """
+    chosen = [
+        source
+        for source in sources
+        if (not roles or (source.manifest is not None and source.manifest.role in roles))
+        and (not ranks or (source.manifest is not None and any(source.manifest.rank in some for some in ranks)))
+    ]
+    if not chosen:
+        there = sorted({source.label for source in sources if source.manifest})
+        raise TraceError(f"No trace is of these roles and ranks. There are: {', '.join(there) or 'no manifests'}.")
+    return chosen
+
+
+def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
+    from profdeck.traces.align import Alignment
+
+    if how is None:
+        hosts = {source.manifest.host for source in sources if source.manifest}
+        return Alignment.ANCHORS if len(hosts) > 1 else Alignment.NONE
+    try:
+        return Alignment(how)
+    except ValueError:
+        raise typer.BadParameter(f"--align {how}: it is one of {', '.join(Alignment)}.") from None
+
+
+def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> tuple[int, ...]:
+    from profdeck.traces.align import align
+
+    with _output.progress("Aligning the clocks") as on_progress:
+        shifts = align(sources, how, processes=processes, on_progress=on_progress)
+    for source in shifts.unknown:
+        _output.warn(f"{_output.short(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
+    return shifts.shift_ns
+
+
+def _selections(sources: Sequence[TraceSource], part: _select.Part) -> list[Selection | None]:
+    if part.is_all:
+        return [None] * len(sources)
+    from profdeck.progress import Meter
+
+    selections: list[Selection | None] = []
+    with _output.progress("Looking for what to keep") as on_progress:
+        meter = Meter(sum(source.size_bytes for source in sources), on_progress)
+        for source in sources:
+            selections.append(part.selection(source.path, meter.within))
+            meter.passed(source.size_bytes)
+    return selections
+
+
+def _write_chrome(pieces: Sequence[Piece], destination: Path, processes: int, on_progress: Progress) -> Written:
+    from profdeck.traces.merge import Source, merge_traces
+
+    check = merge_traces(
+        [
+            Source(piece.source.path, piece.source.label, number, piece.shift_ns, piece.selection)
+            for number, piece in enumerate(pieces)
+        ],
+        destination,
+        gzip=destination.name.endswith(".gz"),
+        processes=processes,
+        on_progress=on_progress,
+    )
+    return Written(check.events, check.size_bytes, [check.problem] if check.problem else [])
+
+
+def _write_slim(pieces: Sequence[Piece], destination: Path, processes: int, on_progress: Progress) -> Written:
+    from profdeck.traces.select import Selection
+    from profdeck.traces.slim import LANES, SlimSource, write_slim
+
+    chosen = [piece.selection or Selection() for piece in pieces]
+    written = write_slim(
+        [
+            SlimSource(
+                path=piece.source.path,
+                label=piece.source.label,
+                sort_index=number,
+                shift_ns=piece.shift_ns,
+                selection=attrs.evolve(selection, categories=selection.categories or LANES),
+            )
+            for number, (piece, selection) in enumerate(zip(pieces, chosen, strict=True))
+        ],
+        destination,
+        gzip=destination.name.endswith(".gz"),
+        processes=processes,
+        on_progress=on_progress,
+    )
+    return Written(written.slices, written.size_bytes, written.problems)
+
+
+def _report(destination: Path, sources: Sequence[TraceSource], how: Alignment, written: Written, *, json: bool) -> None:
+    if json:
+        _output.print_json(
+            {
+                "path": str(destination),
+                "traces": [str(source.path) for source in sources],
+                "align": str(how),
+                "events": written.events,
+                "size_bytes": written.size_bytes,
+                "problems": list(written.problems),
+            }
+        )
+        return
+    about = f"{len(sources)} traces, {written.events:,} events, {_output.size(written.size_bytes)}"
+    _output.stdout().print(f"{destination}: {about}; clocks aligned by: {how}", soft_wrap=True)

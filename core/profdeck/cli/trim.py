@@ -1,0 +1,94 @@
+"""`profdeck trim`: a part of a trace as a trace of its own, small enough to open or to send."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profdeck.cli import _output, _select
+from profdeck.errors import ConfigError, TraceError
+
+if TYPE_CHECKING:
+    from profdeck.traces.integrity import TraceCheck
+    from profdeck.traces.select import Selection
+
+_SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
+
+
+def command(  # noqa: PLR0913  # the options of a command line
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")],
+    *,
+    steps: _select.Steps = None,
+    iterations: _select.Iterations = None,
+    time: _select.Time = None,
+    category: _select.Category = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The new file or its directory; .gz compresses. Default: in the current directory, FILE's name and "
+            "what is kept.",
+        ),
+    ] = None,
+    json: _output.Json = False,
+) -> None:
+    """Trim a trace to steps, iterations, a time or categories.
+
+    What overlaps the time of the part is kept whole, on the host and on the devices.
+    """
+    part = _select.Part.of(steps, iterations, time, category)
+    if part.is_all:
+        raise ConfigError("Nothing says what to keep: give --steps, --iterations, --time or --category.")
+    _check_source(file)
+    name = f"{_SUFFIXES.sub('', file.name)}.trim-{part.text}.trace.json.gz"
+    destination = Path(name) if output is None else output / name if output.is_dir() else output
+    _select.new_file(destination)
+    with _output.progress("Looking for what to keep") as on_progress:
+        selection = part.selection(file, on_progress)
+    check = _trim(file, destination, selection)
+    if check.problem:
+        _output.warn(f"{check.problem} What is readable was kept.")
+    _report(file, destination, check, json=json)
+
+
+def _check_source(file: Path) -> None:
+    if not file.is_dir():
+        return
+    from profdeck.traces.sources import find_sources
+
+    example = find_sources([file])[0].path
+    raise TraceError(f"{file} is a directory, and one trace is trimmed at a time: name it, such as {example}.")
+
+
+def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
+    from profdeck.traces.trim import trim_trace
+
+    with _output.progress("Trimming the trace") as on_progress:
+        try:
+            return trim_trace(file, destination, selection, on_progress=on_progress)
+        except OSError as error:
+            raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
+
+
+def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> None:
+    source_bytes = file.stat().st_size
+    if json:
+        _output.print_json(
+            {
+                "path": str(destination),
+                "events": check.events,
+                "size_bytes": check.size_bytes,
+                "json_bytes": check.json_bytes,
+                "source_bytes": source_bytes,
+                "whole": check.whole,
+                "problem": check.problem,
+            }
+        )
+        return
+    sizes = f"{_output.size(check.size_bytes)} from {_output.size(source_bytes)}"
+    _output.stdout().print(f"{destination}: {check.events:,} events kept, {sizes}", soft_wrap=True)

@@ -1,0 +1,182 @@
+"""What kind of work a kernel does, told from its name by an ordered table that users can extend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import attrs
+
+COMMUNICATION = "communication"
+MEMORY_COPY, MEMORY_SET = "memory copy", "memory set"
+UNCLASSIFIED = "unclassified"
+
+# Names of C++ templates grow to many kilobytes; what a kernel is stands at the front.
+_MAX_LENGTH = 2000
+_KINDS = {"gpu_memcpy": MEMORY_COPY, "gpu_memset": MEMORY_SET}
+
+# CANN ends a name with the type of the operator, its version and numbers; what it is a part of stands before.
+_CANN_TYPE = re.compile(r"(?:^|_)([A-Z][A-Za-z]*?)D?(?:V\d)?D?[\d_]*$")
+_CANN_CLASSES = {
+    MEMORY_SET: "MemSet",
+    "copy": """AsStrided BroadcastTo Cast Concat Contiguous ExpandDims Identity Pack Pad Slice Split StridedSlice
+        TensorMove Tile TransData Transpose Unpack ViewCopy""",
+    "elementwise": """Abs Add Adds Axpy Cos Div Equal Exp Fill Floor Greater GreaterEqual Less LessEqual Log LogicalAnd
+        LogicalNot LogicalOr MaskedFill Maximum Minimum Mul Muls Neg NotEqual OnesLike Pow Pows Range RealDiv Reciprocal
+        Rsqrt Select Sign Sin Sqrt Square Sub Tril Triu ZerosLike""",
+}
+_CLASS_OF_CANN_TYPE = {name: category for category, names in _CANN_CLASSES.items() for name in names.split()}
+
+# The first row that fits decides, so what is special comes first: work that was fused into a kernel has its own names
+# in it. Names are matched in small letters; white space in patterns means nothing. The words are from traces of CUDA,
+# ROCm, Triton and CANN, and from the rules of TraceLens and of the Nsight scripts that come with inference engines.
+_TABLE = (
+    # Inductor lists the operators that it fused: https://github.com/pytorch/pytorch, torch/_inductor/codegen/triton.py
+    ("attention", r"^triton_tem_\w*attention"),
+    ("convolution", r"^triton_tem_\w*conv"),
+    ("gemm", r"^triton_(tem|mm|bmm)_"),
+    ("embedding", r"^triton_(poi|red|per)_\w*embedding"),
+    ("normalisation", r"^triton_(red|per)_\w*(rsqrt|norm)"),
+    ("loss", r"^triton_(red|per)_\w*(nll_loss|cross_entropy)"),
+    ("softmax", r"^triton_(red|per)_\w*softmax"),
+    ("reduction", r"^triton_(red|per)_"),
+    ("activation", r"^triton_poi_\w*(silu|gelu|relu|sigmoid|tanh)"),
+    ("elementwise", r"^triton_(poi|for)_"),
+    (
+        COMMUNICATION,
+        r"""nccl|rccl|hccl|hcom_|oneccl|msccl|gloo|multimem|deep_ep|(nv|roc|i)shmem|symm_mem|userbuffers
+        |(?<!block)(?<!warp)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(?<![a-z])a2a(?![a-z])
+        |cross_device_reduce|quick_?reduce|(one|two)_?shot_?(push|pull|reduce)|send_?recv|mori::
+        |ep(dispatch|combine)|moedistribute|intranode|internode|low_latency_(dispatch|combine)|all_peers
+        |barrier_all""",
+    ),
+    (
+        "moe",
+        r"""moe|expert|group(ed)?_?(gemm(?!a)|mat_?mul|topk)|groupproblemshape|topk_?(gating|softmax|sigmoid)
+        |gating_?top_?k|bmm_(mx)?(e\dm\d|bfloat16|fp16)|matmul_ogs|_topk_forward|bitmatrix|rout(er|ing)(?![a-z])
+        |routing_?indices|routing_?renorm|ep_(scatter|gather)|expandinputrows|finalize(kernel|deepseek)
+        |shuffle_rows|sort_chunks_by_map|row_id_map|^_?permute_kernel|unpermute|(pre|post)_reorder|src2dst|eplb""",
+    ),
+    (
+        "kv cache",
+        r"""(reshape|concat|quant)_and_cache|reshape_?cache
+        |(set|store|append|copy|move|transfer|write|swap|gather)_?(paged_?)?(kv|mla_kv|k_cache|cache)
+        |(copy|swap)_blocks|gather_\w{0,40}cache|kv_?indices|kv_buffer|block_table|page_table
+        |slot_mapping|req_to_token|kvrmsnormropecache|scatterpakv""",
+    ),
+    (
+        "linear attention",
+        r"""mamba|selective_(scan|state)|(?<![a-z])ssd_|chunk_(scan|state|cumsum|fwd|bwd|gated|kda|gla|local)
+        |bmm_chunk|state_passing|conv1d|delta_?rule|(?<![a-z])g[dl]n_|(?<![a-z])kda_|gated_delta|scaled_dot_kkt
+        |recompute_w_u|fused_recurrent|lightning_attn|linear_attn|rwkv|wy_fast|solve_tril|merge_\d+x\d+_to""",
+    ),
+    (
+        "attention",
+        r"""attention|attn|flash_(fwd|bwd|decod)|(?<![a-z])flash::|flash_?mla|fmha|(?<![a-z])mha_|kernel_mha
+        |(?<![a-z])mla_|_mla(?![a-z])|sdpa|(?<![a-z])xqa|(batch|single)_?(prefill|decode)|paged_(decode|prefill)
+        |(?<![a-z])[gm]qa(?![a-z])|split_?kv|(?<![a-z])pa_(fwd|decode|prefill)|merge_states?
+        |^_(fwd|bwd)_(grouped_)?kernel|^_bwd_preprocess|reduce_segments|lse_combine|combine_lse|mqa_logits|indexer
+        |sparse_(decode|prefill)|alibi""",
+    ),
+    ("kv cache", r"kv_?cache(?!data)|paged_?kv"),
+    ("copy", r"nchw_?to_?nhwc|nhwc_?to_?nchw"),
+    (
+        "convolution",
+        r"""conv(?![a-z])|conv\d?d|convol|scudnn|winograd|(?<![a-z])[fdw](prop|grad)(?![a-z])|[dw]grad_(alg|engine)
+        |implicit_?gemm|cudnn::(cnn|detail)|cask_cudnn|im2col|col2im|miopen\w*conv|igemm_(fwd|bwd|wrw)|depthwise""",
+    ),
+    (
+        "gemm",
+        r"""(?<!deep_)(?<!fb)gemm(?!a(?![a-z])|arms)|gemv|mat_?mul|nvjet|cublas|hipblas|cijk_|(?<![a-z])b?mm_
+        |_b?mm(?![a-z])|addmm|scaled_mm|wv_?split_?k|split_?k_?reduce|reduce_split_k|marlin|machete|cutlass_\d
+        |cutlass::(device_)?kernel|lora_(shrink|expand|[ab]_)|do_(shrink|expand)|[sb]gmv|xmma|tensorop
+        |(?<![a-z])dot_kernel""",
+    ),
+    ("loss", r"nll_?loss|cross_?entropy|(mse|l1|bce|smooth_l1)_?(loss|kernel|backward)|kl_?div|log_?probs?(?![a-z])"),
+    (
+        "sampling",
+        r"""sampl(e|ing)|top_?[kp]_?top_?p|top_?p|min_?p_kernel|top_?k_?(mask|renorm|sampl)|multinomial|penalt|gumbel
+        |reject|logits|(?<!gen)bitmask|bad_words|speculat|draft|verify|eagle|(?<!e)n_?gram|build_tree|greedy""",
+    ),
+    (
+        "input preparation",
+        r"""prepare_|(?<![a-z])metadata|seq_?lens?(?![a-z])|input_ids|idx_mapping|req_ind|page_ind|token_to_req
+        |cu_seqlens""",
+    ),
+    ("position", r"rotary|(?<!p)rope|(?<![a-z])position|pos_enc|pos_ids|cos_sin_cache"),
+    ("embedding", r"embed|bounds_check_indices|pooled_embs"),
+    (
+        "optimiser",
+        r"""(?<!h)adam|adagrad|adafactor|rmsprop|momentum|(?<![a-z])sgd|(?<![a-z])lamb(?!da)|muon|newton_schulz
+        |multi_tensor|foreach|addcdiv|addcmul""",
+    ),
+    (
+        "normalisation",
+        r"""(rms|layer|group|batch|instance|ada|qk|l2|add|gemma|pre|post|dual|fused)_?norm|(?<![a-z])norm_(?!two)
+        |_norm_|norm_?(kernel|fwd|bwd|forward|backward|rope)|(?<![a-z])bn_(fw|bw)|rowwise_?moments|gamma_?beta
+        |computefusedparams|normali[sz]ation|(?<![a-z])ln_(fwd|bwd)|bntraining""",
+    ),
+    (
+        "activation",
+        r"""act_and_mul|silu|gelu|(?<![a-z])relu|_relu|leakyrelu|swish|swiglu|geglu|(?<![a-z])glu|softplus|sigmoid
+        |tanh|mish_|activation|threshold_kernel|(?<![a-z])s?elu(?![a-z])|^aclnn\w*relu|relugrad""",
+    ),
+    ("softmax", r"soft_?max"),
+    (
+        "quantisation",
+        r"""quant|qparam|h?fp8(rowwise)?_to|to_h?fp[48]|(?<![a-z])cvt_|mxfp[48]|nvfp4|hadamard|(up|down)cast|ue8m0|awq
+        |gptq""",
+    ),
+    ("random", r"philox|distribution_|drop_?out|random|curand|bernoulli|genbitmask|(?<![a-z])rand"),
+    ("pooling", r"(max|avg|average|adaptive)_?pool|pooling|upsample|interpolat"),
+    (
+        "sort and index",
+        r"""sort|radix|scan|(?<!with_)index|gather|scatter|top_?k|unique|non_?zero|searchsorted|cumsum|cumprod
+        |histogram|bincount|compact|deviceselect|reducebykey|masked_select|take_along|segment""",
+    ),
+    ("reduction", r"reduce|(?<![a-z])(sum|mean|amax|norm)(?![a-z])|lp_?norm|arg_?m(ax|in)|logsumexp"),
+    (MEMORY_COPY, r"memcpy|rocclr_copy|^sdma"),
+    (MEMORY_SET, r"memset|rocclr_fill"),
+    (
+        "copy",
+        r"""copy|copies|catarray|(?<![a-z])cat_|concat|transpose|permute|(?<![a-z])(un)?pad_|(un)?pack|cast_|flip
+        |roll_""",
+    ),
+    (
+        "elementwise",
+        r"""element_?wise|point_?wise|functor|unary|binary_op|arange|(?<![a-z])fill|masked_fill|clamp
+        |(?<![a-z])(add|mul|div|sub|scale|bias|gate|lerp|where|tril|triu)_|_(add|mul)_|scal(e\w*)?_kernel""",
+    ),
+)
+
+
+@attrs.frozen
+class Rule:
+    """Kernels whose name has a match of the pattern anywhere are of this class."""
+
+    category: str
+    pattern: re.Pattern[str]
+
+
+_RULES = tuple(Rule(category, re.compile(pattern, re.VERBOSE)) for category, pattern in _TABLE)
+
+
+@attrs.frozen
+class Classifier:
+    """Tells the class of kernels, copies and fills."""
+
+    extra: Sequence[Rule] = ()
+    """These decide before all else."""
+
+    def classify(self, name: str, kind: str) -> str:
+        """Return the class of what has this name and, in the trace, this category; the first 2,000 characters count."""
+        name = name[:_MAX_LENGTH]
+        for rule in self.extra:
+            if rule.pattern.search(name):
+                return rule.category
+        if kind in _KINDS:
+            return _KINDS[kind]
+        if (found := _CANN_TYPE.search(name)) and found[1] in _CLASS_OF_CANN_TYPE:
+            return _CLASS_OF_CANN_TYPE[found[1]]
+        name = name.lower()
+        return next((rule.category for rule in _RULES if rule.pattern.search(name)), UNCLASSIFIED)

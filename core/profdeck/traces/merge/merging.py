@@ -1,0 +1,358 @@
+"""Puts the segments of all sources together."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import secrets
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+import msgspec
+from isal import isal_zlib
+
+from profdeck.errors import TraceError
+from profdeck.files import publish
+from profdeck.progress import Progress
+from profdeck.traces.integrity import TraceCheck, file_size
+from profdeck.traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, Place
+from profdeck.traces.merge.segment import Deflater, Piece, Segment, Task
+from profdeck.traces.merge.source import Source
+from profdeck.traces.merge.texts import Event, encoded, encoded_all, labelled, metadata, text_of
+from profdeck.traces.merge.workers import OnRead, Write, Written, workers
+from profdeck.traces.pack import _sync_directory, _write_all
+from profdeck.traces.stream import read_chunks
+
+_SEPARATOR = b",\n"
+_GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"  # deflate, no name, no time, unknown system (RFC 1952)
+_COPY_BYTES = 1 << 20
+
+# Where a guess saves a second pass over a source.
+_HEAD_BYTES = 1 << 18
+_PID = re.compile(rb'"pid"[ \t\n\r]*:[ \t\n\r]*([0-9]{4,9})[ \t\n\r,}]')
+_BASE = re.compile(rb'"%b"[ \t\n\r]*:[ \t\n\r]*([0-9]{1,20})[ \t\n\r,}]' % BASE.encode())
+
+
+def merge_traces(
+    sources: Sequence[Source],
+    destination: Path,
+    *,
+    gzip: bool = True,
+    processes: int = 1,
+    on_progress: Progress | None = None,
+) -> TraceCheck:
+    """Merge Chrome traces into one file, in bounded memory.
+
+    Events keep their members, the text of their values and their order. Changed are:
+
+    - ``pid``: each process of each source gets its own, a number; those of host processes are kept where no source
+      in front has them. Events without one get one as well.
+    - ``id`` of flow and async events, ``bind_id`` and the global ``id2``: no two sources share one.
+    - ``ts``: all count from the smallest ``baseTimeNanoseconds``; the difference, and the ``shift_ns`` of the source,
+      are added exactly, to strings as well. A trace without one counts from 0.
+    - ``tid`` of events on a lane of a device that overlap without one being inside the other: Perfetto would drop
+      the later one. It goes to another lane, which has the name of its own with " (overlapping)".
+    - the metadata: each process has a ``process_name`` that begins with the label of its source, and one
+      ``process_sort_index``, by the order of the sources and then by its own one, or 0.
+
+    Elements of ``traceEvents`` that are no objects are left out. The object ``profdeck`` of the new file says what
+    was merged: for each source its label, base, ``distributedInfo`` and ``deviceProperties``, and the pids that its
+    processes had.
+
+    The file is the same whatever the number of processes. A source is read once, and again only if what was taken to
+    be known of it or of the others turns out to be wrong: where bases differ (Kineto's is the same for a quarter of a
+    year, and stands behind the events), where several sources have a process of the same pid that the beginning does
+    not show, and where events overlap.
+
+    Args:
+        sources: The traces. Of a damaged one, what comes before the damage is merged; if it ends before its base,
+            the smallest that another trace states is assumed.
+        destination: The new file, in a directory that exists. It appears when it is complete and on disk (fsync),
+            or not at all. The directory holds as much once more, in files without names, until then.
+        gzip: Write one gzip member rather than plain JSON.
+        processes: How many may work at the same time, on a source each. More than one are copies of this one
+            if it has no other threads, and new interpreters otherwise.
+        on_progress: Called with the bytes of the sources (as on disk) read so far and in all.
+
+    Returns:
+        What :func:`~profdeck.traces.integrity.check_trace` returns for the new file, without reading it again: all
+        text of the sources was decoded when it was read, and each change puts JSON in the place of JSON. It is
+        ``whole`` only if all of the sources are; otherwise ``problem`` has a sentence for each one that is not, with
+        its label.
+
+    Raises:
+        FileExistsError: There is something at ``destination``; it was left as it is.
+        TraceError: No source has an event that could be read, or a process was killed.
+        OSError: The new file cannot be written.
+    """
+    if os.path.lexists(destination):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
+    ordered = sorted(sources, key=lambda source: source.sort_index)
+    count = max(1, min(processes, len(ordered)))
+    with workers(count, destination.parent) as write:
+        merge = _Merge(ordered, _Progress(ordered, on_progress).read, write, gzip=gzip)
+        merge.write_segments()
+        partial = destination.with_name(f".profdeck-{secrets.token_hex(8)}.tmp")
+        try:
+            with partial.open("xb", buffering=0) as file:
+                check = merge.join(file)
+                os.fsync(file.fileno())
+            publish(partial, destination)
+        finally:
+            partial.unlink(missing_ok=True)
+    _sync_directory(destination.parent)
+    return check
+
+
+class _Progress:
+    """Adds up the progress of sources; a second pass over one adds nothing."""
+
+    def __init__(self, sources: Sequence[Source], on_progress: Progress | None) -> None:
+        self._on_progress = on_progress
+        self._sizes = [_size(source.path) for source in sources]
+        self._done = [0] * len(sources)
+
+    def read(self, rank: int, done_bytes: int) -> None:
+        """Report how many bytes of a source have been read."""
+        self._done[rank] = max(self._done[rank], done_bytes)
+        if self._on_progress is not None:
+            self._on_progress(sum(self._done), sum(self._sizes))
+
+
+def _size(path: Path) -> int:
+    try:
+        return file_size(path)
+    except TraceError:
+        return 0  # the reader says so
+
+
+@attrs.frozen
+class _Known:
+    """What is known of one source, or guessed from its beginning."""
+
+    base_ns: int | None
+    host_pids: frozenset[int]
+
+
+def _guess(source: Source) -> _Known:
+    head = b""
+    with suppress(TraceError):
+        chunks = read_chunks(source.path, _HEAD_BYTES)
+        head = bytes(next(chunks, b""))
+        chunks.close()
+    base = _BASE.search(head)
+    pids = frozenset(pid for pid in map(int, set(_PID.findall(head))) if FIRST_KEPT_PID <= pid < FIRST_NEW_PID)
+    return _Known(int(base[1]) if base else None, pids)
+
+
+def _bases_ns(known: Sequence[_Known]) -> list[int]:
+    """Return what the times of each source count from."""
+    lost_ns = min((one.base_ns for one in known if one.base_ns), default=0)
+    return [lost_ns if one.base_ns is None else one.base_ns for one in known]
+
+
+class _Merge:
+    """All sources on the way to one file.
+
+    Args:
+        sources: In their order in the viewer.
+        on_read: Called with the rank of a source and how much of it has been read.
+        write: Writes segments.
+        gzip: Whether to deflate.
+    """
+
+    def __init__(self, sources: Sequence[Source], on_read: OnRead, write: Write, *, gzip: bool) -> None:
+        self._sources = sources
+        self._on_read = on_read
+        self._write = write
+        self._gzip = gzip
+        self._written: list[Written] = []
+        self._base_ns: int | None = None
+
+    def write_segments(self) -> None:
+        """Write a segment of each source, and write anew what was written with wrong assumptions."""
+        known = [_guess(source) for source in self._sources]
+        assumed: dict[int, Place] = {}
+        written: dict[int, Written] = {}
+        while True:
+            places = self._places(known)
+            wrong = [rank for rank, place in enumerate(places) if not _fits(assumed.get(rank), place, known[rank])]
+            if not wrong:
+                break
+            wrong.sort(key=lambda rank: _size(self._sources[rank].path), reverse=True)
+            tasks = [Task(self._sources[rank], places[rank], self._gzip) for rank in wrong]
+            found = self._write(tasks, functools.partial(self._report, wrong))
+            for rank, one in zip(wrong, found, strict=True):
+                assumed[rank], written[rank] = places[rank], one
+                known[rank] = _Known(one.segment.base_ns, one.segment.host_pids)
+        self._written = [written[rank] for rank in range(len(self._sources))]
+        if any(one.base_ns is not None for one in known):  # otherwise no trace says, and 0 would say that it is known
+            self._base_ns = min(_bases_ns(known))
+
+    def join(self, file: BinaryIO) -> TraceCheck:
+        """Write the new file.
+
+        Raises:
+            TraceError: No source has an event that could be read.
+        """
+        problems = [problem for source, one in self._pairs() for problem in _problems(source, one.segment)]
+        if not any(one.segment.processes for one in self._written):
+            raise TraceError(" ".join(["There is no event to merge.", *problems]))
+        output = _Output(file, gzip=self._gzip)
+        output.text(b'{\n"traceEvents": [\n')
+        events = processes = 0
+        between = b""
+        for source, one in self._pairs():
+            segment = one.segment
+            if segment.piece.json_bytes:
+                output.text(between and segment.between)
+                output.piece(segment.piece, one.file)
+                between = segment.between
+            if added := _process_metadata(source, segment, processes):
+                output.text(between and segment.between)
+                output.text(encoded_all(added, segment.between, segment.inside))
+                between = segment.between
+            processes += len(segment.processes)
+            events += segment.written + len(added)
+        output.text(b"\n]")
+        for key, value in self._members().items():
+            output.text(_SEPARATOR + encoded({key: value})[1:-1])
+        output.text(b"\n}\n")
+        size_bytes, json_bytes = output.finish()
+        return TraceCheck(size_bytes, json_bytes, events, whole=not problems, problem=" ".join(problems) or None)
+
+    def _report(self, ranks: Sequence[int], place: int, done_bytes: int) -> None:
+        self._on_read(ranks[place], done_bytes)
+
+    def _pairs(self) -> list[tuple[Source, Written]]:
+        return list(zip(self._sources, self._written, strict=True))
+
+    def _places(self, known: Sequence[_Known]) -> list[Place]:
+        """Return what each source has to know of the others."""
+        bases_ns = _bases_ns(known)
+        base_ns = min(bases_ns, default=0)
+        taken: frozenset[int] = frozenset()
+        places = []
+        for rank, source in enumerate(self._sources):
+            places.append(Place(rank, len(self._sources), bases_ns[rank] - base_ns + source.shift_ns, taken))
+            taken |= known[rank].host_pids
+        return places
+
+    def _members(self) -> dict[str, Any]:
+        """Return the members of the top-level object behind the events."""
+        members: dict[str, Any] = {}
+        described = []
+        for source, one in self._pairs():
+            own = {key: msgspec.Raw(text) for key, text in one.segment.members.items()}
+            for key in COMMON_KEYS:
+                if key in own:
+                    members.setdefault(key, own[key])
+            described.append(
+                {
+                    "label": msgspec.Raw(encoded(source.label)),
+                    BASE: one.segment.base_ns,
+                    **({"shiftNanoseconds": source.shift_ns} if source.shift_ns else {}),
+                    **{key: own[key] for key in SOURCE_KEYS if key in own},
+                    "pids": {
+                        str(process.pid): msgspec.Raw(process.original or b"null") for process in one.segment.processes
+                    },
+                }
+            )
+        if self._base_ns is not None:
+            members[BASE] = self._base_ns
+        return {**members, "profdeck": {"sources": described}}
+
+
+def _problems(source: Source, segment: Segment) -> list[str]:
+    problems = []
+    if segment.problem is not None:
+        problems.append(segment.problem)
+        if segment.processes and segment.base_ns is None:
+            problems.append(f"Its {BASE} is lost: that of the other traces is assumed.")
+    if segment.lost:
+        problems.append(f"{source.label} ({source.path}): {segment.lost:,} events are too long or deep to be copied.")
+    return problems
+
+
+def _process_metadata(source: Source, segment: Segment, first_sort_index: int) -> list[Event]:
+    """Return the names that are missing, and where each process stands.
+
+    Viewers hold sort indices in 32 bits, so that the original ones cannot be kept with room between the sources.
+    """
+    events = []
+    for process in segment.processes:
+        if not process.named:
+            name = labelled(source.label, text_of(process.original))
+            events.append(metadata("process_name", process.pid, 0, {"name": name}))
+    ordered = sorted(segment.processes, key=lambda process: process.sort_index)
+    for sort_index, process in enumerate(ordered, first_sort_index):
+        events.append(metadata("process_sort_index", process.pid, 0, {"sort_index": sort_index}))
+    return events
+
+
+class _Output:
+    """The new file: text, and what others have written of it."""
+
+    def __init__(self, file: BinaryIO, *, gzip: bool) -> None:
+        self._file = file
+        self._gzip = gzip
+        if gzip:
+            _write_all(file, _GZIP_HEADER)
+        self._deflater: Deflater | None = None
+        self._crc = 0
+        self._json_bytes = 0
+
+    def text(self, text: bytes) -> None:
+        """Append text."""
+        if self._deflater is None:
+            self._deflater = Deflater(self._file, gzip=self._gzip)
+        self._deflater.write(text)
+
+    def piece(self, piece: Piece, file: BinaryIO) -> None:
+        """Append a piece of another file."""
+        self._end_text(last=False)
+        _copy(file.fileno(), piece.offset, piece.size_bytes, self._file)
+        self._add(piece)
+
+    def finish(self) -> tuple[int, int]:
+        """End the file and return its size, and that of its text."""
+        self._end_text(last=True)
+        if self._gzip:
+            _write_all(self._file, struct.pack("<II", self._crc, self._json_bytes & 0xFFFF_FFFF))
+        return self._file.tell(), self._json_bytes
+
+    def _end_text(self, *, last: bool) -> None:
+        if self._deflater is not None:
+            self._add(self._deflater.finish(last=last))
+            self._deflater = None
+
+    def _add(self, piece: Piece) -> None:
+        self._crc = isal_zlib.crc32_combine(self._crc, piece.crc, piece.json_bytes)
+        self._json_bytes += piece.json_bytes
+
+
+def _copy(source: int, offset: int, size_bytes: int, file: BinaryIO) -> None:
+    """Append a part of a file, within the kernel where it can do that."""
+    end = offset + size_bytes
+    with suppress(OSError, AttributeError):  # not every system and file system can
+        while offset < end:
+            offset += os.copy_file_range(source, file.fileno(), end - offset, offset)
+    while offset < end:
+        data = os.pread(source, min(_COPY_BYTES, end - offset), offset)
+        _write_all(file, data)
+        offset += len(data)
+
+
+def _fits(assumed: Place | None, place: Place, known: _Known) -> bool:
+    """Return whether what was written for one place is what would be written for another."""
+    return (
+        assumed is not None
+        and assumed.shift_ns == place.shift_ns
+        and not (assumed.taken_pids ^ place.taken_pids) & known.host_pids
+    )

@@ -1,0 +1,175 @@
+"""One source as a part of the new file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import BinaryIO
+
+import attrs
+from isal import isal_zlib
+
+from profdeck.errors import TraceError
+from profdeck.traces.integrity import TraceChecker, feed_chunks, file_size
+from profdeck.traces.merge.overlaps import Overlaps
+from profdeck.traces.merge.rewriter import Place, Process, Rewriter
+from profdeck.traces.merge.source import Source
+from profdeck.traces.pack import _LEVEL, _write_all
+from profdeck.traces.stream import Chunk, read_chunks
+
+# A chunk and the texts made of it stay in the second cache.
+_CHUNK_BYTES = 1 << 18
+_RAW_WINDOW_BITS = -15  # zlib's way to ask for deflate without header and trailer
+
+
+@attrs.frozen
+class Piece:
+    """Text in a file of its own, deflated so that others can stand in front of it and behind it, or plain."""
+
+    offset: int
+    size_bytes: int
+    json_bytes: int
+    crc: int
+    """CRC-32 of the text."""
+
+
+@attrs.frozen
+class Task:
+    """One source to write, with what is taken to be known of the others."""
+
+    source: Source
+    place: Place
+    gzip: bool
+
+
+@attrs.frozen
+class Segment:
+    """One source as a part of the new file, and what became of it."""
+
+    piece: Piece
+    """Its events with commas between them."""
+    between: bytes
+    """What it has between events."""
+    inside: bytes
+    """White space that it has in front of the first member of an event."""
+    problem: str | None
+    base_ns: int | None
+    """``None`` if the trace ended before it said."""
+    lost: int
+    """Events that are too long or deep to be copied."""
+    written: int
+    """Events in the segment."""
+    processes: tuple[Process, ...]
+    host_pids: frozenset[int]
+    """The pids in the source that the operating system gave."""
+    members: dict[str, bytes]
+    """By key, the JSON of members of the top-level object."""
+
+
+class Deflater:
+    """Writes text to a file, from where it stands."""
+
+    def __init__(self, file: BinaryIO, *, gzip: bool) -> None:
+        self._file = file
+        self._offset = file.tell()
+        self._deflater = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_WINDOW_BITS) if gzip else None
+        self._crc = 0
+        self.json_bytes = 0
+
+    def write(self, text: Chunk | memoryview) -> None:
+        """Append."""
+        self._crc = isal_zlib.crc32(text, self._crc)
+        self.json_bytes += len(text)
+        _write_all(self._file, bytes(text) if self._deflater is None else self._deflater.compress(text))
+
+    def finish(self, *, last: bool = False) -> Piece:
+        """Return what was written; only with ``last`` is it the end of a deflate stream."""
+        if self._deflater is not None:
+            _write_all(self._file, self._deflater.flush(isal_zlib.Z_FINISH if last else isal_zlib.Z_FULL_FLUSH))
+        return Piece(self._offset, self._file.tell() - self._offset, self.json_bytes, self._crc)
+
+
+def write_segment(task: Task, file: BinaryIO, on_read: Callable[[int], None]) -> Segment:
+    """Write one source behind what the file has, a second time if it turns out that events need other lanes.
+
+    Args:
+        task: The source.
+        file: Where to.
+        on_read: Called with the bytes of the source, as on disk, read so far.
+    """
+    offset = file.tell()
+    segment, overlaps = _attempt(task, file, on_read, None)
+    if overlaps is not None:
+        file.seek(offset)
+        file.truncate()
+        segment, _ = _attempt(task, file, on_read, overlaps)
+    return segment
+
+
+def _attempt(
+    task: Task, file: BinaryIO, on_read: Callable[[int], None], overlaps: Overlaps | None
+) -> tuple[Segment, Overlaps | None]:
+    rewriter = Rewriter(task.source, task.place, overlaps)
+    deflater = Deflater(file, gzip=task.gzip)
+
+    def write_events() -> None:
+        for text in rewriter.take():
+            if deflater.json_bytes:
+                deflater.write(rewriter.between)
+            deflater.write(text)
+
+    problem, base_ns, events = _read(task, rewriter, write_events, on_read)
+    rewriter.complete()
+    write_events()
+    segment = Segment(
+        piece=deflater.finish(),
+        between=rewriter.between,
+        inside=rewriter.inside,
+        problem=problem,
+        base_ns=base_ns,
+        lost=events - rewriter.read,
+        written=rewriter.written,
+        processes=tuple(rewriter.processes.values()),
+        host_pids=frozenset(rewriter.host_pids),
+        members=rewriter.members,
+    )
+    return segment, None if rewriter.lanes is None else rewriter.lanes.overlaps()
+
+
+def _read(
+    task: Task,
+    rewriter: Rewriter,
+    on_events: Callable[[], None],
+    on_read: Callable[[int], None],
+) -> tuple[str | None, int | None, int]:
+    """Pass a trace to the rewriter as far as it can be read.
+
+    Args:
+        task: The trace.
+        rewriter: Takes it.
+        on_events: Called when the rewriter may have new texts.
+        on_read: Called with the bytes on disk read so far.
+
+    Returns:
+        What is wrong with it, its base and how many events there are.
+    """
+    path, label = task.source.path, task.source.label
+    checker = TraceChecker(rewriter)
+    is_array = False
+
+    def feed(chunk: Chunk) -> None:
+        nonlocal is_array
+        if not checker.json_bytes:
+            is_array = chunk.lstrip().startswith(b"[")
+        checker.feed(chunk)
+        on_events()
+
+    try:
+        size_bytes = file_size(path)
+        damage = feed_chunks(feed, read_chunks(path, _CHUNK_BYTES, on_read=on_read))
+    except TraceError as error:
+        return f"{label}: {error}", None, 0
+    check = checker.finish(size_bytes, damage=damage)
+    base_ns = rewriter.base_ns()
+    if base_ns is None and (check.whole or is_array):
+        base_ns = 0
+    return check.problem and f"{label} ({path}): {check.problem}", base_ns, check.events

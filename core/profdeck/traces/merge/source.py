@@ -1,0 +1,31 @@
+"""What is merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+
+class Selection(Protocol):
+    """Chooses events; goes to other processes, so that it must be possible to pickle it."""
+
+    def apply(self, array: bytes) -> bytes:
+        """Return a JSON array of those objects of ``array``, one as well, that are to be kept, in the same layout."""
+
+
+@attrs.frozen
+class Source:
+    """One trace to merge."""
+
+    path: Path
+    """A Chrome trace, plain or gzip."""
+    label: str
+    """Put in front of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
+    sort_index: int
+    """Where its processes stand in the viewer; sources with the same one stay in the order given."""
+    shift_ns: int = 0
+    """Added to all of its times, for clocks that are apart."""
+    select: Selection | None = None
+    """Which of its events are merged; all, if not given."""

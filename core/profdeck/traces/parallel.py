@@ -1,0 +1,434 @@
+"""One function over many traces: in processes of this machine, or as tasks of a Ray cluster.
+
+Either way an item is read by one process from its beginning to its end, the largest first, and what comes of it stands
+in the place of the item. A process that dies loses its own item and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from profdeck import __version__
+from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
+from profdeck.progress import Progress
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Function = Callable[[T, Progress | None], R]
+"""Reads one item. May report how many bytes of it have been read, from any thread."""
+
+_REPORT_EVERY_S = 0.05
+_CONNECT_S = 5.0
+
+
+def map_traces(
+    function: Function[T, R],
+    items: Sequence[T],
+    sizes_bytes: Sequence[int],
+    *,
+    processes: int = 1,
+    on_progress: Progress | None = None,
+) -> list[R | TraceError]:
+    """Call a function on each item, on so many items at the same time; return the results in the order of the items.
+
+    With one process, or one item, all of it happens in this process. More are children of it: none outlives this call,
+    whether that returns, raises or is interrupted, nor this process, even if that is killed. They are killed without
+    further notice, so that what they write must have no name yet or lie where the caller tidies up.
+
+    Args:
+        function: Called with an item and a progress callback, which is None if there is none here. It has to be
+            importable where it runs, and items and results have to be picklable.
+        items: What to read, such as paths; errors name an item by its ``str``.
+        sizes_bytes: How large each item is.
+        processes: How many items are read, and are in memory, at the same time.
+        on_progress: Called with the bytes read and the sum of the sizes: never with less than before, and with all of
+            them in the end. Called from this thread or, with one process, from those that the function reports from.
+
+    Returns:
+        For each item the result, or the TraceError that the function raised or that says what killed its worker.
+
+    Raises:
+        Exception: Whatever else the function raised, with a note that names the item; the other items are given up.
+    """
+    job: _Job[T, R] = _Job(items, sizes_bytes, on_progress)
+    if min(processes, len(items)) > 1:
+        _in_processes(function, job, processes)
+    else:
+        for index, item in enumerate(items):
+            progress = partial(_report_to, job, index) if on_progress else None
+            job.take(index, _Result(_call(function, item, progress)))
+    return job.results()
+
+
+def map_on_ray(
+    function: Function[T, R],
+    items: Sequence[T],
+    sizes_bytes: Sequence[int],
+    *,
+    address: str,
+    on_progress: Progress | None = None,
+) -> list[R | TraceError]:
+    """Do what `map_traces` does in tasks of one CPU each on a Ray cluster that is already running.
+
+    The nodes need this version of profdeck and of what it imports, and the traces at the same paths as here: in a file
+    system that all of them share. This machine has to be a node as well; Ray Client (``ray://``) is not supported.
+    A Ray that this process has already initialised is used as it is, and left so.
+
+    Args:
+        function: As there.
+        items: As there.
+        sizes_bytes: As there.
+        address: ``host:port`` of the head node, or ``auto`` for the cluster that this machine is a node of.
+        on_progress: As there, called from this thread.
+
+    Returns:
+        As there, with a TraceError as well for what was being read by a worker or on a node that died.
+
+    Raises:
+        MissingLibraryError: Ray is not installed.
+        ConfigError: There is no such cluster, or it runs another version of Ray or Python.
+        ProfdeckError: A node has no profdeck, or another version of it.
+        Exception: As there.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingLibraryError(
+            "Reading traces on a Ray cluster needs ray, which is not installed. "
+            "Install it with: pip install 'profdeck[ray]'"
+        ) from error
+    job: _Job[T, R] = _Job(items, sizes_bytes, on_progress)
+    ours = not ray.is_initialized()
+    with redirect_stdout(sys.stderr):  # Ray prints there that a worker died, in the middle of what a command prints
+        try:
+            if ours:
+                _join_cluster(ray, address)
+            _on_cluster(ray, function, job)
+        finally:
+            if ours:
+                ray.shutdown()
+    return job.results()
+
+
+@attrs.frozen
+class _Result(Generic[R]):
+    value: R | TraceError
+
+
+# What a worker says of its item: bytes read so far, and in the end what came of it, or what is to be raised.
+_Report = int | _Result[R] | BaseException
+
+
+class _Job(Generic[T, R]):
+    """What is left to do, what came of the rest, and the progress over all of it."""
+
+    def __init__(self, items: Sequence[T], sizes_bytes: Sequence[int], on_progress: Progress | None) -> None:
+        self.items = items
+        # Largest first: a large item that begins last keeps one worker busy while the others have nothing to do.
+        largest_first = sorted(zip((-size for size in sizes_bytes), range(len(items)), strict=True))
+        self.waiting = deque(index for _, index in largest_first)
+        self.reporting = on_progress is not None
+        self._on_progress = on_progress
+        self._sizes_bytes = sizes_bytes
+        self._total_bytes = sum(sizes_bytes)
+        self._read_bytes = [0] * len(items)
+        self._results: dict[int, R | TraceError] = {}
+
+    @property
+    def done(self) -> bool:
+        return len(self._results) == len(self.items)
+
+    def results(self) -> list[R | TraceError]:
+        return [self._results[index] for index in range(len(self.items))]
+
+    def take(self, index: int, report: _Report[R]) -> bool:
+        """Take what is said of an item; return whether that was the last word on it, or raise it."""
+        if isinstance(report, BaseException):
+            raise report
+        if isinstance(report, int):
+            self._advance(index, report)
+            return False
+        self._results[index] = report.value
+        self._advance(index, self._sizes_bytes[index])
+        return True
+
+    def _advance(self, index: int, read_bytes: int) -> None:
+        read_bytes = min(read_bytes, self._sizes_bytes[index])
+        if self._on_progress and read_bytes > self._read_bytes[index]:
+            self._read_bytes[index] = read_bytes
+            self._on_progress(sum(self._read_bytes), self._total_bytes)
+
+
+def _report_to(job: _Job[T, R], index: int, read_bytes: int, _: int) -> None:
+    job.take(index, read_bytes)
+
+
+def _call(function: Function[T, R], item: T, progress: Progress | None) -> R | TraceError:
+    try:
+        return function(item, progress)
+    except TraceError as error:
+        return error.with_traceback(None)  # its frames hold what had been read
+    except BaseException as error:
+        error.add_note(f"This happened in {item}.")
+        raise
+
+
+def _attempt(function: Function[T, R], item: T, send: Callable[[int], None] | None) -> _Result[R] | BaseException:
+    """Return what came of an item in a form that can be sent."""
+    try:
+        return _Result(_call(function, item, _seldom(send) if send else None))
+    except BaseException as error:  # noqa: BLE001 - it is raised where the results are collected
+        text = "".join(traceback.format_exception(error))
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+        except Exception:  # noqa: BLE001 - a class whose arguments are not those of its constructor, or worse
+            return RuntimeError(text)
+        error.add_note(f"In the worker:\n{text}")
+        return error
+
+
+def _seldom(send: Callable[[int], None]) -> Progress:
+    """Make a progress callback that sends some of what it is told."""
+    due_s = 0.0
+
+    def report(read_bytes: int, _: int) -> None:
+        nonlocal due_s
+        now_s = time.monotonic()
+        if now_s >= due_s:
+            due_s = now_s + _REPORT_EVERY_S
+            send(read_bytes)
+
+    return report
+
+
+# --- Processes of this machine. `concurrent.futures` would lose all pending items with one killed worker, and does not
+# say which item that had.
+
+
+class _Worker(Generic[T, R]):
+    """A child process that works on one item at a time."""
+
+    def __init__(self, function: Function[T, R], *, reporting: bool) -> None:
+        context: Any = multiprocessing.get_context(_start_method())
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(function, theirs, reporting), daemon=True)
+        self._process.start()
+        # Now the child alone has that end, and the connection ends with it.
+        theirs.close()
+        self.index = -1
+        """The item that it works on."""
+        self._item: T
+
+    def begin(self, index: int, item: T) -> None:
+        self.index, self._item = index, item
+        with suppress(OSError):  # it has died, as `receive` will find
+            self.connection.send(item)
+
+    def receive(self) -> _Report[R]:
+        """Return the next thing that it says, or what is to be said of its death."""
+        try:
+            report: _Report[R] = self.connection.recv()
+        except (EOFError, OSError):
+            self._process.join()
+        else:
+            return report
+        code = self._process.exitcode
+        if code >= 0:
+            return RuntimeError(f"The worker process ended with exit code {code} while it read {self._item}.")
+        return _Result(
+            TraceError(
+                f"Cannot read {self._item}: the worker process was killed by {signal.Signals(-code).name}. "
+                "If the memory ran out, read fewer traces at the same time (--processes)."
+            )
+        )
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._process.is_alive())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self.connection.close()
+
+
+def _in_processes(function: Function[T, R], job: _Job[T, R], processes: int) -> None:
+    workers: dict[Connection, _Worker[T, R]] = {}
+    try:
+        while not job.done:
+            while job.waiting and len(workers) < processes:
+                with _without_interrupts():
+                    worker = _Worker(function, reporting=job.reporting)
+                    workers[worker.connection] = worker
+                _begin_next(worker, job)
+            for connection in wait(list(workers)):
+                worker = workers[connection]  # type: ignore[index]  # the connections that were asked for
+                if job.take(worker.index, worker.receive()):
+                    if job.waiting and worker.alive:
+                        _begin_next(worker, job)
+                    else:
+                        workers.pop(worker.connection).end()
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+def _begin_next(worker: _Worker[T, R], job: _Job[T, R]) -> None:
+    index = job.waiting.popleft()
+    worker.begin(index, job.items[index])
+
+
+def _start_method() -> str:
+    # A forked worker starts with what is imported here; a spawned one spends 0.12 s on its own imports, a fifth of the
+    # time that a trace takes. But a fork takes over the locks that other threads hold, and nobody to release them.
+    # Python's threads count, and not those of numpy's OpenBLAS, which stops them for a fork. Elsewhere than on Linux,
+    # system libraries do not survive a fork.
+    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back, from this thread and from what it starts, until no child can be lost or print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(function: Function[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a target
+    """Work until the parent kills this process or ends itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the parent acts on it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    lock = threading.Lock()  # a function reports from a thread of its own
+
+    def send(report: _Report[R]) -> None:
+        with lock:
+            connection.send(report)
+
+    while True:
+        item = connection.recv()
+        send(_attempt(function, item, send if reporting else None))
+
+
+def _end_with_parent() -> None:
+    # Through a pipe that ends with the parent. Later siblings have forked copies of its other end: the last one ends
+    # first, and so on.
+    multiprocessing.parent_process().join()  # type: ignore[union-attr]  # None in a process without a parent
+    os._exit(1)
+
+
+# --- Ray. A task is a generator that yields the reports of its worker, the last of which is the outcome.
+
+
+def _join_cluster(ray: Any, address: str) -> None:
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or "/" in host:
+            raise ConfigError(
+                f"'{address}' is not the address of a Ray cluster: that is host:port of its head node, or auto for the "
+                "cluster that this machine is a node of."
+            )
+        # Ray itself would try for a minute, and then end the process.
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, error) from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise _no_cluster(address, error) from error
+    except (RuntimeError, ValueError) as error:  # above all another version of Ray or Python
+        raise ConfigError(f"Cannot join the Ray cluster at {address}: {error}") from error
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"There is no Ray cluster at {address}: {error}. Start one with 'ray start --head --port 6379', "
+        "and 'ray start --address HOST:6379' on the other nodes."
+    )
+
+
+def _on_cluster(ray: Any, function: Function[T, R], job: _Job[T, R]) -> None:
+    # Not tried again: what killed a worker would kill the next.
+    task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
+    streams: dict[Any, int] = {}
+    try:
+        while not job.done:
+            # As many again wait in the cluster, so that no CPU waits for us and an autoscaler sees what there is to do.
+            most = 2 * max(1, int(ray.cluster_resources().get("CPU", 0)))
+            while job.waiting and len(streams) < most:
+                index = job.waiting.popleft()
+                streams[task.remote(function, job.items[index], job.reporting, __version__)] = index
+            for stream in ray.wait(list(streams), num_returns=1)[0]:
+                index = streams[stream]
+                if job.take(index, _receive(ray, stream, job.items[index])):
+                    del streams[stream]
+    finally:
+        for stream in streams:
+            ray.cancel(stream, force=True)
+
+
+def _receive(ray: Any, stream: Any, item: T) -> _Report[R]:
+    try:
+        report: _Report[R] = ray.get(next(stream))
+    except ray.exceptions.RayTaskError as error:
+        return ProfdeckError(
+            f"The Ray task for {item} failed outside of its function: {str(error).splitlines()[-1]}. "
+            f"Every node of the cluster needs profdeck {__version__} and what it imports."
+        )
+    except ray.exceptions.RayError as error:
+        return _Result(
+            TraceError(
+                f"Cannot read {item}: its Ray worker died ({type(error).__name__}). "
+                "If the memory ran out, start that node with fewer CPUs (ray start --num-cpus)."
+            )
+        )
+    return report
+
+
+def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> Iterator[_Report[R]]:  # noqa: FBT001
+    node = platform.node()
+    if version != __version__:
+        yield ProfdeckError(f"The Ray node {node} has profdeck {__version__}, and this machine has {version}.")
+        return
+    reports: SimpleQueue[_Report[R]] = SimpleQueue()
+
+    def work() -> None:
+        report = _attempt(function, item, reports.put if reporting else None)
+        if isinstance(report, _Result) and isinstance(report.value, TraceError):
+            report = _Result(_located(report.value, node))
+        reports.put(report)
+
+    threading.Thread(target=work, daemon=True).start()
+    while isinstance(report := reports.get(), int):
+        yield report
+    yield report
+
+
+def _located(error: TraceError, node: str) -> TraceError:
+    """Add where a file could not be read, if that may depend on the node."""
+    if not isinstance(error.__cause__, OSError):
+        return error
+    return TraceError(f"{error} This was on the Ray node {node}; traces have to be where all nodes can read them.")

@@ -1,0 +1,247 @@
+"""A real Ray cluster on this machine gives the same results as processes do, and says what goes wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+JOBS = Path(__file__).parents[2] / "unit" / "traces"
+# Ray's servers listen on all interfaces, without authentication and whatever --node-ip-address says, and anybody who
+# reaches them can run code here. With the setting that Ray itself uses for laptops they listen on loopback only.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+SETTINGS = LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join([str(JOBS), *sys.path])}
+# Ray changes signal handlers and logging, so that each use of it has a process of its own.
+DRIVER = """
+import json, os, sys
+from pathlib import Path
+from parallel_jobs import check, obey
+from profdeck.errors import ProfdeckError, TraceError
+from profdeck.traces import parallel
+from profdeck.traces.parallel import map_on_ray, map_traces
+address, *arguments = sys.argv[1:]
+def texts(results):
+    return [f"{type(result).__name__}: {result}" for result in results]
+def obeyed(orders, **options):
+    results = map_on_ray(obey, orders, [1] * len(orders), address=address, **options)
+    return [str(result) if isinstance(result, TraceError) else result[0] for result in results]
+"""
+Drive = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def session_of(leader: int) -> list[int]:
+    """Return the processes of a session, by id."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session, *_ = (path / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(path.name))
+    return found
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Return the addresses, in the kernel's hexadecimal, on which processes accept connections."""
+    sockets = {str(file.readlink()) for pid in pids for file in Path(f"/proc/{pid}/fd").glob("*") if file.is_symlink()}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """A cluster of one node with two CPUs: its address and the session of its processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    directory = tmp_path_factory.mktemp("ray")
+    options = ["--head", "--port", str(port), "--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--block"]
+    options += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory", "80000000"]
+    ray = Path(sys.executable).parent / "ray"
+    process = subprocess.Popen(
+        [ray, "start", *options, "--temp-dir", directory],
+        env=os.environ | SETTINGS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "Ray runtime started" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.communicate()
+        for pid in session_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def drive(cluster: tuple[str, int]) -> Drive:
+    """Run a piece of code that uses the cluster; its stdout is JSON."""
+
+    def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", DRIVER + code, cluster[0], *arguments],
+            env=os.environ | SETTINGS,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> object:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_cluster_of_these_tests_is_reached_from_this_machine_only(cluster, drive) -> None:
+    answer(drive("print(json.dumps(obeyed(['a', 'b'])))"))
+    addresses = listening(session_of(cluster[1]))
+    assert addresses
+    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_the_same_results_as_in_processes(drive, tmp_path) -> None:
+    paths = [tmp_path / f"{number}.json.gz" for number in range(6)]
+    for number, path in enumerate(paths):
+        data = gzip.compress(json.dumps([{"ph": "X", "name": str(event)} for event in range(9 * number)]).encode())
+        path.write_bytes(data[:-20] if number == 3 else data)
+    found = answer(
+        drive(
+            """
+paths = [Path(argument) for argument in arguments]
+sizes = [path.stat().st_size for path in paths]
+told = []
+on_ray = map_on_ray(check, paths, sizes, address=address, on_progress=lambda *what: told.append(what))
+locally = [texts(map_traces(check, paths, sizes, processes=number)) for number in (1, 2)]
+print(json.dumps([texts(on_ray), *locally, told, sum(sizes)]))
+""",
+            *map(str, paths),
+        )
+    )
+    assert isinstance(found, list)
+    on_ray, alone, two, told, total = found
+    assert on_ray == alone == two
+    assert sum("whole=True" in text for text in on_ray) == 4
+    done = [done for done, _ in told]
+    assert done == sorted(set(done))
+    assert told[-1] == [total, total]
+
+
+def test_a_killed_worker_costs_its_own_item_only(drive) -> None:
+    done = drive("print(json.dumps(obeyed(['a', 'kill', 'b', 'kill', 'unreadable', 'c'])))")
+    first, killed, second, killed_too, torn, third = answer(done)  # type: ignore[misc]
+    assert [first, second, torn, third] == ["a", "b", "It is torn.", "c"]
+    assert killed == killed_too
+    assert killed.startswith("Cannot read kill: its Ray worker died (WorkerCrashedError).")
+
+
+def test_any_other_exception_is_raised_with_the_item(drive) -> None:
+    done = drive("obeyed(['a', 'fault', 'b'])")
+    assert done.returncode == 1
+    assert "ValueError: a bug\nThis happened in fault." in done.stderr
+
+
+def test_a_file_that_is_not_on_the_node_is_said_with_the_node(drive) -> None:
+    done = drive("print(json.dumps(texts(map_on_ray(check, [Path('/none')], [0], address=address))))")
+    (text,) = answer(done)  # type: ignore[misc]
+    assert text.startswith("TraceError: Cannot read /none: No such file or directory. This was on the Ray node ")
+
+
+def test_a_function_that_the_nodes_cannot_import(drive, tmp_path) -> None:
+    (tmp_path / "only_here.py").write_text("def name(item, on_progress):\n    return item\n")
+    done = drive(
+        """
+sys.path.insert(0, arguments[0])
+import only_here
+try:
+    map_on_ray(only_here.name, ["a"], [1], address=address)
+except ProfdeckError as error:
+    print(json.dumps(str(error)))
+""",
+        str(tmp_path),
+    )
+    text = str(answer(done))
+    assert "No module named 'only_here'" in text
+    assert text.endswith("and what it imports.")
+
+
+def test_another_version_of_ray_is_refused(drive) -> None:
+    done = drive(
+        """
+import ray
+ray.__version__ = "2.0.0"
+try:
+    obeyed(["a"])
+except ProfdeckError as error:
+    print(json.dumps([type(error).__name__, str(error), ray.is_initialized()]))
+"""
+    )
+    kind, text, initialised = answer(done)  # type: ignore[misc]
+    assert (kind, initialised) == ("ConfigError", False)
+    assert "Cannot join the Ray cluster at 127.0.0.1:" in text
+    assert "2.0.0" in text
+
+
+def test_a_ray_that_was_initialised_before_stays_so(drive) -> None:
+    done = drive(
+        """
+import ray
+ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+before = obeyed(["a"]), ray.is_initialized()
+ray.shutdown()
+print(json.dumps([before, [obeyed(["a"]), ray.is_initialized()]]))
+"""
+    )
+    assert answer(done) == [[["a"], True], [["a"], False]]
+
+
+@pytest.mark.parametrize("initialised_before", [False, True])
+def test_an_interrupt_ends_the_tasks(drive, tmp_path, initialised_before) -> None:
+    done = drive(
+        """
+import signal, threading, time
+def interrupt():
+    while len(list(Path(arguments[0]).parent.glob("at.*"))) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+import ray
+if arguments[1] == "True":
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    obeyed([f"wait {arguments[0]}"] * 3)
+except KeyboardInterrupt:
+    pids = [int(path.suffix[1:]) for path in Path(arguments[0]).parent.glob("at.*")]
+    end_s = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    print(json.dumps([Path(f"/proc/{pid}").exists() for pid in pids]))
+""",
+        str(tmp_path / "at"),
+        str(initialised_before),
+    )
+    left = answer(done)
+    assert isinstance(left, list)
+    assert len(left) >= 2
+    assert not any(left)

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from typer.testing import Result
+
+from profdeck.cli import _traces
+from profdeck.errors import TraceError
+from profdeck.traces.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
+
+Cli = Callable[..., Result]
+Document = Callable[..., Path]
+
+STEPS = 5
+
+
+def rank(step_us: float | None = 1000, gemm_us: float = 400, **members: Any) -> RankSummary:
+    """Make a trace whose steps are all alike, or one without steps."""
+    per_step = PerStep(kind="global_step", stage=None, steps=STEPS, measured=STEPS, median_us=gemm_us, mad_us=0)
+    total = gemm_us * STEPS
+    gemm = KernelSummary(
+        name="[gemm]",
+        category="gemm",
+        kind="kernel",
+        count=STEPS,
+        total_us=total,
+        mean_us=gemm_us,
+        max_us=gemm_us,
+        share=1,
+        per_step=None if step_us is None else per_step,
+    )
+    category = CategorySummary(category="gemm", count=STEPS, total_us=total, share=1, per_step=gemm.per_step)
+    step = StepSummary(
+        kind="global_step",
+        name="ProfilerStep#1",
+        step=1,
+        stage=None,
+        pid=1,
+        start_us=0,
+        duration_us=step_us or 0,
+        requests=None,
+        prefill_tokens=None,
+        decode_tokens=None,
+        device_us=None,
+    )
+    plain = RankSummary(
+        path="run/rank0.trace.json",
+        role="trainer",
+        replica=None,
+        rank=0,
+        world_size=1,
+        host=None,
+        capture="step1",
+        whole=True,
+        problem=None,
+        events=10,
+        span_us=total,
+        busy_us=total,
+        idle_us=0,
+        communication_us=0,
+        overlap_us=0,
+        graph_launches=0,
+        kernels=(gemm,),
+        categories=(category,),
+        copies=(),
+        operators=(),
+        annotations=(),
+        devices=(),
+        steps=() if step_us is None else (step,) * STEPS,
+        iterations=(),
+    )
+    return attrs.evolve(plain, **members)
+
+
+def run(*ranks: RankSummary) -> RunSummary:
+    return RunSummary(ranks=ranks, skew=())
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Document:
+    """Write a summary of some ranks."""
+
+    def write(name: str, *ranks: RankSummary) -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps(run(*ranks).to_dict(), indent=2), encoding="utf-8")
+        return path
+
+    return write
+
+
+def lines(result: Result) -> list[str]:
+    return [" ".join(line.split()) for line in result.stdout.splitlines()]
+
+
+def words(result: Result) -> str:
+    """Put what a table folds into one line, which holds for the last column of a table."""
+    return " ".join(result.stdout.split())
+
+
+def test_what_got_slower(cli: Cli, document: Document) -> None:
+    result = cli("diff", document("a.json", rank()), document("b.json", rank(1100, 500)))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert lines(result) == [
+        "trainer: global step 1.000 ms -> 1.100 ms, +10.0% (noise 0.0%): slower",
+        "Times are per global step, of 5 before and 5 after in all.",
+        "",
+        "before ms after ms change noise",
+        "kernels 0.400 0.500 +25.0% unknown slower",
+        "busy 0.400 0.500 +25.0% unknown slower",
+        "idle 0.000 0.000 unknown same",
+        "communication 0.000 0.000 unknown same",
+        "exposed communication 0.000 0.000 unknown same",
+        "",
+        "category before ms after ms change noise",
+        "gemm 0.400 0.500 +25.0% 0.0% slower",
+        "",
+        "kernel kind before ms after ms change noise",
+        "[gemm] gemm 0.400 0.500 +25.0% 0.0% slower",
+        "",
+    ]
+
+
+def test_what_is_the_same_is_counted(cli: Cli, document: Document) -> None:
+    path = document("a.json", rank())
+    result = cli("diff", path, path, "--fail-over", "0%")
+    assert result.exit_code == 0
+    assert "categories: 1 the same" in lines(result)
+    assert "kernels: 1 the same" in lines(result)
+
+
+def test_a_new_name_stands_beside_its_category(cli: Cli, document: Document) -> None:
+    other = attrs.evolve(rank().kernels[0], name="other")
+    result = cli("diff", document("a.json", rank()), document("b.json", rank(kernels=(other,))))
+    assert words(result).endswith(
+        "[gemm] gemm 0.400 0.000 -100.0% 0.0% vanished; its kind +0.0% "
+        "other gemm 0.000 0.400 0.0% appeared; its kind +0.0%"
+    )
+
+
+def test_more_calls_explain_a_change(cli: Cli, document: Document) -> None:
+    (gemm,) = rank(1000, 800).kernels
+    twice = attrs.evolve(gemm, count=2 * gemm.count)
+    result = cli("diff", document("a.json", rank()), document("b.json", rank(kernels=(twice,))))
+    assert words(result).endswith("[gemm] gemm 0.400 0.800 +100.0% 0.0% slower; calls 1 -> 2")
+
+
+def test_top(cli: Cli, document: Document) -> None:
+    def many(scale: float) -> RankSummary:
+        kernels = [
+            attrs.evolve(rank(gemm_us=scale * (40 - n)).kernels[0], name=f"k{n}", share=1 / 20) for n in range(20)
+        ]
+        return rank(kernels=tuple(kernels))
+
+    a, b = document("a.json", many(1)), document("b.json", many(1.5))
+    assert cli("diff", a, b).stdout.count("\nk1") == 6
+    assert "kernels: 5 more that changed, 0 the same" in lines(cli("diff", a, b))
+    assert cli("diff", a, b, "--top", 0).stdout.count("\nk1") == 11
+    (role,) = json.loads(cli("diff", a, b, "--top", 2, "--json").stdout)["roles"]
+    assert [change["name"] for change in role["kernels"]] == ["k0", "k1"]
+
+
+def test_json_document(cli: Cli, document: Document) -> None:
+    a, b = document("a.json", rank()), document("b.json", rank(1100))
+    result = cli("diff", a, b, "--json", "--fail-over", "5%")
+    assert (result.exit_code, result.stderr) == (5, "")
+    plain = json.loads(result.stdout)
+    assert (plain["before"], plain["after"], plain["fail_over"]) == (str(a), str(b), 0.05)
+    assert plain["regressions"] == [{"role": "trainer", "stage": None, "name": "global step"}]
+    (role,) = plain["roles"]
+    assert (role["basis"], role["steps_before"], role["iterations"][0]["verdict"]) == ("global_step", 5, "slower")
+    assert role["ranks"][0]["before"] == ["run/rank0.trace.json"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "after", "code"),
+    [
+        ("5%", rank(1051), 5),
+        ("5", rank(1051), 5),
+        ("5%", rank(1049), 0),
+        (" 5.2 %", rank(1051), 0),
+        ("0.5%", rank(1006), 5),
+        ("0", rank(1006), 5),
+        ("5%", rank(900), 0),
+        ("5%", rank(None, 424), 5),
+        ("5%", rank(None, 416), 0),
+    ],
+)
+def test_fail_over(cli: Cli, document: Document, limit: str, after: RankSummary, code: int) -> None:
+    result = cli("diff", document("a.json", rank()), document("b.json", after), "--fail-over", limit)
+    assert result.exit_code == code
+    assert ("Over the limit: trainer: " in result.stdout) == (code == 5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("0.05", "Write 5% or 0.05%."),
+        ("five", "'five' is no percentage. Write 5% or 2.5%."),
+        ("5%%", "is no percentage"),
+        ("nan", "is no percentage"),
+        ("1e3%", "is no percentage"),
+    ],
+)
+def test_what_is_no_percentage(cli: Cli, document: Document, limit: str, told: str) -> None:
+    path = document("a.json", rank())
+    result = cli("diff", path, path, "--fail-over", limit)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.split())
+
+
+def test_a_role_without_anything_to_judge_by_does_not_pass(cli: Cli, document: Document) -> None:
+    empty = rank(None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None)
+    path = document("a.json", rank(), attrs.evolve(empty, role="rollout"))
+    assert cli("diff", path, path).exit_code == 0
+    result = cli("diff", path, path, "--fail-over", "5%")
+    assert result.exit_code == 4
+    assert result.stderr == "error: rollout: there are no steps, kernels or operators on both sides to judge by.\n"
+
+
+def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) -> None:
+    cut = rank(problem="It ends early.", whole=False)
+    alone = rank(rank=1, path="run/rank1.trace.json")
+    result = cli("diff", document("a.json", cut, alone), document("b.json", rank(events=None)))
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "warning: run/rank0.trace.json: It ends early. What is compared is what can be read.",
+        "warning: a.json: the other side has no counterpart of run/rank1.trace.json",
+    ]
+    assert "Operators are not compared: of some traces only the devices were read." in lines(result)
+
+
+def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Sequence[Path]] = []
+
+    def summarise(paths: Sequence[Path]) -> tuple[RunSummary, list[str]]:
+        read.append(paths)
+        return run(rank(1100)), ["rank1.trace.json: it is empty"]
+
+    monkeypatch.setattr(_traces, "summarise_paths", summarise)
+    result = cli("diff", document("a.json", rank()), tmp_path, "--fail-over", "5%")
+    assert read == [[tmp_path]]
+    assert (result.exit_code, result.stderr) == (4, "error: rank1.trace.json: it is empty\n")
+    assert "Over the limit: trainer: global step" in result.stdout
+
+
+def test_what_could_not_be_read_is_told_even_if_nothing_is_left(
+    cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_traces, "summarise_paths", lambda _: (run(), ["rank0.trace.json: it is empty"]))
+    result = cli("diff", document("a.json", rank()), tmp_path)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
+
+
+def test_a_document_that_is_no_summary(cli: Cli, document: Document, tmp_path: Path) -> None:
+    wrong = tmp_path / "b.json"
+    wrong.write_text('{"ranks": [{}]}', encoding="utf-8")
+    result = cli("diff", document("a.json", rank()), wrong)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "is no summary by this version of profdeck: Object missing required field `path`" in result.stderr
+
+
+def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(paths: Sequence[Path]) -> tuple[RunSummary, list[str]]:
+        raise TraceError(f"{paths[0].name}: there is no trace below this directory.")
+
+    monkeypatch.setattr(_traces, "summarise_paths", fail)
+    path = document("a.json", rank())
+    result = cli("diff", path, path.parent)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "there is no trace below this directory" in result.stderr
+
+
+def test_a_run_and_the_summary_of_it_are_the_same(cli: Cli, record: Callable[..., Path], tmp_path: Path) -> None:
+    traces = record(3, ranks=(0, 1), world_size=2)
+    summary = tmp_path / "baseline.json"
+    summary.write_text(cli("summary", traces, "--json", "--top", 0).stdout, encoding="utf-8")
+    result = cli("diff", summary, traces, "--fail-over", "0%", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    (role,) = json.loads(result.stdout)["roles"]
+    assert (role["role"], len(role["ranks"])) == ("trainer", 2)
+    assert {change["verdict"] for change in (*role["kernels"], *role["operators"])} == {"same"}

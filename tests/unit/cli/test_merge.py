@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import Result
+
+Cli = Callable[..., Result]
+Record = Callable[..., Path]
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    return found
+
+
+def labels(path: Path) -> list[str]:
+    return sorted({event["args"]["name"] for event in events(path) if event["name"] == "process_name"})
+
+
+@pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
+def test_a_run_becomes_one_timeline(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    record(3, role="rollout", replica=1)
+
+    result = cli("merge", run, "-o", tmp_path / name)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{tmp_path / name}: 3 traces, ")
+    assert result.stdout.endswith("; clocks aligned by: none\n")
+    named = labels(tmp_path / name)
+    assert [label.split(":")[0] for label in named if label.startswith("rollout")] == ["rollout/1 rank 0"] * (
+        sum(label.startswith("rollout") for label in named)
+    )
+    assert {label.split(":")[0] for label in named} == {"rollout/1 rank 0", "trainer rank 0", "trainer rank 1"}
+
+
+def test_json_document(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3)
+    found = json.loads(cli("merge", run, "-o", tmp_path / "all.json", "--json").stdout)
+    (trace,) = run.rglob("*.trace.json")
+    assert found == {
+        "path": str(tmp_path / "all.json"),
+        "traces": [str(trace)],
+        "align": "none",
+        "events": sum("ph" in event for event in events(tmp_path / "all.json")),
+        "size_bytes": (tmp_path / "all.json").stat().st_size,
+        "problems": [],
+    }
+
+
+def test_roles_and_ranks_are_chosen(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, ranks=(0, 1, 2), world_size=3)
+    record(3, role="ref")
+
+    cli("merge", run, "-o", tmp_path / "all.json", "--role", "trainer", "--rank", "1..2")
+    assert {label.split(":")[0] for label in labels(tmp_path / "all.json")} == {"trainer rank 1", "trainer rank 2"}
+
+    result = cli("merge", run, "-o", tmp_path / "none.json", "--role", "critic")
+    assert result.exit_code == 4
+    assert "There are: ref rank 0, trainer rank 0, trainer rank 1, trainer rank 2." in result.stderr
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_a_part_is_chosen(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3)
+    result = cli("merge", run, "-o", tmp_path / "part.json", "--category", "kernel")
+    assert result.exit_code == 0
+    assert {event["cat"] for event in events(tmp_path / "part.json") if event["ph"] == "X"} == {"kernel"}
+    missing = cli("merge", run, "-o", tmp_path / "missing.json", "--steps", "9")
+    assert missing.exit_code == 4
+    assert "9" in missing.stderr
+
+
+@pytest.mark.parametrize("name", ["all.pftrace", "all.pftrace.gz"])
+def test_a_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+
+    result = cli("merge", run, "-o", tmp_path / name)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    data = (tmp_path / name).read_bytes()
+    data = gzip.decompress(data) if name.endswith(".gz") else data
+    assert b"trainer rank 0" in data
+    assert b"trainer rank 1" in data
+    assert b"void [press]" in data
+    assert b"ProfilerStep#3" in data
+    assert b"paper::fold" not in data
+    with_operators = tmp_path / "more.pftrace"
+    cli("merge", run, "-o", with_operators, "--category", "cpu_op")
+    assert b"paper::fold" in with_operators.read_bytes()
+
+
+def test_clocks_are_aligned_by_anchors_where_hosts_differ(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    first, second = sorted(run.rglob("rank_*.step3.json"))
+    shifts_ms = (5, 12)
+    for file, shift_ms in zip((first, second), shifts_ms, strict=True):
+        manifest = msgspec.json.decode(file.read_bytes())
+        manifest["host"] = file.name
+        manifest["artifacts"][0] |= {
+            "base_time_ns": 0,
+            "anchors": [{"unix_ns": 2_000_000 + shift_ms * 1_000_000, "uncertainty_ns": 10, "trace_us": "2000.000"}],
+        }
+        file.write_bytes(msgspec.json.encode(manifest))
+    plain = cli("merge", run, "-o", tmp_path / "plain.json", "--align", "none")
+    result = cli("merge", run, "-o", tmp_path / "aligned.json")
+
+    assert plain.exit_code == result.exit_code == 0
+    assert "clocks aligned by: anchors" in result.stdout
+
+    def steps(path: Path) -> list[float]:
+        return [float(event["ts"]) for event in events(path) if event["name"] == "ProfilerStep#3"]
+
+    moved = [
+        after - before
+        for before, after in zip(steps(tmp_path / "plain.json"), steps(tmp_path / "aligned.json"), strict=True)
+    ]
+    assert moved == [1000 * shift_ms for shift_ms in shifts_ms]
+
+
+def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    result = cli("merge", run, "-o", tmp_path / "all.json", "--align", "anchors")
+    assert result.exit_code == 0
+    assert result.stderr.count("--align anchors finds nothing there; its clock stays as it is.") == 2
+    shared = cli("merge", run, "-o", tmp_path / "shared.json", "--align", "collectives")
+    assert (shared.exit_code, shared.stderr) == (0, "")  # ranks of one host share a clock
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-o", "all.txt"], 2, "its name must end in .json, .json.gz, .pftrace, .pftrace.gz"),
+        (["-o", "all.json", "--align", "guess"], 2, "it is one of none, anchors, collectives"),
+        (["-o", "no/such/all.json"], 2, "is not a directory: create it"),
+        (["-o", "there.json"], 2, "exists, and is left as it is"),
+        (["-o", "all.json", "--steps", "x"], 2, "'x' is no range"),
+        (["-o", "all.json", "--steps", "3", "--time", "1s..2s"], 2, "--steps and --time are given: give one of them."),
+        ([], 2, "Missing option '--output'"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    run = record(3)
+    (tmp_path / "there.json").write_text("mine")
+
+    result = cli("merge", run, *arguments)
+
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert (tmp_path / "there.json").read_text() == "mine"
+    assert not (tmp_path / "all.json").exists()
+
+
+def test_nothing_is_written_into_a_run(cli: Cli, record: Record) -> None:
+    run = record(3)
+    result = cli("merge", run, "-o", run / "all.json")
+    assert result.exit_code == 2
+    assert "would lie in the run" in result.stderr
+
+
+def test_a_damaged_trace_costs_its_end_only(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    trace = sorted(run.rglob("*.trace.json"))[1]
+    trace.write_bytes(trace.read_bytes()[:-20])
+    for name in ("all.json", "all.pftrace"):
+        result = cli("merge", run, "-o", tmp_path / name)
+        assert result.exit_code == 4
+        assert "The JSON is not closed" in result.stderr
+        assert (tmp_path / name).exists()

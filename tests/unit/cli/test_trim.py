@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from profdeck.traces.steps import StepNames
+
+Cli = Callable[..., Result]
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+Record = Callable[..., Path]
+
+
+def event(name: str, cat: str, ts: float, dur: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "ts": ts, "dur": dur}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three steps of a second, with an operator, a kernel and an iteration of an engine in each."""
+    events = []
+    for step in range(3):
+        at = 1e6 * step
+        events += [
+            event(f"ProfilerStep#{step}", "user_annotation", at, 999_999),
+            event("execute", "user_annotation", at + 1, 20),
+            event("op", "cpu_op", at + 2, 3),
+            event("gemm", "kernel", at + 500_000, 100),
+        ]
+    path = tmp_path / "rank_0001.step0.trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def names(path: Path) -> list[str]:
+    return [event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
+
+
+def test_steps(cli: Cli, trace: Path) -> None:
+    result = cli("trim", trace, "--steps", "1..2")
+
+    new = trace.parent / "rank_0001.step0.trim-steps1-2.trace.json.gz"
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{new.name}: 8 events kept, ")
+    assert names(new) == ["ProfilerStep#1", "execute", "op", "gemm", "ProfilerStep#2", "execute", "op", "gemm"]
+
+
+def test_json_document(cli: Cli, trace: Path) -> None:
+    document = json.loads(cli("trim", trace, "--steps", 1, "--json").stdout)
+
+    new = trace.parent / "rank_0001.step0.trim-steps1.trace.json.gz"
+    assert document == {
+        "path": new.name,
+        "events": 4,
+        "size_bytes": new.stat().st_size,
+        "json_bytes": len(gzip.decompress(new.read_bytes())),
+        "source_bytes": trace.stat().st_size,
+        "whole": True,
+        "problem": None,
+    }
+
+
+def test_iterations_are_known_by_what_plugins_say(cli: Cli, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepNames, "load", lambda: StepNames(["execute"]))
+    assert cli("trim", trace, "--iterations", "1..1", "-o", "out.gz").exit_code == 0
+    assert names(Path("out.gz")) == ["ProfilerStep#1", "execute", "op"]
+    result = cli("trim", trace, "--iterations", "3")
+    assert result.exit_code == 4
+    assert "does not have the iteration 3: it has 0..2." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "name"),
+    [
+        ("1.5s..1.6s", ["ProfilerStep#1", "gemm"], "1.5s-1.6s"),
+        ("2000ms ..", ["ProfilerStep#2", "execute", "op", "gemm"], "2000ms-end"),
+        ("..2us", ["ProfilerStep#0", "execute"], "start-2us"),
+        ("1500000000ns..1500000001ns", ["ProfilerStep#1", "gemm"], "1500000000ns-1500000001ns"),
+    ],
+)
+def test_time(cli: Cli, trace: Path, given: str, kept: list[str], name: str) -> None:
+    assert cli("trim", trace, "--time", given).exit_code == 0
+    assert names(trace.parent / f"rank_0001.step0.trim-{name}.trace.json.gz") == kept
+
+
+def test_categories(cli: Cli, trace: Path) -> None:
+    assert cli("trim", trace, "--category", "kernel", "--category", "a/b", "--steps", "0..1").exit_code == 0
+    assert names(trace.parent / "rank_0001.step0.trim-steps0-1-kernel-a_b.trace.json.gz") == ["gemm", "gemm"]
+    result = cli("trim", trace, "--category", "kernels")
+    assert result.exit_code == 4
+    assert "its categories are cpu_op, kernel, user_annotation." in result.stderr
+
+
+@pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz", "rank0.trace.json.gz", "rank0.gz", "rank0"])
+def test_the_new_name_is_made_of_the_old_one(cli: Cli, trace: Path, name: str) -> None:
+    assert cli("trim", trace.rename(trace.with_name(name)), "--steps", 0).exit_code == 0
+    assert (trace.parent / "rank0.trim-steps0.trace.json.gz").exists()
+
+
+def test_output_is_a_file_or_its_directory(cli: Cli, trace: Path) -> None:
+    (trace.parent / "there").mkdir()
+    assert cli("trim", trace, "--steps", 0, "-o", "there").exit_code == 0
+    assert cli("trim", trace, "--steps", 0, "--output", "there/plain.json").exit_code == 0
+    new = trace.parent / "there" / "rank_0001.step0.trim-steps0.trace.json.gz"
+    assert gzip.decompress(new.read_bytes()) == (new.parent / "plain.json").read_bytes()
+
+
+def test_a_run_gets_no_strays(cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = record(3)
+    (artifact,) = run.rglob("*.trace.json")
+    assert cli("trim", artifact, "--steps", 3).exit_code == 0
+    monkeypatch.chdir(artifact.parent)
+    for arguments in ((), ("-o", run), ("-o", "../any.json")):
+        result = cli("trim", artifact.name, "--steps", 3, *arguments)
+        assert result.exit_code == 2
+        assert f"would lie in the run {run}, and be taken for one of its traces" in result.stderr
+    assert cli("ls", run).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "Nothing says what to keep: give --steps, --iterations, --time or --category."),
+        (("--steps", "1", "--time", "1s.."), 2, "--steps and --time are given: give one of them."),
+        (("--steps", "4..3"), 2, "'4..3' is no range. Write 3, or 3..4"),
+        (("--steps", "every 2"), 2, "'every 2' is no range."),
+        (("--iterations", "-1"), 2, "'-1' is no range."),
+        (("--time", "1..2"), 2, "'1..2' is no range of time. Write 1.5s..2s, 800ms.. or ..2s"),
+        (("--time", ".."), 2, "'..' is no range of time."),
+        (("--time", "2s..1500ms"), 2, "'2s..1500ms' is empty"),
+        (("--time", "9s..10s"), 4, "is selected. It lasts 3 s from its first complete event to its last"),
+        (("--steps", "2..5"), 4, "does not have the steps 2..5: it has 0..2."),
+        (("--steps", "1", "-o", "taken"), 2, "taken exists, and is left as it is: choose another --output."),
+        (("--steps", "1", "-o", "none/out"), 2, "none is not a directory: create it, or choose another --output."),
+    ],
+)
+def test_errors_say_what_to_do(cli: Cli, trace: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    (trace.parent / "taken").write_text("precious")
+    before = sorted(trace.parent.iterdir())
+
+    result = cli("trim", trace, *arguments)
+
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in " ".join(result.stderr.split())
+    assert sorted(trace.parent.iterdir()) == before
+    assert (trace.parent / "taken").read_text() == "precious"
+
+
+def test_files_that_are_no_traces(cli: Cli, trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.txt").write_text("not a trace")
+    for file, message in (
+        (tmp_path, f"is a directory, and one trace is trimmed at a time: name it, such as {trace}."),
+        (tmp_path / "absent", "Cannot read"),
+        (tmp_path / "no.txt", "The JSON is broken at offset 0"),
+    ):
+        result = cli("trim", file, "--category", "kernel")
+        assert result.exit_code == 4
+        assert message in result.stderr
+
+
+def test_a_file_that_cannot_be_written(cli: Cli, trace: Path) -> None:
+    result = cli("trim", trace, "--category", "kernel", "-o", "/proc/self/new.gz")
+    assert result.exit_code == 2
+    assert "/proc/self/new.gz cannot be written: " in result.stderr
+
+
+def test_a_truncated_trace_is_trimmed_with_a_warning(cli: Cli, trace: Path) -> None:
+    os.truncate(trace, trace.stat().st_size - 20)
+
+    result = cli("trim", trace, "--steps", 0)
+
+    assert result.exit_code == 0
+    assert f"warning: {trace}: The JSON is not closed" in result.stderr
+    assert result.stderr.endswith("What is readable was kept.\n")
+    assert names(trace.parent / "rank_0001.step0.trim-steps0.trace.json.gz")[0] == "ProfilerStep#0"
+
+
+def test_progress_is_on_stderr_and_only_on_a_terminal(python: Program, trace: Path) -> None:
+    code = """
+import os, pty, subprocess, sys
+terminal, program = pty.openpty()
+command = [sys.executable, "-m", "profdeck", "trim", sys.argv[1], "--steps", "1", "--json"]
+document = subprocess.run(command, stdout=subprocess.PIPE, stderr=program, check=True).stdout
+sys.stderr.buffer.write(os.read(terminal, 65536))
+sys.stdout.buffer.write(document)
+"""
+    result = python("-c", code, trace)
+    assert json.loads(result.stdout)["events"] == 4
+    assert "Looking for what to keep" in result.stderr

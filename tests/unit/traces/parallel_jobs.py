@@ -1,0 +1,68 @@
+"""What workers do in tests, where processes that did not load the tests can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from profdeck.errors import TraceError
+from profdeck.progress import Progress
+from profdeck.traces.integrity import TraceCheck, check_trace
+
+
+def check(path: Path, on_progress: Progress | None) -> TraceCheck:
+    return check_trace(path, on_progress=on_progress)
+
+
+def obey(order: str, on_progress: Progress | None) -> tuple[str, int]:
+    """Do what an order says, and return it with the id of the process."""
+    if on_progress:
+        on_progress(1, 2)
+    word, _, path = order.partition(" ")
+    if word in ORDERS:
+        ORDERS[word](path)
+    return order, os.getpid()
+
+
+class OddError(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def torn(_: str) -> NoReturn:
+    raise TraceError("It is torn.")
+
+
+def fault(_: str) -> NoReturn:
+    raise ValueError("a bug")
+
+
+def odd_fault(_: str) -> NoReturn:
+    raise OddError(1, 2)
+
+
+def wait(path: str) -> None:
+    """Leave a file with the id of the process, and never end."""
+    Path(path).with_suffix(f".{os.getpid()}").touch()
+    threading.Event().wait()
+
+
+ORDERS: dict[str, Callable[[str], object]] = {
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda _: os._exit(3),
+    "leave": lambda _: sys.exit("bye"),
+    "unreadable": torn,
+    "fault": fault,
+    "odd-fault": odd_fault,
+    "wait": wait,
+    # Two that meet at a named pipe: each waits for the other.
+    "meet-as-reader": lambda path: Path(path).open("rb").close(),
+    "meet-as-writer": lambda path: Path(path).open("wb").close(),
+}

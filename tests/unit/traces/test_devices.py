@@ -1,0 +1,513 @@
+"""Times of devices and states of hosts: worked out by hand, by every instant, and however time is cut into slices."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.traces.columns import Columns, Tables
+from profdeck.traces.devices import NOT_READ, DeviceTimes
+from profdeck.traces.hosts import CAUSES, HostEvent, HostStates, innermost
+from profdeck.traces.model import DeviceSummary, Gap, Id, IdleCause, StreamSummary
+from profdeck.traces.summary import summarise_trace
+from profdeck.traces.timeline import Slice
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+
+
+class Event(NamedTuple):
+    """A complete event, in nanoseconds."""
+
+    category: str
+    name: str
+    start: int
+    end: int
+    pid: Id = 10
+    tid: Id = 1
+
+
+def tables_of(events: Sequence[Event]) -> Tables:
+    """Return the tables of these events, codes in the order in which they come."""
+    categories = list(dict.fromkeys(event.category for event in events))
+    names = list(dict.fromkeys((event.category, event.name) for event in events))
+    return Tables(
+        names=[name for _, name in names],
+        name_category=[categories.index(category) for category, _ in names],
+        categories=categories,
+        tracks=list(dict.fromkeys((event.pid, event.tid) for event in events)),
+    )
+
+
+def slices_of(events: Sequence[Event], tables: Tables, cuts: Sequence[int] = ()) -> list[Slice]:
+    """Return the events in slices that begin at the earliest start and at each cut between it and the end."""
+    begin = min(event.start for event in events)
+    end = max(*(event.end for event in events), *(event.start + 1 for event in events))
+    edges = [begin, *sorted({cut for cut in cuts if begin < cut < end}), end]
+    codes = {(tables.categories[tables.name_category[code]], name): code for code, name in enumerate(tables.names)}
+    in_order = sorted(events, key=lambda event: event.start)
+    slices = []
+    for start, stop in itertools.pairwise(edges):
+        inside = [event for event in in_order if start <= event.start < stop or event.start < start < event.end]
+        starts, ends = (np.array([event[side] for event in inside], dtype=np.int64) for side in (2, 3))
+        columns = Columns(
+            tables,
+            np.array([codes[event.category, event.name] for event in inside], dtype=np.int32),
+            np.array([tables.tracks.index((event.pid, event.tid)) for event in inside], dtype=np.int32),
+            np.maximum(starts, start),
+            np.minimum(ends, stop),
+        )
+        slices.append(Slice(columns, starts >= start, starts, ends, start, stop))
+    return slices
+
+
+def states_in(events: list[Event], begin: int, end: int) -> dict[str, int]:
+    """Return the time of each state from begin to end, without those that take none."""
+    tables = tables_of(events)
+    (part,) = slices_of(events, tables)
+    (times,) = HostStates(tables).of(part).times((np.array([begin]), np.array([end]))).T.tolist()
+    return {cause: time for cause, time in zip(CAUSES, times, strict=True) if time}
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "state"),
+    [
+        ("cuda_runtime", "cudaLaunchKernelExC", "launching"),
+        ("cuda_driver", "cuLaunchKernel", "launching"),
+        ("cuda_runtime", "cudaGraphLaunch", "launching"),
+        ("cuda_runtime", "hipExtModuleLaunchKernel", "launching"),
+        ("CANN", "AscendCL@aclnnMm", "launching"),
+        ("CANN", "AscendCL@aclnnMmGetWorkspaceSize", "other runtime calls"),
+        ("CANN", "AscendCL@aclrtSynchronizeStreamWithTimeout", "synchronising"),
+        ("cuda_runtime", "cudaDeviceSynchronize", "synchronising"),
+        ("cuda_runtime", "cudaEventQuery", "synchronising"),
+        ("cuda_runtime", "cudaStreamWaitEvent", "other runtime calls"),
+        ("cuda_runtime", "hipMemcpyWithStream", "copying"),
+        ("cuda_runtime", "cudaMemsetAsync", "copying"),
+        ("cuda_runtime", "cudaMallocAsync", "allocating"),
+        ("cuda_driver", "cuMemCreate", "allocating"),
+        ("cuda_runtime", "cudaFree", "allocating"),
+        ("cpu_op", "aten::copy_", "operators"),
+        ("cpu_op", "cudaLaunchKernel", "operators"),
+        ("python_function", "cudaFree", "Python and other host code"),
+        ("user_annotation", "ProfilerStep#1", "Python and other host code"),
+        ("overhead", "Activity Buffer Request", "profiler overhead"),
+        ("Trace", "PyTorch Profiler (0)", "nothing recorded"),
+        ("kernel", "gemm", "nothing recorded"),
+        ("gpu_user_annotation", "ProfilerStep#1", "nothing recorded"),
+    ],
+)
+def test_an_event_means_a_state(category: str, name: str, state: str) -> None:
+    assert states_in([Event(category, name, 0, 5)], 0, 5) == {state: 5}
+
+
+def test_of_a_stack_the_call_into_the_runtime_counts() -> None:
+    events = [
+        Event("user_annotation", "step", 0, 100),
+        Event("cpu_op", "aten::mm", 10, 60),
+        Event("cuda_runtime", "cudaStreamIsCapturing", 20, 25),
+        Event("cuda_runtime", "cudaLaunchKernel", 30, 40),
+        Event("kernel", "gemm", 150, 200, pid=0),
+    ]
+
+    assert states_in(events, 5, 110) == {
+        "launching": 10,
+        "other runtime calls": 5,
+        "operators": 35,
+        "Python and other host code": 45,
+        "nothing recorded": 10,
+    }
+
+
+def test_a_thread_that_waits_hides_no_other_and_its_operator_does_not_work() -> None:
+    events = [
+        Event("cpu_op", "aten::item", 0, 100, tid=1),
+        Event("cuda_runtime", "cudaStreamSynchronize", 10, 90, tid=1),
+        Event("cpu_op", "AddmmBackward0", 30, 50, tid=2),
+        Event("python_function", "wait", 0, 100, tid=3),
+        Event("cuda_runtime", "cudaLaunchKernel", 60, 65, tid=4),
+    ]
+
+    assert states_in(events, 0, 100) == {"launching": 5, "operators": 20 + 20, "synchronising": 55}
+
+
+def test_each_span_has_times_of_its_own() -> None:
+    events = [Event("cpu_op", "a", 0, 10), Event("cuda_runtime", "cudaFree", 5, 20), Event("overhead", "o", 8, 9)]
+    tables = tables_of(events)
+    (part,) = slices_of(events, tables)
+
+    times = HostStates(tables).of(part).times((np.array([0, 7, 19]), np.array([5, 12, 20])))
+
+    assert dict(zip(CAUSES, times.tolist(), strict=True)) == {cause: [0, 0, 0] for cause in CAUSES} | {
+        "operators": [5, 0, 0],
+        "allocating": [0, 4, 1],
+        "profiler overhead": [0, 1, 0],
+    }
+
+
+def test_the_innermost_event_of_the_busiest_thread_is_found() -> None:
+    state = list(CAUSES).index
+    python = HostEvent(state("Python and other host code"), 0, 100, track=0, name=0)
+    operator = HostEvent(state("operators"), 5, 90, track=0, name=1)
+    inner = HostEvent(state("operators"), 5, 80, track=0, name=2)
+    short = HostEvent(state("operators"), 20, 40, track=0, name=3)
+    waits = HostEvent(state("synchronising"), 9, 100, track=1, name=4)
+
+    assert innermost([python, short, operator, inner, waits], 10, 60) == inner
+    assert innermost([waits, python], 10, 60) == waits
+    assert innermost([python, operator, inner], 60, 100) == operator
+    assert innermost([python, short], 20, 60) == python
+    assert innermost([short], 20, 60) is None
+
+
+def summarise(
+    events: Sequence[Event], cuts: Sequence[int] = (), *, with_host: bool = True
+) -> tuple[DeviceSummary, ...]:
+    tables = tables_of(events)
+    communication = np.array(["nccl" in name for name in tables.names])
+    memory = np.array([name.startswith("Mem") for name in tables.names])
+    times = DeviceTimes(tables, communication, memory, {0: "GPU A"}, with_host=with_host)
+    for part in slices_of(events, tables, cuts):
+        times.add(part)
+    return times.summaries()
+
+
+def kernel(name: str, start: int, end: int, *, device: int = 0, stream: int = 7) -> Event:
+    kind = "gpu_memcpy" if name.startswith("Mem") else "kernel"
+    return Event(kind, name, start, end, pid=device, tid=stream)
+
+
+EVENTS = [
+    Event("user_annotation", "step", 0, 100_000),
+    Event("cpu_op", "aten::mm", 30_000, 38_000),
+    Event("cuda_runtime", "cudaLaunchKernel", 30_500, 36_000),
+    Event("cuda_runtime", "cudaDeviceSynchronize", 52_000, 61_000, tid=2),
+    kernel("gemm", 10_000, 20_000),
+    kernel("gemm", 15_000, 30_000, stream=8),
+    kernel("nccl", 18_000, 30_000, stream=9),
+    kernel("nccl", 40_000, 50_000, stream=9),
+    kernel("Memcpy", 45_000, 46_500, stream=7),
+    kernel("gemm", 60_000, 60_125),
+    kernel("gemm", 1_000, 2_000, device=1),
+]
+
+
+def test_times_and_idle_causes_are_worked_out() -> None:
+    first, second = summarise(EVENTS)
+
+    assert first == DeviceSummary(
+        device=0,
+        name="GPU A",
+        events=6,
+        span_us=50.125,
+        busy_us=30.125,
+        idle_us=20.0,
+        compute_us=20.125,
+        communication_us=22.0,
+        memory_us=1.5,
+        overlap_us=13.5,
+        exposed_communication_us=8.5,
+        streams=(
+            StreamSummary(stream=7, events=3, busy_us=11.625),
+            StreamSummary(stream=8, events=1, busy_us=15.0),
+            StreamSummary(stream=9, events=2, busy_us=22.0),
+        ),
+        idle=(
+            IdleCause(cause="synchronising", idle_us=8.0, share=0.4),
+            IdleCause(cause="launching", idle_us=5.5, share=0.275),
+            IdleCause(cause="Python and other host code", idle_us=4.0, share=0.2),
+            IdleCause(cause="operators", idle_us=2.5, share=0.125),
+        ),
+        gaps=(
+            Gap(start_us=30.0, duration_us=10.0, cause="launching", host="cudaLaunchKernel"),
+            Gap(start_us=50.0, duration_us=10.0, cause="synchronising", host="cudaDeviceSynchronize"),
+        ),
+    )
+    assert (second.device, second.name, second.events, second.span_us, second.busy_us) == (1, None, 1, 1.0, 1.0)
+    assert (second.idle, second.gaps) == ((), ())
+
+
+def test_without_the_host_gaps_are_known_and_causes_are_not() -> None:
+    first, _ = summarise([event for event in EVENTS if event.pid != 10], with_host=False)
+
+    assert first.idle == ()
+    assert first.gaps == (
+        Gap(start_us=29.0, duration_us=10.0, cause=NOT_READ, host=None),
+        Gap(start_us=49.0, duration_us=10.0, cause=NOT_READ, host=None),
+    )
+
+
+def test_a_gap_over_many_slices_is_one_and_knows_what_was_open() -> None:
+    events = [
+        kernel("gemm", 0, 10),
+        Event("user_annotation", "outer", 0, 1000),
+        Event("cpu_op", "most of it", 100, 700),
+        Event("cpu_op", "half of it", 160, 555),
+        Event("cpu_op", "aten::mm", 700, 800),
+        kernel("gemm", 800, 810),
+        kernel("gemm", 815, 820),
+    ]
+
+    (device,) = summarise(events, cuts=range(50, 1000, 50))
+
+    assert device == summarise(events)[0]
+    assert device.gaps == (
+        Gap(start_us=0.01, duration_us=0.79, cause="operators", host="most of it"),
+        Gap(start_us=0.81, duration_us=0.005, cause="Python and other host code", host="outer"),
+    )
+
+
+def test_only_the_ten_longest_gaps_stay_the_earliest_of_equal_ones() -> None:
+    # Gaps of 5, 10, 5, 10, ...
+    starts = [0]
+    for number in range(19):
+        starts.append(starts[-1] + 1 + (10 if number % 2 else 5))
+    events = [kernel("gemm", start, start + 1) for start in starts]
+
+    (device,) = summarise(events)
+
+    assert [gap.duration_us for gap in device.gaps] == [0.01] * 9 + [0.005]
+    assert device.gaps[-1].start_us == 0.001
+    assert device.gaps == summarise(events, cuts=range(0, 200, 7))[0].gaps
+
+
+def test_empty_events_extend_the_span_and_split_no_gap() -> None:
+    events = [kernel("a", 10, 10), kernel("b", 20, 30), kernel("a", 35, 35), kernel("b", 40, 45), kernel("a", 50, 50)]
+
+    for cuts in ([], range(60), [35], [36], [50]):
+        (device,) = summarise(events, cuts)
+        assert (device.events, device.span_us, device.busy_us, device.idle_us) == (5, 0.04, 0.015, 0.025)
+        assert [(gap.start_us, gap.duration_us) for gap in device.gaps] == [(0.0, 0.01), (0.02, 0.01), (0.035, 0.005)]
+        assert [(cause.cause, cause.idle_us) for cause in device.idle] == [("nothing recorded", 0.025)]
+
+
+TIMES = st.tuples(st.integers(0, 60), st.sampled_from([0, 1, 2, 3, 5, 8, 20, 45]))
+KERNELS = st.lists(
+    st.builds(
+        lambda name, time, device, stream: kernel(name, time[0], sum(time), device=device, stream=stream),
+        st.sampled_from(["gemm", "relu", "nccl", "Memcpy"]),
+        TIMES,
+        st.integers(0, 1),
+        st.integers(7, 8),
+    ),
+    min_size=1,
+    max_size=12,
+)
+HOST_STATES = {
+    ("overhead", "o"): "profiler overhead",
+    ("cuda_runtime", "cudaLaunchKernel"): "launching",
+    ("cuda_runtime", "cudaFree"): "allocating",
+    ("cuda_runtime", "cudaMemcpyAsync"): "copying",
+    ("cuda_driver", "cuCtxGetCurrent"): "other runtime calls",
+    ("cpu_op", "aten::mm"): "operators",
+    ("cpu_op", "aten::add"): "operators",
+    ("cuda_runtime", "cudaStreamSynchronize"): "synchronising",
+    ("python_function", "f"): "Python and other host code",
+    ("Trace", "t"): "nothing recorded",
+}
+HOST = st.lists(
+    st.builds(
+        lambda kind, time, thread: Event(*kind, time[0], sum(time), tid=thread),
+        st.sampled_from(list(HOST_STATES)),
+        TIMES,
+        st.integers(1, 3),
+    ),
+    max_size=12,
+)
+
+
+def state_at(events: Sequence[Event], instant: int) -> str:
+    """Return the first state in the order of the table that holds on some thread."""
+    found = {"nothing recorded"}
+    for thread in (1, 2, 3):
+        on_thread = {
+            HOST_STATES[event.category, event.name]
+            for event in events
+            if event.pid == 10 and event.tid == thread and event.start <= instant < event.end
+        }
+        found |= on_thread - {"operators"} if "synchronising" in on_thread else on_thread
+    return min(found, key=list(CAUSES).index)
+
+
+def reference(events: Sequence[Event], device: int) -> dict[str, object]:
+    """Look at every instant."""
+    mine = [event for event in events if event.pid == device]
+    origin, begin, end = min(e.start for e in events), min(e.start for e in mine), max(e.end for e in mine)
+    running = [{event.name for event in mine if event.start <= at < event.end} for at in range(begin, end)]
+    idle = [state_at(events, begin + at) for at, names in enumerate(running) if not names]
+    gaps = []
+    at = begin
+    while at < end:
+        stop = next((later for later in range(at, end) if running[later - begin]), end)
+        if stop > at:
+            states = [state_at(events, instant) for instant in range(at, stop)]
+            cause = max(CAUSES, key=lambda cause: (states.count(cause), -list(CAUSES).index(cause)))
+            gaps.append((-(stop - at), (at - origin) / 1000, cause))
+        at = stop + 1
+    return {
+        "events": len(mine),
+        "span": end - begin,
+        "busy": sum(map(bool, running)),
+        "compute": sum(bool(names & {"gemm", "relu"}) for names in running),
+        "communication": sum("nccl" in names for names in running),
+        "memory": sum("Memcpy" in names for names in running),
+        "overlap": sum("nccl" in names and len(names) > 1 for names in running),
+        "idle": {cause: idle.count(cause) for cause in CAUSES if cause in idle},
+        "gaps": [(start, -length, cause) for length, start, cause in sorted(gaps)][:10],
+    }
+
+
+def as_reference(device: DeviceSummary) -> dict[str, object]:
+    def ns(time_us: float) -> int:
+        return round(time_us * 1000)
+
+    assert ns(device.exposed_communication_us) == ns(device.communication_us) - ns(device.overlap_us)
+    assert sum(stream.events for stream in device.streams) == device.events
+    return {
+        "events": device.events,
+        "span": ns(device.span_us),
+        "busy": ns(device.busy_us),
+        "compute": ns(device.compute_us),
+        "communication": ns(device.communication_us),
+        "memory": ns(device.memory_us),
+        "overlap": ns(device.overlap_us),
+        "idle": {cause.cause: ns(cause.idle_us) for cause in device.idle},
+        "gaps": [(gap.start_us, ns(gap.duration_us), gap.cause) for gap in device.gaps],
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(KERNELS, HOST)
+def test_times_equal_those_of_every_instant(kernels: list[Event], host: list[Event]) -> None:
+    events = kernels + host
+
+    for device in summarise(events):
+        assert as_reference(device) == reference(events, int(str(device.device)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=12))
+def test_it_does_not_matter_how_time_is_cut(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
+    events = kernels + host
+
+    assert summarise(events, cuts) == summarise(events)
+    assert summarise(events, cuts, with_host=False) == summarise(events, with_host=False)
+
+
+@settings(max_examples=150, deadline=None)
+@given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=6))
+def test_the_host_s_event_of_a_gap_is_chosen_from_all(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
+    events = kernels + host
+    tables = tables_of(events)
+    origin = min(event.start for event in events)
+    states = list(CAUSES)
+    recorded = [event for event in host if event.category != "Trace"]
+    everything = [
+        HostEvent(
+            states.index(HOST_STATES[event.category, event.name]), event.start, event.end, int(str(event.tid)), name
+        )
+        for event in recorded
+        for name in [tables.names.index(event.name)]
+    ]
+
+    for device in summarise(events, cuts):
+        for gap in device.gaps:
+            begin = origin + round(gap.start_us * 1000)
+            found = innermost(everything, begin, begin + round(gap.duration_us * 1000))
+            assert gap.host == (found and tables.names[found.name])
+
+
+RUNTIME_STATES = {
+    "launching": "Launch",
+    "copying": "Mem",
+    "synchronising": "Synchronize EventQuery",
+    "allocating": "Malloc Free",
+}
+
+
+def lane_of(event: dict[str, object]) -> tuple[object, str, str] | None:
+    """Return the side, the thread and the state that an event of a real trace means."""
+    category, name = str(event.get("cat")), str(event["name"])
+    if category in {"kernel", "gpu_memcpy", "gpu_memset"}:
+        kind = "memory" if category != "kernel" else "communication" if "nccl" in name else "compute"
+        return event["pid"], "", kind
+    if category in {"cuda_runtime", "cuda_driver"}:
+        found = [state for state, words in RUNTIME_STATES.items() if any(word in name for word in words.split())]
+        return "host", str(event["tid"]), found[0] if found else "other runtime calls"
+    host = {"cpu_op": "operators", "user_annotation": "Python and other host code"}
+    return ("host", str(event["tid"]), host[category]) if category in host else None
+
+
+def sweep(events: Sequence[dict[str, object]]) -> dict[object, Counter[str]]:
+    """Go from edge to edge; return the times of each device by what it or the host did, in nanoseconds."""
+    edges: list[tuple[int, int, tuple[object, str, str]]] = []
+    for event in events:
+        lane = lane_of(event)
+        if lane:
+            start = round(Decimal(str(event["ts"])) * 1000)
+            edges += [(start, 1, lane), (start + round(Decimal(str(event["dur"])) * 1000), -1, lane)]
+    edges.sort(key=lambda edge: edge[0])
+    last = {lane[0]: time for time, _, lane in edges}
+    found: dict[object, Counter[str]] = {}
+    is_open: Counter[tuple[object, str, str]] = Counter()
+    for (time, change, lane), (until, *_) in itertools.pairwise([*edges, edges[-1]]):
+        if lane[0] != "host":
+            found.setdefault(lane[0], Counter())
+        is_open[lane] += change
+        if not is_open[lane]:
+            del is_open[lane]
+        if until > time:
+            waiting = {thread for _, thread, state in is_open if state == "synchronising"}
+            states = {
+                state
+                for side, thread, state in is_open
+                if side == "host" and not (state == "operators" and thread in waiting)
+            }
+            state = min(states, key=list(CAUSES).index, default="nothing recorded")
+            for device, times in found.items():
+                kinds = {kind for side, _, kind in is_open if side == device}
+                times.update(dict.fromkeys([*kinds, "busy"], until - time) if kinds else {})
+                if "communication" in kinds and len(kinds) > 1:
+                    times["overlap"] += until - time
+                if not kinds and time < last[device]:
+                    times[state] += until - time
+    return found
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("path", sorted(DATA.glob("gpu/*.json.gz")) or [None], ids=lambda path: path and path.name)
+def test_real_devices_equal_a_sweep_from_edge_to_edge(path: Path | None) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    document = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+    expected = sweep([event for event in document["traceEvents"] if event["ph"] == "X"])
+
+    devices = summarise_trace(path).devices
+
+    found = {
+        device.device: {
+            "busy": device.busy_us,
+            "compute": device.compute_us,
+            "communication": device.communication_us,
+            "memory": device.memory_us,
+            "overlap": device.overlap_us,
+        }
+        | {cause.cause: cause.idle_us for cause in device.idle}
+        for device in devices
+    }
+    assert found == {
+        device: dict.fromkeys(found[device], 0.0) | {name: time / 1000 for name, time in times.items()}
+        for device, times in expected.items()
+    }

@@ -1,0 +1,683 @@
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces.diff import FLOOR, Change, RoleDiff, diff_runs, is_summary, load_summary
+from profdeck.traces.model import (
+    CategorySummary,
+    KernelSummary,
+    OperatorSummary,
+    PerStep,
+    RankSummary,
+    RunSummary,
+    StepSummary,
+)
+
+CATEGORIES = {"gemm": "gemm", "nccl": "communication", "copy": "memory", "gelu": "elementwise"}
+
+Group = tuple[str, str | None]
+STEP: Group = ("global_step", None)
+DECODE: Group = ("iteration", "decode")
+PREFILL: Group = ("iteration", "prefill")
+
+
+def per_step(times: Sequence[float], of: Group | None) -> PerStep | None:
+    median = statistics.median(times)
+    if of is None or len(times) == 1 or not median:
+        return None
+    kind, stage = of
+    return PerStep(
+        kind=kind,
+        stage=stage,
+        steps=len(times),
+        measured=min(len(times), 256),
+        median_us=median,
+        mad_us=deviation(times),
+    )
+
+
+def deviation(times: Sequence[float]) -> float:
+    median = statistics.median(times)
+    return statistics.median(abs(time - median) for time in times)
+
+
+def kernel(
+    name: str, times: Sequence[float], share: float, of: Group | None, *, count: int | None = None
+) -> KernelSummary:
+    total = sum(times)
+    count = sum(time > 0 for time in times) if count is None else count
+    return KernelSummary(
+        name=name,
+        category=CATEGORIES.get(name, "unclassified"),
+        kind="kernel",
+        count=count,
+        total_us=total,
+        mean_us=total / count if count else 0,
+        max_us=max(times),
+        share=share,
+        per_step=per_step(times, of),
+    )
+
+
+def trace(
+    kernels: Mapping[str, Sequence[float]] | None = None,
+    *,
+    operators: Mapping[str, Sequence[float]] | None = None,
+    steps: Sequence[float | tuple[str, float]] | None = None,
+    of: Group | None = STEP,
+    path: str = "a.json",
+    role: str | None = "trainer",
+    replica: int | None = None,
+    rank: int | None = 0,
+    capture: str | None = "step10",
+    **members: Any,
+) -> RankSummary:
+    """Make a trace.
+
+    Args:
+        kernels: A time for each step.
+        operators: The same.
+        steps: Durations, or of iterations stages and durations.
+        of: Which of the steps the times are of; none, if they are those of no steps.
+        path: Where it is.
+        role: What it is of, as the next four.
+        replica: As above.
+        rank: As above.
+        capture: As above.
+        members: All else.
+    """
+    kernels, operators = kernels or {}, operators or {}
+    if steps is None:
+        times_of_any = next(iter([*kernels.values(), *operators.values()]), ())
+        steps = [1000] * len(times_of_any) if of else ()
+    total = math.fsum(sum(times) for times in kernels.values())
+    by_category: dict[str, list[Sequence[float]]] = {}
+    for name, times in kernels.items():
+        by_category.setdefault(CATEGORIES.get(name, "unclassified"), []).append(times)
+    categories = {
+        name: [sum(of_step) for of_step in zip(*of_kernels, strict=True)] for name, of_kernels in by_category.items()
+    }
+    staged = [step if isinstance(step, tuple) else (None, step) for step in steps]
+    common: dict[str, Any] = {
+        "path": path,
+        "role": role,
+        "replica": replica,
+        "rank": rank,
+        "world_size": None,
+        "host": None,
+        "capture": capture,
+        "whole": True,
+        "problem": None,
+        "events": 100,
+        "span_us": total,
+        "busy_us": total if kernels else None,
+        "idle_us": total / 2 if kernels else None,
+        "communication_us": sum(kernels.get("nccl", (0,))) if kernels else None,
+        "overlap_us": 0.0 if kernels else None,
+        "graph_launches": 0,
+        "kernels": tuple(
+            kernel(name, times, sum(times) / total if total else 0, of) for name, times in kernels.items()
+        ),
+        "categories": tuple(
+            CategorySummary(
+                category=name,
+                count=len(times),
+                total_us=sum(times),
+                share=sum(times) / total if total else 0,
+                per_step=per_step(times, of),
+            )
+            for name, times in categories.items()
+        ),
+        "copies": (),
+        "operators": tuple(
+            OperatorSummary(
+                name=name,
+                count=len(times),
+                self_us=sum(times),
+                total_us=sum(times),
+                max_us=max(times),
+                per_step=per_step(times, of),
+            )
+            for name, times in operators.items()
+        ),
+        "annotations": (),
+        "devices": (),
+        "steps": tuple(
+            StepSummary(
+                kind="iteration" if stage else "global_step",
+                name=f"step {number}",
+                step=number,
+                stage=stage,
+                pid=1,
+                start_us=0,
+                duration_us=duration,
+                requests=None,
+                prefill_tokens=None,
+                decode_tokens=None,
+                device_us=None,
+            )
+            for number, (stage, duration) in enumerate(staged)
+        ),
+        "iterations": (),
+    }
+    return RankSummary(**(common | members))
+
+
+def run(*ranks: RankSummary) -> RunSummary:
+    return RunSummary(ranks=ranks, skew=())
+
+
+def role_diff(before: RankSummary | RunSummary, after: RankSummary | RunSummary) -> RoleDiff:
+    sides = [run(side) if isinstance(side, RankSummary) else side for side in (before, after)]
+    (role,) = diff_runs(*sides).roles
+    return role
+
+
+def named(changes: Sequence[Change], name: str) -> Change:
+    (found,) = (change for change in changes if change.name == name)
+    return found
+
+
+def every(role: RoleDiff) -> list[Change]:
+    of_ranks = [change for rank in role.ranks for change in (*rank.overall, *rank.iterations, *rank.categories)]
+    return [*role.overall, *role.iterations, *role.kernels, *role.operators, *role.categories, *of_ranks]
+
+
+# Noise.
+
+
+def error(mad_us: float, count: int) -> float:
+    """Return the standard error of a median."""
+    return 1.4826 * mad_us * math.sqrt(math.pi / 2) * math.sqrt(count) / (count - 2)
+
+
+def test_a_change_within_three_standard_errors_of_the_median_is_the_same() -> None:
+    noise = 3 * math.sqrt(2) * error(1, 9)
+    times = [98, 98, 99, 99, 100, 101, 101, 102, 102]
+    before = trace({"gemm": times})
+    assert before.kernels[0].per_step == PerStep(
+        kind="global_step", stage=None, steps=9, measured=9, median_us=100, mad_us=1
+    )
+    for shift, verdict in ((noise * 0.99, "same"), (noise * 1.01, "slower"), (-noise * 1.01, "faster")):
+        (change,) = role_diff(before, trace({"gemm": [time + shift for time in times]})).kernels
+        assert change.noise_us == pytest.approx(noise)
+        assert change.before_us == 100
+        assert change.delta_us == pytest.approx(shift)
+        assert change.ratio == pytest.approx(shift / 100)
+        assert change.verdict == verdict
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(104.9, "same"), (105.1, "slower"), (95.3, "same"), (95.1, "faster")])
+def test_with_two_steps_the_noise_is_unknown_and_a_threshold_judges(after: float, verdict: str) -> None:
+    (change,) = role_diff(trace({"gemm": [100, 100]}), trace({"gemm": [after, after]})).kernels
+    assert (change.noise_us, change.verdict) == (None, verdict)
+
+
+def test_changes_below_the_floor_are_the_same() -> None:
+    before = trace({"gemm": [10_000] * 5, "gelu": [5] * 5, "copy": [50] * 5})
+    role = role_diff(before, trace({"gemm": [10_000] * 5, "gelu": [10] * 5, "copy": [70] * 5}))
+    assert named(role.kernels, "gelu").verdict == "same"
+    assert named(role.kernels, "copy").verdict == "slower"
+
+
+def test_traces_of_one_rank_are_repeated_measurements() -> None:
+    def captures(*times: float) -> RunSummary:
+        return run(*(trace({"gemm": [time]}, steps=[time], capture=f"step{step}") for step, time in enumerate(times)))
+
+    role = role_diff(captures(99, 100, 101, 90, 110), captures(100, 102, 101, 103, 104))
+    (change,) = role.kernels
+    assert (change.before_us, change.after_us) == (100, 102)
+    assert change.noise_us == pytest.approx(3 * math.hypot(error(1, 5), error(1, 5)))
+    assert (role.steps_before, role.steps_after) == (5, 5)
+    assert role.iterations[0].noise_us == change.noise_us
+    assert role.ranks[0].before == ("a.json",) * 5
+
+
+@pytest.mark.parametrize("steps", range(2, 8))
+def test_a_trace_told_twice_keeps_its_median_and_deviation(steps: int) -> None:
+    times = [10.0 * number * number for number in range(1, steps + 1)]
+    once, twice = run(trace({"gemm": times})), run(trace({"gemm": times}), trace({"gemm": times}))
+    (change,) = role_diff(twice, once).kernels
+    mad = deviation(times)
+    assert (change.before_us, change.after_us) == (statistics.median(times),) * 2
+    if steps == 2:
+        assert change.noise_us is None
+    else:
+        assert change.noise_us == pytest.approx(3 * math.hypot(error(mad, steps), error(mad, 2 * steps)))
+
+
+def test_traces_that_differ_more_than_their_steps_are_noisier_than_one() -> None:
+    def captures(*times: float) -> RunSummary:
+        return run(*(trace({"gemm": [time] * 9}, steps=[time] * 9) for time in times))
+
+    role = role_diff(captures(98, 100, 103), captures(99, 101, 105))
+    noise = 3 * math.sqrt(2) * 1.4826 * 2 * math.sqrt(math.pi / 2 / 3)
+    assert [change.noise_us for change in (*role.kernels, *role.iterations)] == pytest.approx([noise, noise])
+
+
+# Bases.
+
+
+def test_recordings_of_different_lengths_are_compared_per_step() -> None:
+    before = trace({"gemm": [100] * 4}, operators={"aten::mm": [10] * 4}, steps=[200] * 4)
+    role = role_diff(before, trace({"gemm": [100] * 9}, operators={"aten::mm": [10] * 9}, steps=[200] * 9))
+    assert (role.basis, role.steps_before, role.steps_after) == ("global_step", 4, 9)
+    assert {change.verdict for change in every(role)} == {"same"}
+    assert (named(role.overall, "busy").before_us, named(role.overall, "operators").after_us) == (100, 10)
+    assert role.kernels[0].calls_after == 1
+
+
+def test_without_steps_totals_are_compared() -> None:
+    role = role_diff(trace({"gemm": [100] * 3}), trace({"gemm": [300]}, of=None))
+    change = role.kernels[0]
+    assert (role.basis, role.steps_before, change.per, change.before_us) == ("total", None, "total", 300)
+    assert (change.noise_us, change.verdict) == (None, "same")
+
+
+def test_iterations_are_the_basis_without_common_global_steps() -> None:
+    decode = [("decode", 10.0)] * 3
+    assert role_diff(trace({"gemm": [100] * 3}, steps=[*decode, 30]), trace(steps=decode)).basis == "iteration"
+    assert role_diff(trace(steps=[30]), trace(steps=decode)).basis == "total"
+
+
+def test_times_are_per_step_of_the_stage_that_has_them_on_both_sides() -> None:
+    """Of 20 iterations, 4 are prefill; the summary has the median of what runs in these only, of these only."""
+
+    def served(gemm: float, attention: float, prefill: int) -> RankSummary:
+        steps = [("decode", 10.0)] * 16 + [("prefill", 80.0)] * prefill
+        plain = trace({"gemm": [gemm] * 16}, steps=steps, of=DECODE)
+        return attrs.evolve(plain, kernels=(*plain.kernels, kernel("attention", [attention] * prefill, 0, PREFILL)))
+
+    role = role_diff(served(1, 100, 4), served(1.5, 110, 4))
+    attention, gemm = role.kernels
+    assert (attention.name, attention.per, gemm.per) == ("attention", "prefill iteration", "decode iteration")
+    assert (attention.before_us, attention.after_us) == (100, 110)
+    assert attention.impact_us == pytest.approx(10 * 4 / 20)
+    assert (gemm.delta_us, gemm.calls_before) == (0.5, 16 / 20)
+    assert gemm.impact_us == pytest.approx(0.5 * 16 / 20)
+    assert (role.basis, named(role.overall, "busy").per) == ("iteration", "iteration")
+    other = role_diff(served(1, 100, 4), served(1.5, 110, 5))
+    assert named(other.kernels, "attention").per == "prefill iteration"
+
+
+def test_medians_of_steps_of_different_stages_are_not_compared() -> None:
+    steps = [("decode", 10.0)] * 4 + [("prefill", 10.0)] * 4
+    before, after = (trace({"gemm": [10] * 4}, steps=steps, of=of) for of in (DECODE, PREFILL))
+    (change,) = role_diff(before, after).kernels
+    assert (change.per, change.before_us, change.after_us, change.noise_us) == ("iteration", 5, 5, None)
+
+
+def test_steps_that_were_not_looked_at_are_no_measurements() -> None:
+    def served(time: float) -> RankSummary:
+        return trace({"gemm": [time - 1, time + 1] * 500})
+
+    assert role_diff(served(10), served(10)).kernels[0].noise_us == pytest.approx(3 * math.sqrt(2) * error(1, 256))
+
+
+def test_what_runs_in_few_steps_is_compared_by_its_mean() -> None:
+    often, rare = [10] * 10, [0] * 9 + [100]
+    role = role_diff(trace({"gemm": often, "nccl": rare}), trace({"gemm": often, "nccl": [0] * 9 + [200]}))
+    change = named(role.kernels, "nccl")
+    assert (change.before_us, change.after_us, change.noise_us, change.verdict) == (10, 20, None, "slower")
+
+
+def test_operators_are_not_compared_if_only_devices_were_read() -> None:
+    before = trace({"gemm": [1] * 3}, operators={"aten::mm": [10] * 3})
+    role = role_diff(before, trace({"gemm": [1] * 3}, events=None))
+    assert role.operators == ()
+    assert "Operators are not compared" in role.notes[0]
+    assert [change.name for change in role.overall][:2] == ["kernels", "busy"]
+
+
+def test_marks_of_steps_are_no_annotations() -> None:
+    def annotated(first: int) -> RankSummary:
+        before = trace(operators={"step 0": [1], "forward": [5]})
+        marks = tuple(attrs.evolve(trace(steps=[1]).steps[0], name=f"step {first + number}") for number in range(2))
+        mark = attrs.evolve(before.operators[0], name=f"step {first}")
+        return attrs.evolve(before, operators=(), annotations=(mark, before.operators[1]), steps=marks)
+
+    (change,) = role_diff(annotated(0), annotated(10)).operators
+    assert (change.name, change.category, change.verdict) == ("forward", "annotation", "same")
+
+
+# Names.
+
+
+def test_new_names_appear_and_old_ones_vanish_beside_their_categories() -> None:
+    before = trace({"gemm": [100] * 3, "old": [50] * 3})
+    role = role_diff(before, trace({"gemm": [100] * 3, "new": [50] * 3}))
+    assert named(role.kernels, "new").verdict == "appeared"
+    assert named(role.kernels, "new").ratio is None
+    assert named(role.kernels, "old").verdict == "vanished"
+    assert named(role.kernels, "old").ratio == -1
+    assert named(role.categories, "unclassified").verdict == "same"
+
+
+def test_changes_are_sorted_by_size() -> None:
+    before = trace({"gemm": [10] * 3, "nccl": [10] * 3, "copy": [10] * 3})
+    role = role_diff(before, trace({"gemm": [12] * 3, "nccl": [1] * 3, "copy": [10] * 3}))
+    assert [change.name for change in role.kernels] == ["nccl", "gemm", "copy"]
+
+
+def test_sums_over_the_devices() -> None:
+    before = trace({"gemm": [100] * 3}, communication_us=60.0, overlap_us=30.0)
+    role = role_diff(before, trace({"gemm": [100] * 3}, communication_us=60.0, overlap_us=0.0))
+    found = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.overall}
+    assert found == {
+        "kernels": (100, 100, "same"),
+        "busy": (100, 100, "same"),
+        "idle": (50, 50, "same"),
+        "communication": (20, 20, "same"),
+        "exposed communication": (10, 20, "slower"),
+    }
+
+
+# Iterations.
+
+
+def test_iterations_are_compared_by_stage() -> None:
+    before = trace(steps=[("decode", 10), ("decode", 10), ("decode", 10), ("prefill", 80), ("idle", 1)])
+    role = role_diff(
+        before, trace(steps=[("decode", 12), ("decode", 12), ("decode", 12), ("prefill", 80), ("mixed", 9)])
+    )
+    found = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.iterations}
+    assert found == {
+        "decode iteration": (10, 12, "slower"),
+        "idle iteration": (1, 0, "vanished"),
+        "mixed iteration": (0, 9, "appeared"),
+        "prefill iteration": (80, 80, "same"),
+    }
+    assert [change.name for change in role.decisive] == ["decode iteration", "prefill iteration"]
+    assert named(role.iterations, "decode iteration").calls_before == 3
+
+
+def test_stages_are_compared_on_the_ranks_that_have_them_on_both_sides() -> None:
+    before = run(trace(steps=[("decode", 10)]), trace(steps=[("decode", 90)], rank=1))
+    role = role_diff(before, run(trace(steps=[("decode", 10)]), trace(rank=1)))
+    (change,) = role.iterations
+    assert (change.before_us, change.after_us) == (10, 10)
+
+
+def test_another_mix_of_stages_or_load_is_noted() -> None:
+    def iterations(decode: int, tokens: int) -> RankSummary:
+        plain = trace(steps=[("decode", 10)] * decode + [("prefill", 80)] * 2)
+        steps = tuple(attrs.evolve(step, decode_tokens=tokens) for step in plain.steps)
+        return attrs.evolve(plain, steps=steps)
+
+    assert role_diff(iterations(8, 32), iterations(8, 32)).notes == ()
+    load, decode, prefill = role_diff(iterations(8, 32), iterations(2, 64)).notes[1:]
+    assert load == "The load differs: the median prefill iteration has 32 tokens before and 64 after."
+    assert "80% of the steps of that kind are decode iterations before and 50% after" in decode
+    assert "20% of the steps of that kind are prefill iterations before and 50% after" in prefill
+
+
+# Regressions.
+
+
+def test_a_step_that_got_slower_by_more_than_the_limit_and_the_noise_is_a_regression() -> None:
+    noisy = [80, 100, 120]
+    calm = [100, 100, 100]
+    assert role_diff(trace(steps=calm), trace(steps=[106] * 3)).regressions(0.05)
+    assert not role_diff(trace(steps=calm), trace(steps=[104] * 3)).regressions(0.05)
+    assert not role_diff(trace(steps=noisy), trace(steps=[106] * 3)).regressions(0.05)
+    assert not role_diff(trace(steps=calm), trace(steps=[50] * 3)).regressions(0.05)
+
+
+def test_with_unknown_noise_the_limit_alone_decides() -> None:
+    before, after = trace(steps=[100]), trace(steps=[103])
+    assert role_diff(before, after).regressions(0.02)
+    assert not role_diff(before, after).regressions(0.03)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        (trace({"gemm": [100]}, of=None), trace({"gemm": [110]}, of=None), "kernels"),
+        (trace(operators={"mm": [100]}, steps=()), trace(operators={"mm": [110]}, steps=()), "operators"),
+    ],
+)
+def test_without_steps_sums_decide(before: RankSummary, after: RankSummary, name: str) -> None:
+    (regression,) = role_diff(before, after).regressions(0.05)
+    assert regression.name == name
+
+
+def test_what_is_empty_decides_nothing() -> None:
+    assert role_diff(trace(), trace()).decisive == ()
+
+
+# Pairs.
+
+
+def test_ranks_pair_by_role_replica_and_number_whatever_their_order() -> None:
+    def ranks(scale: float) -> list[RankSummary]:
+        return [
+            trace({"gemm": [scale * time] * 3}, role=role, replica=replica, rank=rank, path=f"{role}{replica}{rank}")
+            for role, replica, rank, time in (("trainer", None, 0, 1), ("trainer", None, 1, 3), ("rollout", 0, 0, 5))
+        ]
+
+    diff = diff_runs(run(*ranks(1)), run(*reversed(ranks(2))))
+    assert (diff.only_before, diff.only_after) == ((), ())
+    trainer, rollout = diff.roles
+    assert (trainer.role, trainer.kernels[0].before_us, trainer.kernels[0].after_us) == ("trainer", 2, 4)
+    assert [(rank.rank, rank.categories[0].before_us, rank.categories[0].after_us) for rank in trainer.ranks] == [
+        (0, 1, 2),
+        (1, 3, 6),
+    ]
+    assert (rollout.role, rollout.ranks[0].replica, rollout.kernels[0].delta_us) == ("rollout", 0, 5)
+
+
+def test_traces_without_a_counterpart_are_told() -> None:
+    before = run(trace(path="0"), trace(rank=1, path="1"))
+    diff = diff_runs(before, run(trace(rank=1, path="1"), trace(rank=2, path="2"), trace(role="rollout", path="r")))
+    assert (diff.only_before, diff.only_after) == (("0",), ("2", "r"))
+
+
+def test_two_single_traces_always_pair() -> None:
+    role = role_diff(trace(rank=3), trace(role=None, rank=None, capture=None))
+    assert (role.role, role.ranks[0].rank) == ("trainer", 3)
+
+
+def test_without_roles_on_a_side_numbers_pair() -> None:
+    before = run(trace(rank=0, path="0"), trace(rank=1, path="1"))
+    after = run(*(trace(rank=rank, role=None, capture=None, path=f"new{rank}") for rank in (1, 0)))
+    role = role_diff(before, after)
+    assert [(rank.before, rank.after) for rank in role.ranks] == [(("0",), ("new0",)), (("1",), ("new1",))]
+
+
+def test_a_number_does_not_tell_one_of_several_roles() -> None:
+    before = run(trace(), trace(role="rollout"))
+    with pytest.raises(TraceError, match="nothing to compare"):
+        diff_runs(before, run(trace(role=None)))
+
+
+def test_without_any_name_the_position_pairs() -> None:
+    def nameless(*paths: str) -> RunSummary:
+        return run(*(trace(role=None, rank=None, capture=None, path=path) for path in paths))
+
+    diff = diff_runs(nameless("a", "b"), nameless("c", "d", "e"))
+    assert [(rank.before, rank.after) for rank in diff.roles[0].ranks] == [(("a",), ("c",)), (("b",), ("d",))]
+    assert diff.only_after == ("e",)
+
+
+@pytest.mark.parametrize(
+    ("capture", "stage"),
+    [
+        ("step10", None),
+        ("step10-take2", None),
+        ("capture-2", None),
+        ("iteration100", None),
+        ("nightly-run", None),
+        (None, None),
+        ("step10-actor_update", "actor_update"),
+        ("step10-actor-update-2", "actor-update"),
+        ("step7-actor_update-3-take2", "actor_update"),
+        ("capture-decode", "decode"),
+    ],
+)
+def test_stages_are_not_mixed(capture: str | None, stage: str | None) -> None:
+    mine, other = trace(capture=capture, path="mine"), trace(capture="step3-other", path="other")
+    diff = diff_runs(run(mine, other), run(mine, other))
+    assert [(role.stage, role.ranks[0].before) for role in diff.roles] == [(stage, ("mine",)), ("other", ("other",))]
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(TraceError, match=r"no trace of one side \(no trace\).*\(a.json\)"):
+        diff_runs(run(), run(trace()))
+
+
+# Properties.
+
+TIMES = st.integers(1, 10**6).map(lambda time_ns: time_ns / 1000)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> RunSummary:
+    stepped = draw(st.booleans())
+    ranks = []
+    for rank in range(draw(st.integers(1, 2))):
+        for capture in range(draw(st.integers(1, 2))):
+            steps = draw(st.integers(1, 5))
+            times = st.lists(TIMES, min_size=steps, max_size=steps)
+            kernels = draw(st.dictionaries(st.sampled_from([*CATEGORIES]), times, max_size=3))
+            operators = draw(st.dictionaries(st.sampled_from(["mm", "add", "all_reduce"]), times, max_size=3))
+            ranks.append(
+                trace(
+                    kernels,
+                    operators=operators,
+                    steps=draw(times) if stepped else (),
+                    of=STEP if stepped else None,
+                    rank=rank,
+                    capture=f"step{capture}",
+                )
+            )
+    return run(*ranks)
+
+
+@given(runs())
+@settings(max_examples=50)
+def test_a_run_is_the_same_as_itself(summary: RunSummary) -> None:
+    for role in diff_runs(summary, summary).roles:
+        assert {change.verdict for change in every(role)} <= {"same"}
+        assert {change.delta_us for change in every(role)} <= {0}
+        assert role.regressions(0) == ()
+
+
+@given(runs(), runs())
+@settings(max_examples=50)
+def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary) -> None:
+    mirrored = {"slower": "faster", "faster": "slower", "appeared": "vanished", "vanished": "appeared", "same": "same"}
+    there, back = diff_runs(before, after), diff_runs(after, before)
+    assert (there.only_before, there.only_after) == (back.only_after, back.only_before)
+    for one, other in zip(there.roles, back.roles, strict=True):
+        assert (one.basis, one.steps_before) == (other.basis, other.steps_after)
+        seen = [
+            (of.name, of.category or "", of.before_us, of.after_us, of.noise_us or -1, of.verdict) for of in every(one)
+        ]
+        reflected = [
+            (of.name, of.category or "", of.after_us, of.before_us, of.noise_us or -1, mirrored[of.verdict])
+            for of in every(other)
+        ]
+        assert sorted(seen) == sorted(reflected)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*CATEGORIES]), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1])
+)
+@settings(max_examples=50)
+def test_calm_times_that_all_scale_change_everywhere_above_the_floor(
+    kernels: dict[str, float], steps: int, scale: float
+) -> None:
+    def scaled(scale: float) -> RankSummary:
+        times = {name: [scale * time] * steps for name, time in kernels.items()}
+        return trace(times, operators=times, steps=[scale * sum(kernels.values())] * steps)
+
+    role = role_diff(scaled(1), scaled(scale))
+    least = FLOOR * sum(kernels.values()) * max(1, scale)
+    for change in (*role.iterations, *role.kernels, *role.operators, *role.categories):
+        assert change.ratio == pytest.approx(scale - 1)
+        assert change.noise_us == 0
+        if abs(change.delta_us) > least * 1.001:
+            assert change.verdict == ("slower" if scale > 1 else "faster")
+        elif abs(change.delta_us) < least * 0.999:
+            assert change.verdict == "same"
+    assert bool(role.regressions(0.05)) == (scale > 1)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=12))
+@settings(max_examples=50)
+def test_captures_of_single_steps_are_as_one_capture_of_all(times: list[float]) -> None:
+    apart = run(*(trace({"gemm": [time]}, steps=[time]) for time in times))
+    role = role_diff(apart, trace({"gemm": times}, steps=times))
+    for change in (*role.kernels, *role.iterations):
+        assert change.before_us == pytest.approx(change.after_us)
+        assert (change.noise_us is None) == (len(times) < 3)
+
+
+# Documents.
+
+
+def write(path: Path, document: Any) -> Path:
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def test_a_document_is_read_as_it_was(tmp_path: Path) -> None:
+    summary = run(trace({"gemm": [1.5, 2]}, operators={"mm": [1, 2]}, steps=[("decode", 7.25)]))
+    path = write(tmp_path / "a.json", summary.to_dict())
+    assert is_summary(path)
+    assert load_summary(path) == summary
+
+
+def test_members_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+    summary = run(trace({"gemm": [1, 2]}))
+    document: dict[str, Any] = {"profdeck": "9.1", "schema": 2, **summary.to_dict(), "more": []}
+    document["ranks"][0]["more"] = {}
+    path = write(tmp_path / "a.json", document)
+    assert is_summary(path)
+    assert load_summary(path) == summary
+
+
+def test_a_document_says_what_it_is_not(tmp_path: Path) -> None:
+    document = run(trace({"gemm": [1, 2]})).to_dict()
+    document["ranks"][0]["kernels"][0]["count"] = "2"
+    with pytest.raises(TraceError, match=r"Expected `int`, got `str` - at `\$\.ranks\[0\]\.kernels\[0\]\.count`"):
+        load_summary(write(tmp_path / "a.json", document))
+    (tmp_path / "cut.json").write_bytes(b'{"ranks": [')
+    with pytest.raises(TraceError, match="no summary by this version of profdeck: Input data was truncated"):
+        load_summary(tmp_path / "cut.json")
+    with pytest.raises(TraceError, match="Cannot read"):
+        load_summary(tmp_path / "absent.json")
+
+
+def test_a_document_of_the_longest_kernels_only_is_refused(tmp_path: Path) -> None:
+    summary = trace({"gemm": [3, 3], "copy": [1, 1]})
+    path = write(tmp_path / "a.json", run(attrs.evolve(summary, kernels=summary.kernels[:1])).to_dict())
+    with pytest.raises(TraceError, match="lists only the longest kernels of a.json"):
+        load_summary(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"traceEvents": [], "ranks": []}',
+        b'{"schemaVersion": 1, "deviceProperties": [{"id": 0}]}',
+        b"[]",
+        b"",
+        b"\x1f\x8b",
+    ],
+)
+def test_traces_are_no_summaries(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(text)
+    assert not is_summary(tmp_path / "a.json")
+    assert not is_summary(tmp_path)

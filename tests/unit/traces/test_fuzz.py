@@ -1,0 +1,129 @@
+"""Files that no profiler wrote: none may hang the reader, end it, or fill the memory.
+
+Some hundred are tried each time; ``PROFDECK_FUZZ_FILES=10000`` tries so many.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import resource
+import time
+from pathlib import Path
+
+from profdeck.traces.model import RankSummary
+from profdeck.traces.summary import summarise_trace
+
+FILES = int(os.environ.get("PROFDECK_FUZZ_FILES", "300"))
+MAX_S = 10.0  # for one file of some kilobytes, on a machine that is busy with something else
+MAX_GROWTH_MIB = 200
+
+WORDS = [b'"ph"', b'"X"', b'"kernel"', b'"cat"', b'"ts"', b'"dur"', b'"args"', b'"traceEvents"', b'"process_name"']
+VALUES = [
+    b"NaN", b"-Infinity", b"1e999", b"1e-999", b"-0", b"9" * 400, b"0." + b"3" * 400, b"null", b"true", b'""', b"[]",
+    b"{}", b'"\\ud800"', b'"\\u0000"', b'"' + b"x" * 70_000 + b'"', b"[" * 3000, b'{"a":' * 3000, b"-1",
+    b"1712195495519123.456", b'"1712195495519123.456"', b"18446744073709551616",
+    b'{"ph": "X", "cat": "kernel", "ts": 1, "args": {}}',
+]  # fmt: skip
+
+
+def base(chance: random.Random) -> bytes:
+    events = []
+    for number in range(chance.randint(1, 60)):
+        category = chance.choice(["kernel", "cpu_op", "cuda_runtime", "gpu_memcpy", "user_annotation", "ac2g"])
+        event: dict[str, object] = {"ph": "s" if category == "ac2g" else "X", "cat": category, "name": f"n{number % 5}"}
+        event |= {"pid": chance.choice([0, 7, -1]), "tid": 7, "ts": 1000 + number / 8, "dur": chance.random() * 5}
+        if chance.random() < 0.8:
+            event["args"] = {"bytes": number, "External id": number, "Input Dims": [[1, 2], []]}
+        events.append(event)
+    events.append({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "GPU 0"}})
+    document = {"distributedInfo": {"rank": 1}, "traceEvents": events, "baseTimeNanoseconds": 1_000}
+    return json.dumps(document, indent=chance.choice([None, 0, 2])).encode()
+
+
+def delete(data: bytearray, at: int, chance: random.Random) -> None:
+    del data[at : at + chance.randint(1, 200)]
+
+
+def cut(data: bytearray, at: int, _: random.Random) -> None:
+    del data[at:]
+
+
+def insert(data: bytearray, at: int, chance: random.Random) -> None:
+    data[at:at] = chance.choice([*WORDS, *VALUES])
+
+
+def scribble(data: bytearray, at: int, chance: random.Random) -> None:
+    data[at : at + 1] = chance.randbytes(chance.randint(1, 3))
+
+
+def repeat(data: bytearray, at: int, chance: random.Random) -> None:
+    other = chance.randrange(len(data) + 1)
+    data[at:at] = data[other : other + chance.randint(1, 2000)]
+
+
+def rename(data: bytearray, at: int, chance: random.Random) -> None:
+    word = chance.choice(WORDS)
+    place = data.find(word, at)
+    if place >= 0:
+        data[place : place + len(word)] = chance.choice([*WORDS, *VALUES])
+
+
+def revalue(data: bytearray, at: int, chance: random.Random) -> None:
+    place = data.find(b":", at)
+    if place >= 0:
+        data[place + 1 : max(place + 1, data.find(b",", place))] = chance.choice(VALUES)
+
+
+MUTATIONS = (delete, cut, insert, insert, scribble, repeat, rename, revalue)
+
+
+def mutated(text: bytes, chance: random.Random) -> bytes:
+    data = bytearray(text)
+    for _ in range(chance.randint(1, 6)):
+        chance.choice(MUTATIONS)(data, chance.randrange(len(data) + 1), chance)
+        if not data:
+            break
+    return bytes(data)
+
+
+def zipped(data: bytes, chance: random.Random) -> bytes:
+    if chance.random() < 0.6:
+        return data
+    packed = bytearray(gzip.compress(data, 1))
+    if chance.random() < 0.3:
+        packed[chance.randrange(len(packed))] ^= 1 << chance.randrange(8)
+    elif chance.random() < 0.3:
+        del packed[chance.randrange(len(packed)) :]
+    elif chance.random() < 0.2:
+        packed += gzip.compress(chance.randbytes(20))
+    return bytes(packed)
+
+
+def test_no_file_hangs_the_reader_or_ends_it(tmp_path: Path) -> None:
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    path = tmp_path / "trace.json"
+    for seed in range(FILES):
+        chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+        path.write_bytes(zipped(mutated(base(chance), chance), chance))
+        for devices_only in (False, True):
+            began_s = time.process_time()
+            try:
+                check(summarise_trace(path, devices_only=devices_only))
+            except Exception as error:
+                error.add_note(f"seed {seed}, devices_only={devices_only}")
+                raise
+            assert time.process_time() - began_s < MAX_S, f"seed {seed}"
+    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after_kib - before_kib < MAX_GROWTH_MIB * 1024
+
+
+def check(summary: RankSummary) -> None:
+    """Whatever is in a file, times are numbers that fit together."""
+    for device in summary.devices:
+        assert math.isfinite(device.span_us)
+        assert 0 <= device.busy_us <= device.span_us
+        assert device.busy_us + device.idle_us <= device.span_us + 0.001

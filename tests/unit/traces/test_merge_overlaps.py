@@ -1,0 +1,188 @@
+"""Events of one lane that overlap stay visible in the merged trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.traces.integrity import check_trace
+from profdeck.traces.merge import Source, merge_traces, overlaps, substitution
+
+# As Kineto writes it, with two lines an event; one line; one key a line.
+LAYOUTS: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":")}, {"indent": "\t"}]
+Span = tuple[int, int]
+
+
+def kernel(start_ns: int, end_ns: int, **members: Any) -> dict[str, Any]:
+    head = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
+    times = {"ts": Time(start_ns), "dur": Time(end_ns - start_ns)}
+    return head | {key: value for key, value in members.items() if key in head} | times | {"args": {"stream": 7}}
+
+
+class Time(float):
+    """Microseconds that are written with three decimals, as all of Kineto's are."""
+
+    def __new__(cls, time_ns: int) -> Self:
+        time = super().__new__(cls, time_ns / 1000)
+        time.text = f"{time_ns // 1000}.{time_ns % 1000:03d}"
+        return time
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def dumps(trace: list[Any], **layout: Any) -> bytes:
+    """Write JSON; the encoder takes the digits of a float from ``float.__repr__``, so that they come afterwards."""
+    times: dict[str, str] = {}
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, Time):
+            mark = f"@{len(times)}@"
+            times[f'"{mark}"'] = value.text
+            return mark
+        if isinstance(value, dict):
+            return {key: marked(inner) for key, inner in value.items()}
+        return value
+
+    text = json.dumps([marked(event) for event in trace], **layout)
+    for mark, digits in times.items():
+        text = text.replace(mark, digits)
+    return text.encode()
+
+
+def merged(*texts: bytes) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        sources = []
+        for rank, text in enumerate(texts):
+            sources.append(Source(Path(folder) / str(rank), f"rank {rank}", rank))
+            sources[-1].path.write_bytes(text)
+        destination = Path(folder) / "merged"
+        assert merge_traces(sources, destination) == check_trace(destination)
+        events: list[dict[str, Any]] = json.loads(gzip.decompress(destination.read_bytes()), parse_float=Decimal)[
+            "traceEvents"
+        ]
+        return events
+
+
+def lanes_of(events: list[dict[str, Any]]) -> dict[tuple[Any, Any], list[Span]]:
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            start_ns = round(Decimal(event["ts"]) * 1000)
+            lanes[event["pid"], event["tid"]].append((start_ns, start_ns + round(Decimal(event["dur"]) * 1000)))
+    return lanes
+
+
+def kept_by_perfetto(spans: list[Span]) -> list[Span]:
+    kept: list[Span] = []
+    open_ends: list[int] = []
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        if not open_ends or end <= open_ends[-1]:
+            open_ends.append(end)
+            kept.append((start, end))
+    return kept
+
+
+def names_of(events: list[dict[str, Any]]) -> dict[Any, str]:
+    return {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+
+
+@pytest.fixture(params=["substituted", "decoded", "apart"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with the text of batches, without the lanes found in it, and with events taken apart."""
+    if request.param == "decoded":
+        monkeypatch.setattr(overlaps, "_found", lambda _: None)
+    if request.param == "apart":
+        monkeypatch.setattr(substitution.Substitution, "apply", lambda *_: None)
+
+
+@pytest.mark.usefixtures("each_way")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_event_that_overlaps_goes_to_a_lane_behind_its_own(layout: dict[str, Any]) -> None:
+    trace = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}},
+        {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": 7, "args": {"sort_index": 70}},
+        *[kernel(start, start + 150) for start in range(0, 4000, 100)],
+        kernel(0, 9999, tid=8),
+    ]
+
+    events = merged(dumps(trace, **layout))
+
+    lanes = lanes_of(events)
+    by_name = {name: next(lane for lane in lanes if lane[1] == tid) for tid, name in names_of(events).items()}
+    assert list(by_name) == ["stream 7", "stream 7 (overlapping)"]
+    assert lanes[by_name["stream 7"]] == [(start, start + 150) for start in range(0, 4000, 200)]
+    assert lanes[by_name["stream 7 (overlapping)"]] == [(start, start + 150) for start in range(100, 4000, 200)]
+    indices = {event["tid"]: event["args"] for event in events if event["name"] == "thread_sort_index"}
+    assert list(indices.values()) == [{"sort_index": 70}] * 2
+
+
+@pytest.mark.usefixtures("each_way")
+def test_flows_go_with_the_event_in_which_they_end() -> None:
+    flows = [{"ph": "f", "id": n, "pid": 0, "tid": 7, "ts": Time(100 * n), "cat": "ac2g", "bp": "e"} for n in range(30)]
+    trace = [one for n, flow in enumerate(flows) for one in (kernel(100 * n, 100 * n + 150), flow)]
+
+    events = [event for event in merged(dumps(trace)) if event["ph"] in "Xf"]
+
+    assert [event["tid"] for event in events[::2]] == [event["tid"] for event in events[1::2]]
+    assert len({event["tid"] for event in events}) == 2
+
+
+def test_more_lanes_are_numbered() -> None:
+    events = merged(dumps([kernel(n, 100 + n) for n in range(3)] * 9))
+
+    assert list(names_of(events).values()) == ["7 (overlapping)", "7 (overlapping 2)"]
+
+
+def test_events_inside_and_behind_each_other_stay() -> None:
+    trace = [kernel(0, 100), kernel(0, 50), kernel(50, 100), kernel(50, 50), kernel(100, 200), kernel(100, 100)] * 9
+
+    assert not names_of(merged(dumps(trace)))
+
+
+def test_lanes_without_categories_are_looked_at() -> None:
+    ascend = [{"ph": "X", "name": "MatMul", "pid": 5, "tid": 3, "ts": f"{n}.0", "dur": 1.5} for n in range(40)]
+
+    events = merged(json.dumps(ascend).encode())
+
+    assert sorted(len(spans) for spans in lanes_of(events).values()) == [20, 20]
+
+
+def test_lanes_of_the_host_stay() -> None:
+    trace = [kernel(n, n + 15, cat="cpu_op") for n in range(0, 400, 10)]
+
+    assert not names_of(merged(dumps(trace)))
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=25)
+
+
+@settings(max_examples=60)
+@given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12), st.sampled_from([4, 100]))
+def test_perfetto_drops_nothing(spans: list[Span], layout: dict[str, Any], odd_at: int | None, few: int) -> None:
+    trace = [kernel(start, start + duration) for start, duration in spans] + [kernel(1000, 1001, tid=9)] * 12
+    if odd_at is not None:  # one that is not found in the text
+        trace.insert(odd_at, {**kernel(15, 25), "ts": 0.0150, "dur": "0.01"})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlaps, "_FEW", few)
+        lanes = lanes_of(merged(dumps(trace, **layout)))
+
+    before, after = lanes_of(trace), sorted(span for spans in lanes.values() for span in spans)
+    assert after == sorted(span for spans in before.values() for span in spans)
+    assert all(sorted(kept_by_perfetto(spans)) == sorted(spans) for spans in lanes.values())
+    of_stream = next((spans for (_, tid), spans in lanes.items() if tid == 7), [])
+    assert sorted(of_stream) == sorted(kept_by_perfetto(before.get((0, 7), [])))

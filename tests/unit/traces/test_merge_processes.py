@@ -1,0 +1,190 @@
+"""Merging in several processes."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from profdeck.errors import TraceError
+from profdeck.traces.integrity import check_trace
+from profdeck.traces.merge import Selection, Source, merge_traces, merging, workers
+
+
+def event(ph: str = "X", **members: Any) -> dict[str, Any]:
+    return {"ph": ph, "name": "n", "pid": 4711, "tid": 1, "ts": 1, **members}
+
+
+def trace(rank: int) -> bytes:
+    """Return a trace; those of different ranks have bases, processes, lanes and layouts of their own."""
+    times: Any = {"ts": 0.5, "dur": 1.125}
+    events = [event(pid=4711 + rank // 2, args={"n": n}) for n in range(50)]
+    events += [event("s", id=n) for n in range(50)] + [event(cat="kernel", **times), event(cat="kernel", **times)]
+    if rank == 1:
+        events += [event(cat="kernel", ts=1.0, dur=1.0)]
+    base = {"baseTimeNanoseconds": 10**18 + 500 * (rank % 3)}
+    return json.dumps({"traceEvents": events, **base}, indent=rank % 3 or None).encode()
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Source]:
+    (tmp_path / "sources").mkdir()
+    found = [Source(tmp_path / "sources" / str(rank), f"rank {rank}", 0, shift_ns=1500 * rank) for rank in range(5)]
+    for rank, source in enumerate(found):
+        data = trace(rank)
+        source.path.write_bytes(gzip.compress(data) if rank % 2 else data)
+    found[3].path.write_bytes(found[3].path.read_bytes()[:-30])
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "merged"
+    found.mkdir()
+    return found
+
+
+@pytest.mark.parametrize("as_gzip", [False, True])
+def test_the_file_is_the_same_for_any_number_of_processes(
+    sources: list[Source], folder: Path, *, as_gzip: bool
+) -> None:
+    checks = [
+        merge_traces(sources, folder / str(processes), gzip=as_gzip, processes=processes) for processes in (1, 2, 9)
+    ]
+
+    assert checks[0] == checks[1] == checks[2]
+    assert checks[0].problem is not None
+    assert checks[0].problem.startswith("rank 3 (")
+    assert attrs.evolve(checks[0], whole=True, problem=None) == check_trace(folder / "1")
+    assert len({path.read_bytes() for path in folder.iterdir()}) == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "9"]
+
+
+def test_what_was_taken_to_be_known_is_put_right(
+    sources: list[Source], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_traces(sources, folder / "guessed", gzip=False)
+    monkeypatch.setattr(merging, "_HEAD_BYTES", 1)
+    merge_traces(sources, folder / "not guessed", gzip=False)
+
+    assert (folder / "guessed").read_bytes() == (folder / "not guessed").read_bytes()
+    events = json.loads((folder / "guessed").read_bytes())["traceEvents"]
+    assert {event["pid"] for event in events if event["pid"] < 10**9} == {4711, 4712, 4713}
+    labels = [event["args"]["name"] for event in events if event["name"] == "process_name" and event["pid"] == 4711]
+    assert labels == ["rank 0: 4711"]
+
+
+def test_a_process_with_threads_starts_others_that_are_no_copies_of_it(sources: list[Source], folder: Path) -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        merge_traces(sources, folder / "2", processes=2)
+    finally:
+        ended.set()
+        thread.join()
+    merge_traces(sources, folder / "1")
+
+    assert (folder / "1").read_bytes() == (folder / "2").read_bytes()
+
+
+class Killing:
+    """Kills the process that selects events."""
+
+    def apply(self, _: bytes) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Failing:
+    """Fails as writing to a full disk does."""
+
+    def apply(self, _: bytes) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("select", "error", "message"),
+    [
+        (Killing(), TraceError, r"process that read .*sources/4 ended with exit code -9"),
+        (Failing(), OSError, "No space left"),
+    ],
+)
+def test_of_a_process_that_fails_nothing_is_left(
+    sources: list[Source], folder: Path, select: Selection, error: type[Exception], message: str
+) -> None:
+    sources[4] = attrs.evolve(sources[4], select=select)
+
+    with pytest.raises(error, match=message):
+        merge_traces(sources, folder / "merged", processes=2)
+
+    assert not list(folder.iterdir())
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_of_a_merge_that_is_interrupted_nothing_is_left(sources: list[Source], folder: Path, processes: int) -> None:
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge_traces(sources, folder / "merged", processes=processes, on_progress=interrupt)
+
+    assert not list(folder.iterdir())
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_ends_when_nobody_listens(folder: Path) -> None:
+    worker = workers._Worker(folder)
+
+    worker.connection.close()
+    worker._process.join(10)
+
+    assert worker._process.exitcode == 0
+    worker.end()
+    assert not list(folder.iterdir())
+
+
+def test_progress_is_that_of_all_sources(sources: list[Source], folder: Path) -> None:
+    progress: list[tuple[int, int]] = []
+
+    merge_traces(
+        sources, folder / "merged", processes=2, on_progress=lambda done, total: progress.append((done, total))
+    )
+
+    total = sum(source.path.stat().st_size for source in sources)
+    assert progress == sorted(progress)
+    assert progress[-1] == (total, total)
+
+
+def test_a_file_system_that_copies_nothing_by_itself_is_served(
+    sources: list[Source], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_traces(sources, folder / "1")
+    monkeypatch.delattr(os, "copy_file_range", raising=False)
+    merge_traces(sources, folder / "2")
+
+    assert (folder / "1").read_bytes() == (folder / "2").read_bytes()
+
+
+def test_no_two_of_many_sources_share_an_id(tmp_path: Path) -> None:
+    data = json.dumps([event("s", id=one) for one in [*range(9), 12, 123, 10**12, 10**13, "0x1f"]]).encode()
+    sources = [Source(tmp_path / str(rank), f"rank {rank}", 0) for rank in range(300)]
+    for source in sources:
+        source.path.write_bytes(data)
+
+    assert merge_traces(sources, tmp_path / "merged", gzip=False, processes=2).whole
+
+    events = json.loads((tmp_path / "merged").read_bytes())["traceEvents"]
+    ids = [event["id"] for event in events if event["ph"] == "s"]
+    assert len({int(one, 16) if isinstance(one, str) else one for one in ids}) == len(ids) == 300 * 14
+    assert len({event["pid"] for event in events}) == 300

@@ -1,0 +1,295 @@
+"""Many traces at once, with real processes: order, progress, faults, and that no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from profdeck.errors import ConfigError, MissingLibraryError, TraceError
+from profdeck.traces import parallel
+from profdeck.traces.parallel import map_on_ray, map_traces
+
+HERE = Path(__file__).parent
+WAITING = """
+import sys
+from parallel_jobs import obey
+from profdeck.traces import parallel
+if __name__ == "__main__":
+    parallel._start_method = lambda: sys.argv[2]
+    parallel.map_traces(obey, [f"wait {sys.argv[1]}"] * 3, [1, 1, 1], processes=2)
+"""
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(HERE)
+    import parallel_jobs
+
+    return parallel_jobs
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> list[Path]:
+    """Traces of several sizes, one of them cut off and one missing."""
+    paths = []
+    for number in range(5):
+        events = [{"ph": "X", "name": f"{number}-{event}", "ts": event, "dur": 1} for event in range(20 * number + 1)]
+        data = gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0)
+        paths.append(tmp_path / f"{number}.json.gz")
+        paths[-1].write_bytes(data[:-20] if number == 3 else data)
+    return [*paths, tmp_path / "missing.json.gz"]
+
+
+def sizes(paths: list[Path]) -> list[int]:
+    return [path.stat().st_size if path.exists() else 0 for path in paths]
+
+
+def texts(results: list[object]) -> list[str]:
+    return [f"{type(result).__name__}: {result}" for result in results]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_give_the_same_results_as_none(jobs, traces, monkeypatch, method) -> None:
+    monkeypatch.setattr(parallel, "_start_method", lambda: method)
+    alone = map_traces(jobs.check, traces, sizes(traces))
+    assert texts(map_traces(jobs.check, traces, sizes(traces), processes=2)) == texts(alone)
+    assert [result.whole for result in alone[:5]] == [True, True, True, False, True]
+    assert isinstance(alone[5], TraceError)
+
+
+def test_one_process_is_this_one(jobs) -> None:
+    results = map_traces(jobs.obey, ["a", "b"], [1, 2])
+    assert results == [("a", os.getpid()), ("b", os.getpid())]
+
+
+def test_one_item_needs_no_other_process(jobs) -> None:
+    assert map_traces(jobs.obey, ["a"], [1], processes=4) == [("a", os.getpid())]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_to_do(jobs, processes) -> None:
+    assert map_traces(jobs.obey, [], [], processes=processes) == []
+
+
+def test_no_more_processes_than_asked_for(jobs) -> None:
+    results = map_traces(jobs.obey, list("abcdefgh"), [1] * 8, processes=3)
+    assert [order for order, _ in results] == list("abcdefgh")
+    pids = {pid for _, pid in results}
+    assert len(pids) <= 3
+    assert os.getpid() not in pids
+
+
+def test_results_stand_in_the_order_of_the_items_and_the_largest_begins_first(jobs, tmp_path) -> None:
+    # The first item meets the last: both have begun before the small one between them.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    orders = [f"meet-as-reader {pipe}", "small", f"meet-as-writer {pipe}"]
+    results = map_traces(jobs.obey, orders, [9, 1, 5], processes=2)
+    assert [order for order, _ in results] == orders
+    begun: list[str] = []
+
+    def begin(worker: parallel._Worker[str, str], index: int, item: str) -> None:
+        begun.append(item)
+        start(worker, index, item)
+
+    start = parallel._Worker.begin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel._Worker, "begin", begin)
+        map_traces(jobs.obey, ["a", "b", "c", "d"], [1, 3, 2, 3], processes=2)
+    assert begun == ["b", "d", "c", "a"]
+
+
+def test_a_killed_worker_costs_its_own_item_only(jobs) -> None:
+    orders = ["a", "kill", "b", "kill", "c", "d"]
+    results = map_traces(jobs.obey, orders, [1, 9, 1, 9, 1, 1], processes=2)
+    assert [result[0] for result in results if not isinstance(result, TraceError)] == ["a", "b", "c", "d"]
+    assert str(results[1]) == str(results[3])
+    assert str(results[1]) == (
+        "Cannot read kill: the worker process was killed by SIGKILL. "
+        "If the memory ran out, read fewer traces at the same time (--processes)."
+    )
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_unreadable_item_is_its_own_result(jobs, processes) -> None:
+    first, second, third = map_traces(jobs.obey, ["a", "unreadable", "b"], [1, 1, 1], processes=processes)
+    assert (first[0], third[0]) == ("a", "b")
+    assert isinstance(second, TraceError)
+    assert str(second) == "It is torn."
+    assert second.__traceback__ is None
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_any_other_exception_is_raised_with_the_item(jobs, processes) -> None:
+    with pytest.raises(ValueError, match="a bug") as caught:
+        map_traces(jobs.obey, ["fault", "b", "c"], [1, 1, 1], processes=processes)
+    assert caught.value.__notes__[0] == "This happened in fault."
+
+
+def test_an_exception_comes_with_its_traceback_in_the_worker(jobs) -> None:
+    with pytest.raises(ValueError, match="a bug") as caught:
+        map_traces(jobs.obey, ["fault", "b"], [1, 1], processes=2)
+    assert "in obey" in caught.value.__notes__[1]
+
+
+def test_an_exception_that_cannot_be_sent_is_told(jobs) -> None:
+    with pytest.raises(RuntimeError, match=r"OddError: 1 and 2\nThis happened in odd-fault\."):
+        map_traces(jobs.obey, ["odd-fault", "b"], [1, 1], processes=2)
+
+
+def test_a_worker_that_exits_names_its_item(jobs) -> None:
+    with pytest.raises(RuntimeError, match=r"ended with exit code 3 while it read exit\."):
+        map_traces(jobs.obey, ["exit", "b"], [1, 1], processes=2)
+    with pytest.raises(SystemExit, match="bye"):
+        map_traces(jobs.obey, ["leave", "b"], [1, 1], processes=2)
+
+
+def test_sizes_and_items_are_as_many(jobs) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        map_traces(jobs.obey, ["a", "b"], [1])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_progress_never_goes_back_and_ends_with_all(jobs, processes) -> None:
+    told: list[tuple[int, int]] = []
+    threads = set()
+
+    def on_progress(done: int, total: int) -> None:
+        told.append((done, total))
+        threads.add(threading.get_ident())
+
+    map_traces(jobs.obey, ["a", "unreadable", "b", "c"], [3, 4, 5, 6], processes=processes, on_progress=on_progress)
+    done = [done for done, _ in told]
+    assert done == sorted(set(done))
+    assert told[-1] == (18, 18)
+    assert len(done) == 8  # the 1 byte of which each order tells, and the end of each
+    assert threads == {threading.get_ident()}
+
+
+def test_a_killed_workers_item_counts_as_read(jobs) -> None:
+    told: list[tuple[int, int]] = []
+    map_traces(jobs.obey, ["kill", "b"], [3, 4], processes=2, on_progress=lambda *what: told.append(what))
+    assert told[-1] == (7, 7)
+
+
+def test_workers_report_seldom_and_no_more_than_there_is() -> None:
+    sent: list[int] = []
+    report = parallel._seldom(sent.append)
+    report(1, 9)
+    report(2, 9)
+    assert sent == [1]
+    told: list[tuple[int, int]] = []
+    job: parallel._Job[str, str] = parallel._Job(["a"], [5], lambda *what: told.append(what))
+    for read_bytes in (3, 2, 7, 9):
+        job.take(0, read_bytes)
+    assert told == [(3, 5), (5, 5)]
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    assert parallel._start_method() == ("fork" if sys.platform == "linux" else "spawn")
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert parallel._start_method() == "spawn"
+    finally:
+        end.set()
+        thread.join()
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, method: str) -> None:
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    python_path = os.pathsep.join([str(HERE), *sys.path])
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "at"), method],
+        env=os.environ | {"PYTHONPATH": python_path},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("at.*"))) == 2)
+        found = children(parent.pid)
+        workers = [int(path.suffix[1:]) for path in tmp_path.glob("at.*")]
+        assert set(workers) <= set(found)
+        if number == signal.SIGINT:
+            os.killpg(parent.pid, number)  # as a terminal does
+        else:
+            parent.send_signal(number)
+        _, errors = parent.communicate(timeout=30)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert parent.returncode == -number
+    if number == signal.SIGINT:
+        assert not any(running(pid) for pid in workers)
+        assert errors.count("Traceback") == 1, errors  # the parent's, and of no worker
+    wait_for(lambda: not any(running(pid) for pid in found))
+
+
+def test_ray_that_is_missing_is_named(jobs, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingLibraryError, match=r"needs ray, .* pip install 'profdeck\[ray\]'"):
+        map_on_ray(jobs.obey, ["a"], [1], address="auto")
+
+
+@pytest.mark.parametrize("address", ["head", "", ":6379", "head:port", "ray://head:10001", "http://head:80"])
+def test_what_is_no_address_of_ray_is_refused(address) -> None:
+    with pytest.raises(ConfigError, match=r"is not the address of a Ray cluster: that is host:port"):
+        parallel._join_cluster(None, address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "[::1]:1"])
+def test_an_address_where_nothing_answers_is_said_at_once(address) -> None:
+    with pytest.raises(ConfigError, match=r"There is no Ray cluster at .* 'ray start --head --port 6379'"):
+        parallel._join_cluster(None, address)
+
+
+def test_a_node_with_another_profdeck_is_refused(jobs) -> None:
+    (report,) = parallel._task(jobs.obey, "a", False, "0.0.1")  # noqa: FBT003
+    assert str(report).endswith("and this machine has 0.0.1.")
+
+
+def test_a_node_that_cannot_open_a_file_is_named(jobs, tmp_path) -> None:
+    (report,) = parallel._task(jobs.check, tmp_path / "missing", False, parallel.__version__)  # noqa: FBT003
+    assert f"on the Ray node {parallel.platform.node()}; traces have to be" in str(report.value)

@@ -1,0 +1,398 @@
+"""Perfetto traces, read back with a reader of the wire format that shares nothing with the writer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces import nesting, perfetto
+from profdeck.traces.columns import Columns, Tables
+from profdeck.traces.model import Id
+from profdeck.traces.nesting import Lanes
+from profdeck.traces.perfetto import PerfettoSource, encode_source
+from profdeck.traces.timeline import Slice
+
+KERNEL, OPERATOR = "kernel", "cpu_op"
+STREAM: tuple[Id, Id] = (0, 7)
+THREAD: tuple[Id, Id] = (1234, 1234)
+
+Event = tuple[str, str, tuple[Id, Id], int, int]
+"""Name, category, process and thread, start and end."""
+
+
+def columns_of(events: Sequence[Event]) -> Columns:
+    """Return events, sorted by start, with all tables that they need."""
+    ordered = sorted(events, key=lambda event: event[3])
+    categories = sorted({category for _, category, *_ in ordered})
+    names = sorted({(name, category) for name, category, *_ in ordered})
+    tracks = list(dict.fromkeys(track for _, _, track, *_ in ordered))
+    return Columns(
+        Tables([name for name, _ in names], [categories.index(category) for _, category in names], categories, tracks),
+        np.array([names.index(event[:2]) for event in ordered], dtype=np.int32),
+        np.array([tracks.index(event[2]) for event in ordered], dtype=np.int32),
+        np.array([event[3] for event in ordered], dtype=np.int64),
+        np.array([event[4] for event in ordered], dtype=np.int64),
+    )
+
+
+def slices_of(columns: Columns, cuts: list[int]) -> Iterator[Slice]:
+    """Cut events into slices of time, as a timeline does."""
+    if not len(columns):
+        return
+    start, end = columns.start_ns, columns.end_ns
+    bounds = sorted({int(start.min()), int(max(end.max(), start.max() + 1)), *cuts})
+    for begin, until in pairwise(bounds):
+        inside = (start < until) & ((end > begin) | ((start == end) & (start >= begin)))
+        piece = columns[inside]
+        yield Slice(
+            attrs.evolve(piece, start_ns=np.maximum(piece.start_ns, begin), end_ns=np.minimum(piece.end_ns, until)),
+            piece.start_ns >= begin,
+            piece.start_ns,
+            piece.end_ns,
+            begin,
+            until,
+        )
+
+
+def source(**changes: object) -> PerfettoSource:
+    plain = PerfettoSource(label="rank 0", index=0, sort_index=0, shift_ns=0, process_names={}, thread_names={})
+    return attrs.evolve(plain, **changes)  # type: ignore[arg-type]
+
+
+def encoded(events: Sequence[Event], *cuts: int, **changes: object) -> bytes:
+    return b"".join(encode_source(source(**changes), slices_of(columns_of(events), list(cuts))))
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            assert shift <= 70
+            return value, at
+
+
+def fields(data: bytes) -> dict[int, list[int | bytes]]:
+    found: dict[int, list[int | bytes]] = defaultdict(list)
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        value: int | bytes
+        if key & 7 == 0:
+            value, at = varint(data, at)
+        else:
+            assert key & 7 == 2
+            length, at = varint(data, at)
+            value = data[at : at + length]
+            assert len(value) == length
+            at += length
+        found[key >> 3].append(value)
+    return found
+
+
+def one(message: dict[int, list[int | bytes]], number: int) -> int:
+    (value,) = message[number]
+    assert isinstance(value, int)
+    return value
+
+
+def text(message: dict[int, list[int | bytes]], number: int) -> str:
+    (value,) = message[number]
+    assert isinstance(value, bytes)
+    return value.decode()
+
+
+@attrs.define
+class Track:
+    parent: int
+    name: str
+    rank: int
+    slices: list[tuple[str, str, int, int]] = attrs.field(factory=list)
+    """Name, category, start and end."""
+    depth: int = 0
+    """How many slices were open at once."""
+
+
+class Read:
+    """A trace as Perfetto understands it: packets by time, an end closes what began last on its track."""
+
+    def __init__(self, data: bytes) -> None:
+        self.tracks: dict[int, Track] = {}
+        strings: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
+        events: list[tuple[int, int, dict[int, list[int | bytes]]]] = []
+        for packet in map(fields, self._messages(fields(data), 1)):
+            sequence = one(packet, 10)
+            if packet[13] == [1]:
+                assert sequence not in {known for known, _ in strings}
+                strings[sequence, 2][0] = ""  # the sequence began
+            assert (sequence, 2) in strings
+            for interned in map(fields, self._messages(packet, 12)):
+                for kind in (1, 2):
+                    for entry in map(fields, self._messages(interned, kind)):
+                        assert one(entry, 1) not in strings[sequence, kind]
+                        strings[sequence, kind][one(entry, 1)] = text(entry, 2)
+            for track in map(fields, self._messages(packet, 60)):
+                assert one(track, 11) == 3
+                made = Track(one(track, 5) if track[5] else 0, text(track, 2), one(track, 12))
+                assert self.tracks.setdefault(one(track, 1), made) == made
+            for event in map(fields, self._messages(packet, 11)):
+                assert packet[13] == [2]
+                assert one(event, 11) in self.tracks
+                if one(event, 9) == 1:
+                    assert one(event, 10) in strings[sequence, 2]
+                    assert one(event, 3) in strings[sequence, 1]
+                events.append((one(packet, 8), sequence, event))
+        self._pair(strings, events)
+
+    @staticmethod
+    def _messages(message: dict[int, list[int | bytes]], number: int) -> Iterator[bytes]:
+        for value in message[number]:
+            assert isinstance(value, bytes)
+            yield value
+
+    def _pair(
+        self,
+        strings: dict[tuple[int, int], dict[int, str]],
+        events: list[tuple[int, int, dict[int, list[int | bytes]]]],
+    ) -> None:
+        stacks: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
+        for time, sequence, event in sorted(events, key=lambda event: event[0]):
+            uuid = one(event, 11)
+            if one(event, 9) == 1:
+                name, category = strings[sequence, 2][one(event, 10)], strings[sequence, 1][one(event, 3)]
+                stacks[uuid].append((name, category, time))
+                self.tracks[uuid].depth = max(self.tracks[uuid].depth, len(stacks[uuid]))
+            else:
+                assert one(event, 9) == 2
+                self.tracks[uuid].slices.append((*stacks[uuid].pop(), time))
+        assert not any(stacks.values())
+
+    def path(self, uuid: int) -> str:
+        track = self.tracks[uuid]
+        return f"{self.path(track.parent)}/{track.name}" if track.parent else track.name
+
+    def slices(self) -> dict[str, list[tuple[str, str, int, int]]]:
+        return {self.path(uuid): track.slices for uuid, track in self.tracks.items() if track.slices}
+
+    def shown(self) -> list[str]:
+        """Return the names of all tracks from top to bottom."""
+
+        def below(parent: int) -> Iterator[str]:
+            children = [(track.rank, uuid) for uuid, track in self.tracks.items() if track.parent == parent]
+            for rank, uuid in sorted(children):
+                assert rank < 2**31
+                yield self.tracks[uuid].name
+                yield from below(uuid)
+
+        return list(below(0))
+
+
+TIMES = st.one_of(st.integers(0, 12), st.integers(0, 2**62))
+TRACKS: st.SearchStrategy[tuple[Id, Id]] = st.sampled_from([STREAM, (0, 20), THREAD, ("Spans", None), (None, -1)])
+
+
+@st.composite
+def events_in_time(draw: st.DrawFn) -> list[Event]:
+    """Draw intervals that may nest, overlap, touch, be equal or empty."""
+    found = []
+    for track in draw(st.lists(TRACKS, max_size=14)):
+        start, end = sorted((draw(TIMES), draw(TIMES)))
+        category = draw(st.sampled_from([KERNEL, OPERATOR, ""]))
+        found.append((draw(st.sampled_from(["a", "b", "", "é\ud800"])), category, track, start, end))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(events_in_time(), st.lists(TIMES, max_size=3), st.integers(0, 2**61))
+def test_each_event_comes_back_as_one_slice_of_a_lane_of_its_track(
+    events: list[Event], cuts: list[int], shift_ns: int
+) -> None:
+    read = Read(encoded(events, *cuts, shift_ns=shift_ns))
+
+    expected = Counter(
+        (name.replace("\ud800", "?"), category, start + shift_ns, end + shift_ns)
+        for name, category, _, start, end in events
+    )
+    assert Counter(found for slices in read.slices().values() for found in slices) == expected
+    by_track = Counter(track for _, _, track, _, _ in events)
+    lanes: Counter[str] = Counter()
+    for path, slices in read.slices().items():
+        lanes[path.partition(" (")[0]] += len(slices)
+    assert sorted(lanes.values()) == sorted(by_track.values())
+
+
+def test_tracks_are_the_streams_of_devices_and_the_threads_of_hosts() -> None:
+    read = Read(
+        encoded(
+            [
+                ("gemm", KERNEL, (0, 7), 10, 20),
+                ("step", "gpu_user_annotation", (1, 20), 10, 20),
+                ("aten::mm", OPERATOR, THREAD, 0, 30),
+                ("load", OPERATOR, (1234, 5), 0, 30),
+            ],
+            thread_names={(0, 7): "stream 7 ", THREAD: "thread 1234 (python)"},
+        )
+    )
+
+    assert read.slices() == {
+        "Ranks/rank 0/device 0/stream 7": [("gemm", KERNEL, 10, 20)],
+        "Ranks/rank 0/device 1/stream 20": [("step", "gpu_user_annotation", 10, 20)],
+        "Ranks/rank 0/thread 1234 (python)": [("aten::mm", OPERATOR, 0, 30)],
+        "Ranks/rank 0/thread 5": [("load", OPERATOR, 0, 30)],
+    }
+
+
+def test_a_process_of_ascend_is_a_device_by_its_name_and_threads_in_two_processes_are_told_apart() -> None:
+    hardware = "Ascend Hardware"
+    read = Read(
+        encoded(
+            [("MatMul", hardware, (800, 3), 0, 1), ("mm", "", (1, 5), 0, 1), ("aclnnMm", "CANN", (2, 5), 0, 1)],
+            process_names={800: hardware, 2: "CANN"},
+        )
+    )
+
+    assert read.shown() == ["Ranks", "rank 0", hardware, "stream 3", "process 1: thread 5", "CANN: thread 5"]
+
+
+def test_tracks_stand_in_the_order_of_their_numbers_with_devices_first() -> None:
+    tracks: list[tuple[Id, Id]] = [(3, 1), (3, "main"), (10, 3), (10, 20), (2, 7)]
+    events = [
+        ("x", OPERATOR if process == 3 else KERNEL, (process, thread), 0, 1) for process, thread in reversed(tracks)
+    ]
+    events += [("y", KERNEL, (10, 3), 0, 2), ("x", KERNEL, (10, 3), 1, 3)]
+
+    shown = Read(encoded(events)).shown()[2:]
+
+    assert shown[:2] == ["device 2", "stream 7"]
+    assert shown[2:6] == ["device 10", "stream 3", "stream 3 (2)", "stream 20"]
+    assert shown[6:] == ["thread 1", "main"]
+
+
+def test_an_interval_that_overlaps_without_nesting_gets_another_lane_until_there_is_room_again() -> None:
+    events = [(name, KERNEL, STREAM, start, end) for name, start, end in [("a", 0, 10), ("b", 5, 15), ("c", 12, 20)]]
+
+    assert Read(encoded(events)).slices() == {
+        "Ranks/rank 0/device 0/stream 7": [("a", KERNEL, 0, 10), ("c", KERNEL, 12, 20)],
+        "Ranks/rank 0/device 0/stream 7 (2)": [("b", KERNEL, 5, 15)],
+    }
+
+
+def test_intervals_that_start_together_share_a_lane_in_whatever_order_they_come() -> None:
+    events = [(name, OPERATOR, THREAD, 3, end) for name, end in [("empty", 3), ("inner", 5), ("outer", 9)]]
+
+    assert Read(encoded(events)).slices() == {
+        "Ranks/rank 0/thread 1234": [
+            ("empty", OPERATOR, 3, 3),
+            ("inner", OPERATOR, 3, 5),
+            ("outer", OPERATOR, 3, 9),
+        ]
+    }
+
+
+@pytest.mark.parametrize("cuts", [(), (6, 11)])
+def test_what_is_open_at_the_end_of_a_slice_keeps_its_lane(cuts: tuple[int, ...]) -> None:
+    events = [
+        (name, OPERATOR, THREAD, start, end)
+        for name, start, end in [("a", 0, 20), ("b", 5, 30), ("c", 10, 25), ("d", 11, 15), ("e", 20, 29)]
+    ]
+
+    assert Read(encoded(events, *cuts)).slices() == {
+        "Ranks/rank 0/thread 1234": [("d", OPERATOR, 11, 15), ("a", OPERATOR, 0, 20), ("e", OPERATOR, 20, 29)],
+        "Ranks/rank 0/thread 1234 (2)": [("c", OPERATOR, 10, 25), ("b", OPERATOR, 5, 30)],
+    }
+
+
+def test_no_lane_is_deeper_than_perfetto_shows() -> None:
+    events = [("f", "python_function", THREAD, 0, 2000 - depth) for depth in range(600)]
+    events += [("empty", OPERATOR, THREAD, 0, 0)]
+
+    read = Read(encoded(events))
+
+    assert sorted(track.depth for track in read.tracks.values() if track.slices) == [600 - 511, 512]
+
+
+def test_sources_can_be_concatenated_and_stand_in_their_order() -> None:
+    traces = [
+        encoded([("x", KERNEL, STREAM, 0, 1 + index)], label=f"rank {sort_index}", index=index, sort_index=sort_index)
+        for index, sort_index in enumerate([10, 2])
+    ]
+
+    read = Read(b"".join(traces))
+
+    assert read.shown() == ["Ranks", "rank 2", "device 0", "stream 7", "rank 10", "device 0", "stream 7"]
+    assert read.slices() == {
+        "Ranks/rank 10/device 0/stream 7": [("x", KERNEL, 0, 1)],
+        "Ranks/rank 2/device 0/stream 7": [("x", KERNEL, 0, 2)],
+    }
+
+
+def test_only_events_of_the_categories_are_in() -> None:
+    columns = columns_of([("x", KERNEL, STREAM, 0, 9), ("mm", OPERATOR, THREAD, 0, 9)])
+    pieces = slices_of(columns, [4])
+
+    read = Read(b"".join(encode_source(source(), pieces, categories=frozenset({KERNEL}))))
+
+    assert read.slices() == {"Ranks/rank 0/device 0/stream 7": [("x", KERNEL, 0, 9)]}
+    assert read.shown() == ["Ranks", "rank 0", "device 0", "stream 7"]
+
+
+def test_many_events_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto, "_BLOCK_PACKETS", 3)
+    events = [("x", KERNEL, STREAM, time, time + 1) for time in range(5)]
+
+    assert Read(encoded(events)).slices() == {
+        "Ranks/rank 0/device 0/stream 7": [("x", KERNEL, time, time + 1) for time in range(5)]
+    }
+
+
+@pytest.mark.parametrize(("start", "end", "shift_ns"), [(5, 9, -6), (5, 2**62, 2**62)])
+def test_times_that_the_format_cannot_say_are_an_error(start: int, end: int, shift_ns: int) -> None:
+    with pytest.raises(TraceError, match="rank 0: its times, .* do not fit into a Perfetto trace"):
+        encoded([("x", KERNEL, STREAM, start, end)], shift_ns=shift_ns)
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)).map(lambda t: (t[0], t[0] + t[1])), max_size=24)
+
+
+@settings(max_examples=200, deadline=None)
+@given(INTERVALS, st.integers(1, 4), st.lists(st.integers(0, 24), max_size=3))
+def test_each_interval_gets_the_first_lane_in_which_it_nests(
+    found: list[tuple[int, int]], max_depth: int, cuts: list[int]
+) -> None:
+    ordered = sorted(found, key=lambda interval: (interval[0], -interval[1]))
+    expected: list[int] = []
+    stacks: list[list[int]] = []
+    for start, end in ordered:
+        stacks = [[open_end for open_end in stack if open_end > start] for stack in stacks]
+        fits = [not stack or (end <= stack[-1] and len(stack) < max_depth) for stack in stacks]
+        lane = [*fits, True].index(True) if end > start else 0
+        expected.append(lane)
+        if end > start:
+            stacks += [[]] * (lane == len(stacks))
+            stacks[lane] = [*stacks[lane], end]
+
+    lanes = Lanes(max_depth)
+    bounds = sorted(cut for cut in [0, *cuts, len(ordered)] if cut <= len(ordered))
+    placed: list[int] = []
+    for begin, end in pairwise(bounds):
+        starts, ends = (np.array([row[at] for row in ordered[begin:end]], dtype=np.int64) for at in (0, 1))
+        placed += lanes.place(starts, ends).tolist()
+
+    assert placed == expected
+
+
+def test_intervals_that_nest_are_not_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nesting.Lanes, "_place_one_by_one", None)
+    starts, ends = np.array([0, 0, 1, 4, 6]), np.array([6, 5, 4, 5, 9])
+
+    assert nesting.Lanes(9).place(starts, ends).tolist() == [0] * 5

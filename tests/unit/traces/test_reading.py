@@ -1,0 +1,385 @@
+"""Both ways of reading a trace into columns, against the standard library's json."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces import collector, stream
+from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
+from profdeck.traces.reading import read_trace
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/trace_view.json")])]
+LANES = DEVICE_CATEGORIES | {ANNOTATION, DEVICE_ANNOTATION}
+LAYOUTS = ("one line", "indented", "kineto 2.13", "kineto", "compact")
+
+Row = tuple[str, str, Any, Any, int, int]
+
+
+def written(events: list[Any], layout: str, **members: Any) -> str:
+    """Write a trace in one of the layouts that profilers and tools have."""
+    document = {"schemaVersion": 1, **members, "traceEvents": events}
+    if layout == "one line":
+        return json.dumps(document)
+    if layout == "compact":
+        return json.dumps(document, separators=(",", ":"))
+    if layout == "indented":
+        return json.dumps(document, indent=4)
+    head = json.dumps({"schemaVersion": 1, **members})[:-1]
+    if layout == "kineto":
+        texts = [
+            json.dumps(event).replace(', "ts"', ',\n    "ts"').replace(', "args": {', ',\n    "args": {\n      ')
+            for event in events
+        ]
+        return head + ', "traceEvents": [\n  ' + ",\n  ".join(texts) + "\n  ]\n}"
+    texts = [json.dumps(event, indent=0).replace(",\n", "\n    ,") for event in events]
+    return head + ', "traceEvents": [\n' + "\n    ,".join(texts) + "\n]}"
+
+
+def rows_of(text: str) -> Counter[Row]:
+    """Return the complete events by the standard library."""
+    document = json.loads(text, parse_float=Decimal)
+    events = document["traceEvents"] if isinstance(document, dict) else document
+    named = {
+        event.get("pid"): event["args"]["name"]
+        for event in events
+        if isinstance(event, dict) and event.get("ph") == "M" and event.get("name") == "process_name"
+    }
+    return Counter(
+        (
+            event.get("cat") or named.get(event.get("pid"), ""),
+            event.get("name", ""),
+            event.get("pid"),
+            event.get("tid"),
+            start := round(Decimal(event["ts"]) * 1000),
+            start + max(0, round(Decimal(event.get("dur", 0)) * 1000)),
+        )
+        for event in events
+        if isinstance(event, dict) and event.get("ph") == "X" and "ts" in event
+    )
+
+
+def rows(found: Columns) -> Counter[Row]:
+    return Counter(
+        zip(
+            [found.categories[code] for code in found.category.tolist()],
+            [found.names[code] for code in found.name.tolist()],
+            [found.tracks[code][0] for code in found.track.tolist()],
+            [found.tracks[code][1] for code in found.track.tolist()],
+            found.start_ns.tolist(),
+            found.end_ns.tolist(),
+            strict=True,
+        )
+    )
+
+
+def of_lanes(found: Counter[Row]) -> Counter[Row]:
+    return Counter({row: count for row, count in found.items() if row[0] in LANES})
+
+
+times = st.one_of(
+    st.integers(0, 10**6),
+    st.integers(0, 10**9).map(lambda number: number / 1000),
+    st.decimals(0, 10**13, places=3).map(str),
+    st.integers(10**15, 10**15 + 10**6),
+)
+texts = st.one_of(
+    st.sampled_from(
+        ["aten::mm", "kernel", "void f<int>(a, b)", '"kernel"', "gpu_memcpy", "args", "}, {", '\\"', "é", "\n"]
+    ),
+    st.text(max_size=12),
+)
+ids = st.one_of(st.integers(-1, 5), st.integers(0, 2**40), st.sampled_from(["Spans", "stream 7"]))
+args = st.dictionaries(
+    st.sampled_from(["bytes", "kernel", "cat", "ph", "ts", "grid", "stream"]),
+    st.recursive(st.one_of(st.integers(0, 99), texts), lambda inner: st.lists(inner, max_size=3), max_leaves=4),
+    max_size=3,
+)
+complete = st.fixed_dictionaries(
+    {
+        "ph": st.just("X"),
+        "cat": st.sampled_from([*sorted(LANES), "cpu_op", "cuda_runtime", "python_function", "new_accelerator"]),
+        "name": texts,
+        "pid": ids,
+        "tid": ids,
+        "ts": times,
+    },
+    optional={"dur": times, "args": args},
+)
+plain = st.fixed_dictionaries(
+    {
+        "ph": st.just("X"),
+        "cat": st.sampled_from(["kernel", "gpu_memcpy", "cpu_op", "user_annotation"]),
+        "name": st.sampled_from(["gemm", "copy", "ProfilerStep#1"]),
+        "pid": st.integers(0, 3),
+        "tid": st.integers(0, 3),
+        "ts": st.integers(0, 10**9).map(lambda number: number / 1000),
+        "dur": st.integers(0, 10**6).map(lambda number: number / 1000),
+        "args": args,
+    }
+)
+others = st.one_of(
+    st.fixed_dictionaries(
+        {"ph": st.sampled_from("stf"), "id": ids, "cat": st.just("ac2g"), "name": texts, "ts": times}
+    ),
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["process_name", "thread_name", "process_labels"]),
+            "ph": st.just("M"),
+            "pid": ids,
+            "args": st.fixed_dictionaries({"name": st.sampled_from(["python", "Ascend Hardware", "GPU 0"])}),
+        }
+    ),
+    st.fixed_dictionaries({"ph": st.just("i"), "name": texts, "ts": times}),
+)
+shuffled = st.one_of(complete, others).flatmap(lambda event: st.permutations(list(event.items())).map(dict))
+events = st.one_of(
+    st.lists(plain, min_size=1, max_size=30),
+    st.lists(st.one_of(plain, complete, others), max_size=30),
+    st.lists(st.one_of(complete, others, shuffled), max_size=20),
+)
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@quick
+@given(events=events, layout=st.sampled_from(LAYOUTS), chunk=st.sampled_from([97, 1000, 1 << 20]))
+def test_both_ways_equal_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], layout: str, chunk: int
+) -> None:
+    monkeypatch.setattr(stream.read_chunks, "__defaults__", (chunk,))
+    text = written(events, layout, distributedInfo={"rank": 1})
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    expected = rows_of(text)
+
+    everything, devices = read_trace(path), read_trace(path, devices_only=True)
+
+    assert everything.check.whole == bool(events)
+    assert rows(everything.columns()) == expected
+    assert of_lanes(rows(devices.columns())) == of_lanes(expected)
+    assert everything.members == devices.members == {"distributedInfo": {"rank": 1}}
+
+
+@quick
+@given(
+    events=st.lists(st.one_of(plain, complete, others), min_size=5, max_size=20),
+    layout=st.sampled_from(LAYOUTS),
+    data=st.data(),
+)
+def test_a_mutated_trace_gives_what_comes_before_the_damage(
+    tmp_path: Path, events: list[Any], layout: str, data: st.DataObject
+) -> None:
+    text = bytearray(written(events, layout).encode())
+    at = data.draw(st.integers(0, len(text) - 1))
+    change = data.draw(st.sampled_from(["cut", "replace", "insert", "delete"]))
+    if change == "cut":
+        del text[at:]
+    elif change == "replace":
+        text[at] = data.draw(st.integers(0, 255))
+    elif change == "insert":
+        text[at:at] = data.draw(st.binary(min_size=1, max_size=4))
+    else:
+        del text[at : at + data.draw(st.integers(1, 20))]
+    path = tmp_path / "trace.json"
+    path.write_bytes(text)
+
+    everything, devices = read_trace(path), read_trace(path, devices_only=True)
+
+    found = rows(everything.columns())
+    try:
+        expected = rows_of(text.decode())
+    except (ValueError, ArithmeticError, AttributeError, KeyError, TypeError):
+        pass  # the standard library reads no part of what is broken, and cannot say what odd values mean
+    else:
+        if everything.check.whole:
+            assert found == expected
+    # What the search did not look at may be damaged; what it found must not be less than what the parser found.
+    assert not of_lanes(found) - of_lanes(rows(devices.columns()))
+    if not devices.searched:
+        assert of_lanes(rows(devices.columns())) == of_lanes(found)
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
+def test_real_traces_equal_the_standard_library(path: Path | None) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    data = path.read_bytes()
+    expected = rows_of((gzip.decompress(data) if path.suffix == ".gz" else data).decode())
+
+    everything, devices = read_trace(path), read_trace(path, devices_only=True)
+
+    # Ascend writes durations with more digits than nanoseconds: each may be rounded either way.
+    tolerance_ns = 1 if path.parent.name == "npu" else 0
+    assert_same(rows(everything.columns()), expected, tolerance_ns)
+    assert_same(of_lanes(rows(devices.columns())), of_lanes(expected), tolerance_ns)
+
+
+def assert_same(found: Counter[Row], expected: Counter[Row], tolerance_ns: int) -> None:
+    for one, other in zip(sorted(found.elements(), key=repr), sorted(expected.elements(), key=repr), strict=True):
+        assert one[:-1] == other[:-1]
+        assert abs(one[-1] - other[-1]) <= tolerance_ns
+
+
+def kernels(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": f"k{n % 7}",
+            "pid": 0,
+            "tid": 7,
+            "ts": n,
+            "dur": 1,
+            "args": {"n": n},
+            **more,
+        }
+        for n in range(count)
+    ]
+
+
+def test_lanes_are_searched_where_they_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(written(kernels(500), "kineto"))
+
+    trace = read_trace(path, devices_only=True)
+
+    assert trace.searched
+    assert len(trace.columns()) == 500
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"ph": "X", "cat": "cpu_op", "name": "kernel", "pid": 1, "tid": 1, "ts": 5, "dur": 1, "args": {}},
+        {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1, "args": {"of": "kernel"}},
+        {"ph": "X", "cat": "kernel", "name": "kernel", "pid": 1, "tid": 1, "ts": 5, "dur": 1, "args": {}},
+        {"ph": "X", "cat": "cpu_op", "name": "b", "args": {"inner": {"ph": "X", "cat": "kernel", "ts": 1}}, "ts": 5},
+        {"ph": "B", "cat": "kernel", "name": "c", "pid": 1, "tid": 1, "ts": 5, "args": {}},
+        {"ph": "X", "cat": "kernel", "name": "no args", "pid": 1, "tid": 1, "ts": 5, "dur": 1},
+        {"cat": "kernel", "ph": "X", "name": "other order", "pid": 1, "tid": 1, "ts": 5, "dur": 1, "args": {}},
+        {"ph": "X", "args": {"first": 1}, "cat": "kernel", "name": "args first", "pid": 1, "tid": 1, "ts": 5},
+        {"ph": "X", "cat": "kernel", "name": "text", "pid": 1, "tid": 1, "ts": "5.001", "dur": "1", "args": {}},
+    ],
+    ids=lambda odd: odd["name"],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_looks_like_a_kernel_is_not_taken_for_one(tmp_path: Path, odd: dict[str, Any], layout: str) -> None:
+    text = written([*kernels(50), odd, *kernels(50)], layout)
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+
+    assert of_lanes(rows(read_trace(path, devices_only=True).columns())) == of_lanes(rows_of(text))
+
+
+def test_a_trace_with_an_escaped_category_is_parsed(tmp_path: Path) -> None:
+    text = written(kernels(20), "kineto").replace(
+        '"cat": "kernel", "name": "k3"', '"cat": "k\\u0065rnel", "name": "k3"'
+    )
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+
+    trace = read_trace(path, devices_only=True)
+
+    assert not trace.searched
+    assert len(trace.columns()) == 20
+
+
+def test_damage_of_the_stream_is_told_when_lanes_are_searched(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    whole = gzip.compress(written(kernels(5000), "kineto").encode())
+    path.write_bytes(whole[:-100])
+
+    trace = read_trace(path, devices_only=True)
+
+    assert (
+        trace.check.problem
+        == f"The gzip stream ends after {len(whole) - 100:,} bytes, before its trailer: the file was cut off."
+    )
+    assert 4000 < len(trace.columns()) < 5000
+
+
+def test_names_processes_and_sizes_of_copies_are_read(tmp_path: Path) -> None:
+    copy = {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "pid": 0, "tid": 7, "ts": 1, "dur": 1}
+    naming = {"name": "process_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "GPU"}}
+    thread = {"name": "thread_name", "ph": "M", "pid": 0, "tid": 7, "args": {"name": "stream 7"}}
+    path = tmp_path / "trace.json"
+    path.write_text(written([copy | {"args": {"bytes": 40}}, copy | {"args": {"bytes": 2}}, naming, thread], "kineto"))
+
+    trace = read_trace(path)
+
+    assert trace.copied == {"Memcpy HtoD": (2, 42)}
+    assert trace.process_names == {0: "GPU"}
+    assert trace.thread_names == {(0, 7): "stream 7"}
+
+
+def test_more_names_than_memory_is_for_fall_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "MAX_NAMES", 10)
+    monkeypatch.setattr(collector, "MAX_TRACKS", 10)
+    monkeypatch.setattr(collector, "_MAX_CATEGORIES", 4)
+    events = [
+        {"ph": "X", "cat": f"c{n % 6}", "name": f"n{n}" * 3000, "pid": n, "tid": n, "ts": n, "dur": 1}
+        for n in range(100)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(events))
+
+    found = read_trace(path).columns()
+
+    assert len(found) == 100
+    assert len(found.names) < 20
+    assert max(map(len, found.names)) == 4096
+    assert len(found.tracks) <= 11
+    assert len(found.categories) <= 5
+
+
+def test_each_name_of_operators_is_asked_once_whether_it_is_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    mark = {"ph": "X", "cat": "cpu_op", "name": "step 1", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    path.write_text(json.dumps([mark, mark | {"name": "mm"}, *kernels(9), mark, mark | {"ts": 9}]))
+    asked: list[str] = []
+
+    trace = read_trace(path, is_step=lambda name: asked.append(name) is None and name == "step 1")
+
+    assert asked == ["step 1", "mm"]
+    assert trace.marks.start_ns.tolist() == [1000, 1000, 9000]
+    assert len(read_trace(path).marks) == 0
+
+
+def test_a_zip_bomb_ends_at_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 50_000_000))
+
+    trace = read_trace(path, max_json_bytes=4_000_000)
+
+    assert trace.check.problem == "There are more than 4,000,000 bytes of JSON (max_json_bytes): the rest was not read."
+
+
+def test_columns_become_an_arrow_table(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "trace.json"
+    path.write_text(written(kernels(3), "kineto"))
+
+    table = read_trace(path).to_arrow()
+
+    assert table.column_names == ["name", "category", "pid", "tid", "start_ns", "end_ns"]
+    assert table.to_pylist()[2] == {
+        "name": "k2", "category": "kernel", "pid": "0", "tid": "7", "start_ns": 2000, "end_ns": 3000
+    }  # fmt: skip
+
+
+def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="Cannot read"):
+        read_trace(tmp_path / "nowhere.json")

@@ -1,0 +1,401 @@
+"""Collectives matched across ranks: clocks, skew and stragglers planted and found again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.traces.model import GroupSkew, RankSkew
+from profdeck.traces.skew import Collectives, OffsetSource, clock_offsets, collective_name, skew_of
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+NAMES = (ALL_REDUCE, ALL_GATHER, SEND_RECV)
+EPOCH_NS = 1_700_000_000_000_000_000
+
+
+def run(
+    ranks: int = 4,
+    calls: int = 40,
+    *,
+    late_us: tuple[int, ...] = (),
+    jitter_ns: int = 0,
+    clock_ns: tuple[int, ...] = (),
+    group: str = "0",
+    seed: int = 0,
+) -> list[Collectives]:
+    """Ranks that arrive together, but for what is planted, and leave together 20 us after the last one arrived."""
+    random = np.random.default_rng(seed)
+    begin = EPOCH_NS + np.cumsum(random.integers(100_000, 5_000_000, calls))
+    late = np.array([*late_us, *[0] * (ranks - len(late_us))])[:, np.newaxis] * 1000
+    clock = np.array([*clock_ns, *[0] * (ranks - len(clock_ns))])[:, np.newaxis]
+    start = begin + late
+    end = start.max(axis=0) + 20_000 + (random.integers(0, jitter_ns + 1, (ranks, calls)))
+    name = random.integers(0, 2, calls).astype(np.int32)
+    return [
+        Collectives(
+            path=f"rank{rank}.json",
+            rank=rank,
+            names=NAMES,
+            groups=(group,),
+            name=name,
+            group=np.zeros(calls, dtype=np.int32),
+            start_ns=(start - clock)[rank],
+            end_ns=(end - clock)[rank],
+        )
+        for rank in range(ranks)
+    ]
+
+
+def only(rank: Collectives, which: Any) -> Collectives:
+    return attrs.evolve(
+        rank,
+        name=rank.name[which],
+        group=rank.group[which],
+        start_ns=rank.start_ns[which],
+        end_ns=rank.end_ns[which],
+    )
+
+
+def joined(*parts: Collectives) -> Collectives:
+    """Let one rank be in several process groups."""
+    return attrs.evolve(
+        parts[0],
+        groups=tuple(part.groups[0] for part in parts),
+        name=np.concatenate([part.name for part in parts]),
+        group=np.repeat(np.arange(len(parts)), [len(part.name) for part in parts]),
+        start_ns=np.concatenate([part.start_ns for part in parts]),
+        end_ns=np.concatenate([part.end_ns for part in parts]),
+    )
+
+
+def the(groups: tuple[GroupSkew, ...]) -> GroupSkew:
+    (group,) = groups
+    return group
+
+
+def numbers(ranks: tuple[RankSkew, ...]) -> list[tuple[int, int, float, float]]:
+    return [(rank.collectives, rank.last, rank.late_us, rank.wait_us) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("name", "common"),
+    [
+        (ALL_REDUCE, "AllReduce"),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "ReduceScatter"),
+        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs)", "AllGather"),
+        ("hcom_allReduce__619_0_1", "allReduce"),
+        ("void engine::cross_device_reduce_1stage<__nv_bfloat16, 2>(RankData*)", "cross_device_reduce_1stage"),
+        ("void (anonymous namespace)::multimem_all_reduce<float>(int)", "multimem_all_reduce"),
+        ("allreduce", "allreduce"),
+    ],
+)
+def test_a_name_is_what_ranks_have_in_common(name: str, common: str) -> None:
+    assert collective_name(name) == common
+
+
+def test_planted_clocks_are_found_exactly() -> None:
+    offsets = clock_offsets(run(clock_ns=(0, 137_250, -3_000_000, 960_800)))
+
+    assert [offset.offset_ns for offset in offsets] == [0, 137_250, -3_000_000, 960_800]
+    assert [offset.source for offset in offsets] == [OffsetSource.FIRST, *[OffsetSource.COLLECTIVES] * 3]
+    assert [offset.collectives for offset in offsets] == [120, 40, 40, 40]
+    assert {offset.spread_ns for offset in offsets} == {0}
+
+
+def test_a_planted_straggler_is_found_whatever_the_clocks_say() -> None:
+    skew = the(skew_of(run(late_us=(0, 10, 50), clock_ns=(0, 137_250, -3_000_000, 960_800))))
+
+    assert skew.straggler == 2
+    assert numbers(skew.ranks) == [
+        (40, 0, 0.0, 2000.0),
+        (40, 0, 400.0, 1600.0),
+        (40, 40, 2000.0, 0.0),
+        (40, 0, 0.0, 2000.0),
+    ]
+    assert [rank.clock_offset_us for rank in skew.ranks] == [0.0, 137.25, -3000.0, 960.8]
+    assert {collective.name for collective in skew.collectives} == {"AllReduce", "AllGather"}
+    assert sum(collective.count for collective in skew.collectives) == 40
+    assert sum(collective.transfer_us for collective in skew.collectives) == 40 * 20.0
+    assert sum(collective.skew_us for collective in skew.collectives) == 40 * 50.0
+    assert skew.note is None
+
+
+def test_who_is_late_by_less_than_ends_differ_is_no_straggler() -> None:
+    skew = the(skew_of(run(late_us=(0, 0, 2), jitter_ns=20_000)))
+
+    assert skew.straggler is None
+    assert [rank.last for rank in skew.ranks] == [0, 0, 0, 0]
+
+
+def test_two_ranks_that_take_turns_are_no_stragglers() -> None:
+    one, other = run(2, late_us=(0, 30))
+    swap = np.arange(40) < 16
+    first = attrs.evolve(one, start_ns=np.where(swap, other.start_ns, one.start_ns))
+    second = attrs.evolve(other, start_ns=np.where(swap, one.start_ns, other.start_ns))
+    skew = the(skew_of([first, second]))
+
+    assert [rank.last for rank in skew.ranks] == [16, 24]
+    assert skew.straggler is None
+
+
+def test_jitter_of_the_ends_moves_clocks_by_less() -> None:
+    offsets = clock_offsets(run(calls=400, jitter_ns=5000, clock_ns=(0, 137_250)))
+
+    assert abs(offsets[1].offset_ns - 137_250) < 1000
+    assert 0 < (offsets[1].spread_ns or 0) < 5000
+
+
+@pytest.mark.parametrize("calls", [30, 300])
+def test_calls_missing_at_either_end_are_left_out(calls: int) -> None:
+    ranks = run(3, calls, late_us=(0, 40), clock_ns=(0, 500_000, -700_000))
+    ranks = [ranks[0], only(ranks[1], slice(9, None)), only(ranks[2], slice(2, calls - 5))]
+    skew = the(skew_of(ranks))
+
+    assert [rank.clock_offset_us for rank in skew.ranks] == [0.0, 500.0, -700.0]
+    assert [rank.collectives for rank in skew.ranks] == [calls - 14] * 3
+    assert skew.straggler == 1
+    left_out = 3 * calls - 9 - 7 - 3 * (calls - 14)
+    assert skew.note is not None
+    assert skew.note.startswith(f"{left_out} of {3 * calls - 16} calls were left out")
+
+
+def test_ranks_that_began_and_ended_apart_are_matched_by_the_times_between_calls() -> None:
+    one, other = run(2, 200, clock_ns=(0, 3_600_000_000_000))
+    offsets = clock_offsets([only(one, slice(0, 150)), only(other, slice(50, 200))])
+
+    assert offsets[1].offset_ns == 3_600_000_000_000
+    assert offsets[1].collectives == 100
+
+
+def test_periodic_calls_are_matched_by_the_clocks() -> None:
+    ranks = [
+        attrs.evolve(
+            rank,
+            name=np.zeros(200, dtype=np.int32),
+            start_ns=EPOCH_NS + np.arange(200) * 1_000_000 + late_ns,
+            end_ns=EPOCH_NS + np.arange(200) * 1_000_000 + 300_000,
+        )
+        for late_ns, rank in zip((0, 100_000), run(2, 200), strict=True)
+    ]
+    skew = the(skew_of([only(ranks[0], slice(0, 190)), only(ranks[1], slice(10, 200))]))
+
+    assert [rank.clock_offset_us for rank in skew.ranks] == [0.0, 0.0]
+    assert [rank.collectives for rank in skew.ranks] == [180, 180]
+    assert skew.straggler == 1
+
+
+def test_a_call_missing_in_the_middle_costs_the_shorter_side() -> None:
+    one, other = run(2, 100, late_us=(0, 30))
+    skew = the(skew_of([one, only(other, np.arange(100) != 70)]))
+
+    assert [rank.collectives for rank in skew.ranks] == [70, 70]
+    assert skew.straggler == 1
+
+
+def test_process_groups_are_matched_on_their_own() -> None:
+    pairs = [run(2, late_us=(0, 20), group="tp0", seed=1), run(2, late_us=(30, 0), group="tp1", seed=2)]
+    ranks = [attrs.evolve(rank, rank=number) for number, rank in enumerate([*pairs[0], *pairs[1]])]
+    skew = the(skew_of(ranks))
+
+    assert numbers(skew.ranks) == [
+        (40, 0, 0.0, 800.0),
+        (40, 40, 800.0, 0.0),
+        (40, 40, 1200.0, 0.0),
+        (40, 0, 0.0, 1200.0),
+    ]
+    assert skew.note == "Nothing ties their clocks to that of rank 0: rank 2."
+    assert skew.straggler == 1
+
+
+def test_clocks_are_compared_over_other_ranks() -> None:
+    clocks = (0, 5000, -9000)
+    first = run(2, clock_ns=clocks[:2], group="a", seed=1)
+    second = run(2, clock_ns=clocks[1:], group="b", seed=2)
+    ranks = [first[0], joined(first[1], second[0]), attrs.evolve(second[1], rank=2)]
+
+    assert [offset.offset_ns for offset in clock_offsets(ranks)] == list(clocks)
+    assert the(skew_of(ranks)).note is None
+
+
+def test_the_ranks_of_a_host_have_one_clock() -> None:
+    ranks = run(4, jitter_ns=3000, clock_ns=(0, 0, 77_000, 77_000))
+    ranks = [attrs.evolve(rank, host="ab"[number // 2]) for number, rank in enumerate(ranks)]
+    offsets = clock_offsets(ranks)
+
+    assert offsets[1].offset_ns == 0
+    assert offsets[1].source is OffsetSource.HOST
+    assert offsets[2].offset_ns == offsets[3].offset_ns
+    assert abs(offsets[2].offset_ns - 77_000) < 3000
+
+
+def test_hosts_of_one_name_whose_collectives_disagree_have_clocks_of_their_own() -> None:
+    ranks = [attrs.evolve(rank, host="localhost") for rank in run(3, clock_ns=(0, 0, 137_250))]
+
+    assert [offset.offset_ns for offset in clock_offsets(ranks)] == [0, 0, 137_250]
+
+
+def test_a_host_ties_the_clocks_of_roles_together() -> None:
+    actors = [
+        attrs.evolve(rank, role="actor", host=host)
+        for rank, host in zip(run(2, clock_ns=(0, 99_000)), "ab", strict=True)
+    ]
+    rollout = attrs.evolve(run(1)[0], role="rollout", host="b")
+
+    assert clock_offsets([*actors, rollout])[2].offset_ns == 99_000
+
+
+def test_marks_of_the_recorders_count_where_there_are_few_collectives() -> None:
+    def offsets(calls: int) -> Any:
+        ranks = run(2, calls, clock_ns=(0, 5000))
+        marks = (10**15, 10**15 + 4000)
+        ranks = [attrs.evolve(rank, anchor_offset_ns=mark) for rank, mark in zip(ranks, marks, strict=True)]
+        return clock_offsets(ranks)[1]
+
+    assert (offsets(8).offset_ns, offsets(8).source, offsets(8).anchors_ns) == (5000, OffsetSource.COLLECTIVES, 4000)
+    assert (offsets(7).offset_ns, offsets(7).source, offsets(7).anchors_ns) == (4000, OffsetSource.ANCHORS, 4000)
+    without_marks = clock_offsets(run(2, 7, clock_ns=(0, 5000)))[1]
+    assert (without_marks.offset_ns, without_marks.source) == (5000, OffsetSource.COLLECTIVES)
+
+
+def test_a_rank_alone_has_no_skew() -> None:
+    assert skew_of(run(1)) == ()
+    assert skew_of([]) == ()
+    assert clock_offsets([]) == ()
+    assert [offset.offset_ns for offset in clock_offsets(run(1))] == [0]
+
+
+def test_roles_replicas_and_captures_are_kept_apart() -> None:
+    ranks = [attrs.evolve(rank, replica=replica) for replica in (0, 1) for rank in run(2)]
+
+    assert [group.replica for group in skew_of(ranks)] == [0, 1]
+
+
+def test_traces_of_one_rank_are_not_compared() -> None:
+    one = run(1)[0]
+    skew = the(skew_of([one, attrs.evolve(one, path="other.json")]))
+
+    assert skew.ranks == ()
+    assert skew.note == "Several traces say that they are rank 0: they are no ranks of one program."
+
+
+def test_messages_from_point_to_point_tell_nothing() -> None:
+    ranks = [attrs.evolve(rank, name=np.full(40, NAMES.index(SEND_RECV))) for rank in run(2, late_us=(0, 50))]
+    skew = the(skew_of(ranks))
+
+    assert skew.collectives == ()
+    assert skew.note is not None
+    assert skew.note.startswith("There are only messages from point to point")
+    assert clock_offsets(ranks)[1].source is OffsetSource.UNKNOWN
+
+
+def test_ranks_that_never_were_in_a_collective_together_have_none_in_common() -> None:
+    skew = the(skew_of([run(2, seed=1)[0], run(2, seed=2)[1]]))
+
+    assert skew.collectives == ()
+    assert skew.note is not None
+    assert "No collectives in common with the others: rank 0, rank 1." in skew.note
+
+
+def test_the_order_of_events_and_traces_does_not_matter() -> None:
+    ranks = run(late_us=(0, 10, 50), clock_ns=(0, 1000, 2000, 3000))
+    shuffled = [only(rank, np.random.default_rng(7).permutation(40)) for rank in reversed(ranks)]
+
+    assert skew_of(shuffled) == skew_of(ranks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    which=st.integers(1, 3),
+    clock_ns=st.integers(-(10**15), 10**15),
+    late_us=st.tuples(*[st.integers(0, 80)] * 4),
+    jitter_ns=st.integers(0, 3000),
+    seed=st.integers(0, 10_000),
+)
+def test_another_clock_of_a_rank_changes_its_offset_only(
+    which: int, clock_ns: int, late_us: tuple[int, ...], jitter_ns: int, seed: int
+) -> None:
+    ranks = run(late_us=late_us, jitter_ns=jitter_ns, seed=seed)
+    moved = [
+        attrs.evolve(rank, start_ns=rank.start_ns - clock_ns, end_ns=rank.end_ns - clock_ns)
+        if rank.rank == which
+        else rank
+        for rank in ranks
+    ]
+    before, after = the(skew_of(ranks)), the(skew_of(moved))
+
+    assert attrs.evolve(after, ranks=()) == attrs.evolve(before, ranks=())
+    assert numbers(after.ranks) == numbers(before.ranks)
+    assert [offset.offset_ns for offset in clock_offsets(moved)] == [
+        offset.offset_ns + (clock_ns if rank == which else 0) for rank, offset in enumerate(clock_offsets(ranks))
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    calls=st.integers(1, 90),
+    ranks=st.integers(1, 4),
+    cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=4, max_size=4),
+    jitter_ns=st.integers(0, 50_000),
+    seed=st.integers(0, 10_000),
+)
+def test_sums_agree_with_each_other(
+    calls: int, ranks: int, cuts: list[tuple[int, int]], jitter_ns: int, seed: int
+) -> None:
+    traces = [
+        only(rank, slice(begin, max(begin, calls - end)))
+        for rank, (begin, end) in zip(run(ranks, calls, jitter_ns=jitter_ns, seed=seed), cuts, strict=False)
+    ]
+    for group in skew_of(traces):
+        taking_part = [rank for rank in group.ranks if rank.collectives]
+        count = sum(collective.count for collective in group.collectives)
+        skew_us = sum(collective.skew_us for collective in group.collectives)
+        assert sum(rank.last for rank in group.ranks) <= count
+        for rank in taking_part:
+            assert rank.collectives == count
+            assert rank.late_us + rank.wait_us == pytest.approx(skew_us)
+
+
+@pytest.mark.shared_data
+def test_real_ranks_that_exchanged_messages_only_are_said_to_tell_nothing() -> None:
+    paths = [DATA / f"gpu/pair_rank{rank}.json.gz" for rank in (0, 1)]
+    if not all(path.exists() for path in paths):
+        pytest.skip(f"no pair of ranks in {DATA}: set PROFDECK_TEST_DATA")
+    ranks = [collectives_of(path) for path in paths]
+    skew = the(skew_of(ranks))
+
+    assert [len(rank.name) for rank in ranks] == [10, 10]
+    assert [(rank.rank, rank.collectives) for rank in skew.ranks] == [(0, 0), (1, 0)]
+    assert skew.note is not None
+    assert skew.note.startswith("There are only messages from point to point")
+
+
+def collectives_of(path: Path) -> Collectives:
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    kernels = [event for event in document["traceEvents"] if event.get("cat") == "kernel" and "nccl" in event["name"]]
+    names = sorted({kernel["name"] for kernel in kernels})
+    streams = sorted({kernel["tid"] for kernel in kernels})
+    start = np.array([kernel["ts"] * 1000 for kernel in kernels])
+    return Collectives(
+        path=path.name,
+        rank=document["distributedInfo"]["rank"],
+        names=names,
+        groups=[str(stream) for stream in streams],
+        name=np.array([names.index(kernel["name"]) for kernel in kernels]),
+        group=np.array([streams.index(kernel["tid"]) for kernel in kernels]),
+        start_ns=start,
+        end_ns=start + np.array([kernel["dur"] * 1000 for kernel in kernels]),
+    )

@@ -1,0 +1,491 @@
+"""Steps found by their names, and what they are said to have taken."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck.traces.columns import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    DEVICE_CATEGORIES,
+    OPERATOR,
+    Columns,
+    Tables,
+)
+from profdeck.traces.model import IterationStatistics, PerStep
+from profdeck.traces.steps import (
+    GLOBAL_STEP,
+    ITERATION,
+    TRACE_NAMES,
+    StepName,
+    StepNames,
+    Steps,
+    StepTimes,
+    find_steps,
+)
+from profdeck_sglang import trace_names as sglang
+from profdeck_vllm import trace_names as vllm
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+
+NAMES = StepNames([sglang.ITERATION, vllm.ITERATION])
+KERNEL = "kernel"
+HOST, STREAM, OTHER_STREAM = (10, 10), (0, 7), (0, 20)
+
+Event = tuple[str, str, tuple[int, int], int, int]
+"""Category, name, track, start and end in microseconds."""
+
+
+def columns_of(events: list[Event]) -> Columns:
+    categories = {name: code for code, name in enumerate(dict.fromkeys(category for category, *_ in events))}
+    names = {key: code for code, key in enumerate(dict.fromkeys((category, name) for category, name, *_ in events))}
+    tracks = {track: code for code, track in enumerate(dict.fromkeys(track for _, _, track, *_ in events))}
+    tables = Tables(
+        [name for _, name in names], [categories[category] for category, _ in names], list(categories), list(tracks)
+    )
+    times = np.array([(start, end) for *_, start, end in events], dtype=np.float64).reshape(-1, 2)
+    return Columns(
+        tables,
+        np.array([names[category, name] for category, name, *_ in events], dtype=np.int32),
+        np.array([tracks[track] for _, _, track, *_ in events], dtype=np.int32),
+        *np.rint(times * 1000).astype(np.int64).T,
+    )
+
+
+def times_of(events: list[Event], pieces: int = 1) -> tuple[StepTimes, Columns]:
+    """Find the steps of events and add up their times; operators do not nest here, so self time is duration."""
+    columns = columns_of(events)
+    times = StepTimes(find_steps(columns, NAMES))
+    for take, categories in (
+        (times.add_device, DEVICE_CATEGORIES),
+        (times.add_host, frozenset({OPERATOR})),
+    ):
+        which = columns.of_categories(categories)
+        start, duration = columns.start_ns[which], columns.end_ns[which] - columns.start_ns[which]
+        for piece in range(pieces):
+            part = duration // pieces + (duration % pieces if piece == 0 else 0)
+            take(start, columns.name[which], part)
+    return times, columns
+
+
+def per_step(found: dict[int, PerStep], columns: Columns) -> dict[str, PerStep]:
+    return {columns.names[code]: value for code, value in found.items()}
+
+
+def host(name: str, start: int, end: int, track: tuple[int, int] = HOST) -> Event:
+    return (ANNOTATION, name, track, start, end)
+
+
+def twin(name: str, start: int, end: int, track: tuple[int, int] = STREAM) -> Event:
+    return (DEVICE_ANNOTATION, name, track, start, end)
+
+
+def kernel(name: str, start: int, end: int, track: tuple[int, int] = STREAM) -> Event:
+    return (KERNEL, name, track, start, end)
+
+
+def decode(number: int = 2) -> str:
+    return f"execute_context_0(0)_generation_{number}({number})"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ProfilerStep#12", StepName(GLOBAL_STEP, 12)),
+        (
+            "execute_context_1(6)_generation_3(3)",
+            StepName(ITERATION, stage="mixed", requests=4, prefill_tokens=6, decode_tokens=3),
+        ),
+        (
+            "execute_context_0(0)_generation_4(4)",
+            StepName(ITERATION, stage="decode", requests=4, prefill_tokens=0, decode_tokens=4),
+        ),
+        (
+            "execute_context_2(9)_generation_0(0)",
+            StepName(ITERATION, stage="prefill", requests=2, prefill_tokens=9, decode_tokens=0),
+        ),
+        (
+            "execute_9_context_1(sq6sk6sqsq36sqsk36)_generation_3(sq3sk30sqsq3sqsk30)",
+            StepName(ITERATION, stage="mixed", requests=4, prefill_tokens=6, decode_tokens=3),
+        ),
+        (
+            "execute_context_0(0)_generation_0(0)",
+            StepName(ITERATION, requests=0, prefill_tokens=0, decode_tokens=0),
+        ),
+        ("execute_new_1_cached_3", StepName(ITERATION)),
+        ("step[EXTEND bs=1 toks=6]", StepName(ITERATION, stage="prefill", requests=1, prefill_tokens=6)),
+        ("step[DECODE bs=2]", StepName(ITERATION, stage="decode", requests=2)),
+        (
+            "step[DECODE bs=2 g_sq=2 g_sqsq=2 g_sqsk=9 g_sk=9 forward_id=7]",
+            StepName(ITERATION, stage="decode", requests=2, decode_tokens=2),
+        ),
+        (
+            "step[EXTEND bs=1 toks=6 c_sq=6 c_sqsq=36 c_sqsk=36 c_sk=6]",
+            StepName(ITERATION, stage="prefill", requests=1, prefill_tokens=6),
+        ),
+        (
+            "step[MIXED bs=3 c=1 g=2 c_sq=6 c_sk=6 c_sqsq=36 c_sqsk=36 g_sq=2 g_sk=20 g_sqsq=2 g_sqsk=20]",
+            StepName(ITERATION, stage="mixed", requests=3, prefill_tokens=6, decode_tokens=2),
+        ),
+        ("step[VERIFY bs=2]", StepName(ITERATION, stage="verify", requests=2)),
+        ("step[TARGET_VERIFY bs=2]", StepName(ITERATION, stage="verify", requests=2)),
+        ("step[DRAFT_LOOP raw_bs=2 bs=4 topk=1]", StepName(ITERATION, stage="draft_loop", requests=2)),
+        ("step[IDLE bs=0]", StepName(ITERATION, stage="idle", requests=0)),
+        ("ProfilerStep", None),
+        ("ProfilerStep#1234567890123456789", None),
+        ("aten::execute_context_1(6)_generation_3(3)", None),
+        ("step", None),
+        ("", None),
+    ],
+)
+def test_a_name_says_what_is_in_it(name: str, says: StepName | None) -> None:
+    assert NAMES.parse(name) == says
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=60) | st.from_regex(vllm.ITERATION) | st.from_regex(sglang.ITERATION))
+def test_any_text_is_a_name_or_not(name: str) -> None:
+    found = NAMES.parse(name)
+    assert found is None or found.kind in {GLOBAL_STEP, ITERATION}
+
+
+@pytest.fixture
+def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Offer patterns as plugins of an installed distribution."""
+
+    def make(**patterns: str) -> None:
+        (tmp_path / "offered_names.py").write_text("".join(f"{name} = {code}\n" for name, code in patterns.items()))
+        about = tmp_path / "offered_names-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: offered_names\nVersion: 1\n")
+        points = "".join(f"{name} = offered_names:{name}\n" for name in [*patterns, "missing"])
+        (about / "entry_points.txt").write_text(f"[{TRACE_NAMES}]\n{points}")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    yield make
+    sys.modules.pop("offered_names", None)
+
+
+def test_a_broken_plugin_is_left_out_with_a_warning(offer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    offer(good=repr(r"forward (?P<stage>\w+) (?P<requests>\w+)"), unbalanced=repr("("), number="7")
+    with caplog.at_level(logging.WARNING, logger="profdeck"):
+        names = StepNames.load()
+
+    assert names.parse("forward Encode 5") == StepName(ITERATION, stage="encode", requests=5)
+    assert names.parse("forward Encode many") == StepName(ITERATION, stage="encode")
+    assert len(caplog.messages) == 3
+    for name in ("unbalanced", "number", "missing"):
+        assert any(message.startswith(f"Iterations of '{name}' are not recognised") for message in caplog.messages)
+
+
+def test_steps_come_in_the_order_of_time_and_of_all_threads() -> None:
+    steps = find_steps(
+        columns_of([host(decode(), 30, 40), host("ProfilerStep#1", 5, 45), host(decode(), 10, 20, (10, 11))]), NAMES
+    )
+    assert [steps.names[name] for name in steps.name] == ["ProfilerStep#1", decode(), decode()]
+    assert steps.start_ns.tolist() == [5000, 10_000, 30_000]
+
+
+def test_ascend_marks_steps_as_operators() -> None:
+    assert len(find_steps(columns_of([(OPERATOR, "ProfilerStep#1", HOST, 0, 5)]), NAMES)) == 1
+
+
+def test_an_iteration_that_is_marked_twice_counts_once() -> None:
+    inner = "execute_context_1(2)_generation_1(1)"
+    events = [host(decode(), 0, 10), host(inner, 1, 9), host(decode(), 20, 30), host(decode(), 20, 30)]
+    steps = find_steps(columns_of(events), NAMES)
+
+    assert steps.start_ns.tolist() == [0, 20_000]
+    assert len(steps.names) == 1
+
+
+def test_a_global_step_around_an_iteration_counts_as_well() -> None:
+    steps = find_steps(columns_of([host("ProfilerStep#1", 0, 10), host(decode(), 1, 9)]), NAMES)
+    assert [mark.kind for mark in steps.marks] == [GLOBAL_STEP, ITERATION]
+
+
+def test_a_trace_without_steps_has_none() -> None:
+    times, _ = times_of([kernel("gemm", 0, 5), (OPERATOR, "aten::mm", HOST, 0, 5)])
+
+    assert times.summaries(0) == ()
+    assert times.statistics() == ()
+    assert times.kernels() == times.operators() == {}
+
+
+def test_an_empty_trace_has_none() -> None:
+    times = StepTimes(find_steps(columns_of([]), NAMES))
+    assert times.summaries(0) == ()
+
+
+def test_without_a_device_its_time_is_unknown() -> None:
+    (step,) = times_of([host(decode(), 3, 10)])[0].summaries(1000)
+
+    assert (step.kind, step.name, step.step, step.stage, step.pid) == (ITERATION, decode(), None, "decode", 10)
+    assert (step.start_us, step.duration_us, step.device_us) == (2.0, 7.0, None)
+    assert (step.requests, step.prefill_tokens, step.decode_tokens) == (2, 0, 2)
+
+
+def device_us(steps: StepTimes) -> list[float | None]:
+    return [step.device_us for step in steps.summaries(0)]
+
+
+def test_without_places_on_the_device_a_step_lasts_until_the_next_begins() -> None:
+    events = [host("ProfilerStep#0", 10, 20), host("ProfilerStep#1", 20, 30)]
+    kernels = [kernel("a", 5, 9), kernel("a", 10, 12), kernel("a", 19, 26), kernel("a", 20, 21), kernel("a", 90, 99)]
+
+    assert device_us(times_of([*events, *kernels])[0]) == [9.0, 10.0]
+
+
+def test_iterations_are_where_their_kernels_are() -> None:
+    events = [host(decode(), 0, 2), host(decode(), 3, 5), twin(decode(), 4, 10), twin(decode(), 11, 20)]
+    kernels = [kernel("a", 4, 7), kernel("b", 8, 10), kernel("a", 11, 20), kernel("sample", 21, 24)]
+
+    assert device_us(times_of([*events, *kernels])[0]) == [5.0, 9.0]
+
+
+def test_a_stream_that_not_all_iterations_use_does_not_say_where_they_are() -> None:
+    events = [host(decode(), 0, 2), host(decode(), 3, 5), twin(decode(), 4, 10), twin(decode(), 11, 20)]
+    copies = [twin(decode(), 15, 30, OTHER_STREAM), kernel("copy", 15, 17, OTHER_STREAM), kernel("copy", 25, 30)]
+
+    assert device_us(times_of([*events, *copies])[0]) == [0.0, 2.0]
+
+
+def test_a_step_reaches_over_all_streams_that_say_where_it_is() -> None:
+    events = [host(decode(), 0, 2), twin(decode(), 4, 10), twin(decode(), 12, 14, OTHER_STREAM)]
+    assert device_us(times_of([*events, kernel("a", 4, 10), kernel("b", 12, 14, OTHER_STREAM)])[0]) == [8.0]
+
+
+def test_global_steps_are_where_the_kernels_of_their_annotations_are() -> None:
+    # The device is one step behind the host, and Kineto counts a kernel to the innermost annotation only.
+    events = [
+        *(host(f"ProfilerStep#{step}", 10 * step, 10 * step + 10) for step in range(3)),
+        *(host("forward", 10 * step + 1, 10 * step + 5) for step in range(3)),
+        *(twin("forward", 10 * step + 12, 10 * step + 16) for step in range(3)),
+        *(kernel("forward", 10 * step + 12, 10 * step + 16) for step in range(3)),
+        *(kernel("backward", 10 * step + 17, 10 * step + 20) for step in range(3)),
+    ]
+    assert device_us(times_of(events)[0]) == [7.0, 7.0, 7.0]
+
+
+def test_a_step_that_launched_nothing_took_nothing_of_the_device() -> None:
+    events = [host("ProfilerStep#0", 0, 10), host("forward", 1, 2), host("ProfilerStep#1", 10, 11)]
+    assert device_us(times_of([*events, twin("forward", 20, 30), kernel("a", 20, 30)])[0]) == [10.0, 0.0]
+
+
+def test_if_one_step_cannot_be_placed_the_host_tells_for_all() -> None:
+    events = [host(decode(1), 0, 2), host(decode(2), 10, 12), host(decode(2), 20, 22)]
+    twins = [twin(decode(1), 11, 14), twin(decode(2), 15, 18)]
+
+    assert device_us(times_of([*events, *twins, kernel("a", 11, 14), kernel("b", 25, 28)])[0]) == [0.0, 3.0, 3.0]
+
+
+def test_operators_belong_to_the_steps_in_which_they_start() -> None:
+    events = [
+        host("ProfilerStep#0", 0, 10),
+        host("ProfilerStep#1", 10, 20),
+        host(decode(), 2, 8),
+        host(decode(), 12, 18),
+    ]
+    operators: list[Event] = [
+        (OPERATOR, name, thread, start, start + length)
+        for name, thread, start, length in (
+            ("mm", HOST, 3, 2),
+            ("mm", (10, 11), 13, 4),
+            ("sample", HOST, 9, 1),
+            ("sample", HOST, 19, 1),
+            ("before", HOST, -5, 2),
+            ("once", HOST, 4, 1),
+        )
+    ]
+    times, columns = times_of([*events, *operators])
+
+    assert per_step(times.operators(), columns) == {
+        "mm": PerStep(kind=ITERATION, stage="decode", steps=2, measured=2, median_us=3.0, mad_us=1.0),
+        "sample": PerStep(kind=GLOBAL_STEP, stage=None, steps=2, measured=2, median_us=1.0, mad_us=0.0),
+        "once": PerStep(kind=ITERATION, stage="decode", steps=2, measured=2, median_us=0.5, mad_us=0.5),
+    }
+
+
+def phases() -> list[Event]:
+    """Three prefills and five decodes, whose attention runs in both."""
+    events = []
+    for number, (name, length) in enumerate(
+        [("step[EXTEND bs=1 toks=8]", 40 + extra) for extra in (0, 4, 10)]
+        + [("step[DECODE bs=3]", 4 + extra) for extra in (0, 1, 1, 2, 9)]
+    ):
+        begin = 100 * number
+        events += [host(name, begin, begin + 50), kernel("attention", begin + 5, begin + 5 + length)]
+        if "DECODE" in name:
+            events.append(kernel("sample", begin + 90, begin + 93))
+    return events
+
+
+def test_noise_is_that_of_steps_of_one_stage() -> None:
+    times, columns = times_of(phases())
+
+    attention = PerStep(kind=ITERATION, stage="prefill", steps=3, measured=3, median_us=44.0, mad_us=4.0)
+    assert per_step(times.kernels(), columns) == {
+        "attention": attention,
+        "sample": PerStep(kind=ITERATION, stage="decode", steps=5, measured=5, median_us=3.0, mad_us=0.0),
+    }
+    one_class = np.zeros(len(columns.names), dtype=np.int64)
+    assert times.classes(one_class) == {0: attention}
+
+
+def test_parts_of_events_add_up() -> None:
+    whole, columns = times_of(phases())
+    parts, _ = times_of(phases(), pieces=3)
+
+    assert parts.kernels() == whole.kernels()
+    assert parts.summaries(0) == whole.summaries(0)
+    assert len(columns) == 21
+
+
+def test_of_many_steps_some_are_looked_at_name_by_name() -> None:
+    events = []
+    for step in range(1000):
+        events += [host(decode(), 10 * step, 10 * step + 5), kernel("gemm", 10 * step, 10 * step + 2 + step % 3)]
+    times, columns = times_of(events)
+    found = per_step(times.kernels(), columns)["gemm"]
+
+    assert (found.steps, found.measured, found.median_us, found.mad_us) == (1000, 256, 3.0, 1.0)
+    assert sum(time for time in device_us(times) if time) == 2999.0
+
+
+def test_statistics_tell_stages_apart() -> None:
+    events = [
+        host("step[EXTEND bs=1 toks=8]", 0, 40),
+        *(host("step[DECODE bs=3]", 50 + 10 * n, 52 + 11 * n) for n in range(5)),
+    ]
+    assert times_of(events)[0].statistics() == (
+        IterationStatistics(
+            kind=ITERATION,
+            stage="prefill",
+            count=1,
+            mean_us=40.0,
+            p50_us=40.0,
+            p90_us=40.0,
+            p99_us=40.0,
+            max_us=40.0,
+            tokens_per_s=200_000.0,
+        ),
+        IterationStatistics(
+            kind=ITERATION,
+            stage="decode",
+            count=5,
+            mean_us=4.0,
+            p50_us=4.0,
+            p90_us=5.6,
+            p99_us=5.96,
+            max_us=6.0,
+            tokens_per_s=750_000.0,
+        ),
+    )
+
+
+def test_with_a_device_tokens_are_over_its_time() -> None:
+    events = [host(decode(), 0, 1), host(decode(), 2, 3), twin(decode(), 4, 10), twin(decode(), 10, 20)]
+    (statistics,) = times_of([*events, kernel("a", 4, 10), kernel("a", 10, 20)])[0].statistics()
+
+    assert statistics.mean_us == 1.0
+    assert statistics.tokens_per_s == 4 / 16e-6
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [host(decode(), 0, 1), kernel("a", 4, 10)],
+        [host("step[MIXED bs=2]", 0, 5)],
+        [host("execute_new_1_cached_3", 0, 5)],
+        [host("ProfilerStep#1", 0, 5)],
+        [host(decode(), 3, 3)],
+    ],
+    ids=["the device's time is not known", "tokens not stated", "no tokens", "global step", "no time"],
+)
+def test_tokens_per_second_are_unknown(events: list[Event]) -> None:
+    (statistics,) = times_of(events)[0].statistics()
+    assert statistics.tokens_per_s is None
+
+
+def test_tokens_are_not_guessed_where_an_engine_drafts_some() -> None:
+    def tokens(*names: str) -> list[int | None]:
+        events = [host(name, 10 * number, 10 * number + 5) for number, name in enumerate(names)]
+        return [step.decode_tokens for step in times_of(events)[0].summaries(0)]
+
+    assert tokens("step[DECODE bs=3]", "step[EXTEND bs=1 toks=8]", "step[IDLE bs=0]") == [3, None, None]
+    assert tokens("step[DECODE bs=3]", "step[VERIFY bs=3]") == [None, None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    marks=st.lists(
+        st.tuples(st.sampled_from([decode(1), decode(2), "ProfilerStep#3"]), st.integers(0, 60), st.integers(0, 20))
+    ),
+    kernels=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 100), st.integers(0, 9)), max_size=30),
+)
+def test_no_time_is_made_up(marks: list[tuple[str, int, int]], kernels: list[tuple[str, int, int]]) -> None:
+    events = [host(name, start, start + length) for name, start, length in marks]
+    work = [kernel(name, start, start + length) for name, start, length in kernels]
+    times, _ = times_of([*events, *work])
+    by_kind = dict.fromkeys((GLOBAL_STEP, ITERATION), 0.0)
+    for step in times.summaries(0):
+        by_kind[step.kind] += step.device_us or 0.0
+        assert step.duration_us >= 0
+    for kind, first in (
+        (kind, [start for name, start, _ in marks if ("#" in name) == (kind == GLOBAL_STEP)]) for kind in by_kind
+    ):
+        begun = [length for _, start, length in kernels if first and start >= min(first)]
+        assert by_kind[kind] == sum(begun)
+
+
+def steps_of(path: Path) -> tuple[StepTimes, Steps, float]:
+    """Read the steps, and the time of all kernels and copies, with the standard library."""
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    events: list[Event] = [
+        (event.get("cat", ""), event["name"], (event["pid"], event["tid"]), event["ts"], event["ts"] + event["dur"])
+        for event in document["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in {ANNOTATION, DEVICE_ANNOTATION, *DEVICE_CATEGORIES}
+    ]
+    columns = columns_of(events)
+    times, _ = times_of(events)
+    device = columns.of_categories(DEVICE_CATEGORIES)
+    return times, find_steps(columns, NAMES), float((columns.end_ns - columns.start_ns)[device].sum() / 1000)
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("amd_mi250.json.gz", 2), ("nccl.json.gz", 3), ("ns_resolution_rank0.pt.trace.json.gz", 5), ("triton.json.gz", 1)],
+)
+def test_real_steps_take_all_of_the_device(name: str, steps: int) -> None:
+    path = DATA / "gpu" / name
+    if not path.exists():
+        pytest.skip(f"no {name} in {DATA}: set PROFDECK_TEST_DATA")
+    times, found, total_us = steps_of(path)
+    device = [step.device_us or 0.0 for step in times.summaries(0)]
+
+    assert len(found) == steps
+    assert sum(device) == pytest.approx(total_us, rel=1e-3)
+
+
+@pytest.mark.shared_data
+def test_real_steps_that_the_device_lags_behind_take_the_same_of_it() -> None:
+    path = DATA / "gpu/ns_resolution_rank0.pt.trace.json.gz"
+    if not path.exists():
+        pytest.skip(f"no {path.name} in {DATA}: set PROFDECK_TEST_DATA")
+    steps = steps_of(path)[0].summaries(0)
+
+    assert min(step.duration_us for step in steps) < 36_000
+    assert all(94_000 < (step.device_us or 0) < 95_000 for step in steps)

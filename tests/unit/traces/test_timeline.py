@@ -1,0 +1,76 @@
+"""Slices of a timeline, in memory and from a file, against the events that went in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from profdeck.traces import timeline
+from profdeck.traces.columns import Columns, Tables
+from profdeck.traces.timeline import Timeline
+
+
+def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:
+    starts = np.array([start for start, _ in events], dtype=np.int64)
+    durations = np.array([duration for _, duration in events], dtype=np.int64)
+    names = np.arange(first_name, first_name + len(events), dtype=np.int32)
+    return Columns(Tables(), names, np.zeros(len(events), dtype=np.int32), starts, starts + durations)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    events=st.lists(st.tuples(st.integers(-50, 200), st.integers(0, 60)), min_size=1, max_size=120),
+    limit=st.sampled_from([8, 16, 32, 1000]),
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=10),
+)
+def test_slices_cover_all_events_once_and_all_of_their_time(
+    monkeypatch: pytest.MonkeyPatch, events: list[tuple[int, int]], limit: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", limit)
+    monkeypatch.setattr(timeline, "_SAMPLE", 4)
+    found = Timeline(Tables())
+    at = 0
+    while at < len(events):
+        size = sizes[at % len(sizes)]
+        found.add(block(events[at : at + size], at))
+        at += size
+    assert len(found) == len(events)
+
+    begun: list[int] = []
+    covered = np.zeros(len(events), dtype=np.int64)
+    until = None
+    for piece in found.slices():
+        columns = piece.columns
+        assert until in (None, piece.begin_ns)
+        until = piece.end_ns
+        assert (np.diff(piece.order_ns) >= 0).all()
+        assert (columns.start_ns >= piece.begin_ns).all()
+        assert (columns.end_ns <= piece.end_ns).all()
+        assert (columns.start_ns <= columns.end_ns).all()
+        names = columns.name.tolist()
+        assert [events[name][0] for name in names] == piece.order_ns.tolist()
+        assert [sum(events[name]) for name in names] == piece.whole_end_ns.tolist()
+        begun += columns.name[piece.first].tolist()
+        np.add.at(covered, columns.name, columns.end_ns - columns.start_ns)
+
+    assert sorted(begun) == list(range(len(events)))
+    assert covered.tolist() == [duration for _, duration in events]
+
+
+def test_memory_is_bounded_by_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", 1000)
+    monkeypatch.setattr(timeline, "_SAMPLE", 10)
+    found = Timeline(Tables())
+    for thread in range(20):  # each thread's events follow those of the one before, as in real traces
+        found.add(block([(10 * n, 5) for n in range(1000)], 1000 * thread))
+
+    sizes = [len(piece.columns) for piece in found.slices()]
+
+    assert sum(sizes) == 20_000
+    assert max(sizes) < 1500
+
+
+def test_no_event_is_no_slice() -> None:
+    assert list(Timeline(Tables()).slices()) == []
