@@ -39,8 +39,8 @@ class LanesHandler(ColumnsHandler):
 
     def batch(self, text: memoryview) -> int | None:
         """Take the events of the lanes; see :meth:`profdeck.traces.scanner.TraceHandler.batch`."""
-        data = bytes(text)
-        lanes, names = self._cut_out(data), named(data, PROCESS_NAME)
+        lanes = self._cut_out(text)
+        names = named(bytes(text), PROCESS_NAME) if stringzilla.find(text, PROCESS_NAME) >= 0 else []
         if lanes is None or names is None or not self._take_lanes(*lanes):
             return super().batch(text)
         self._take_names(names)
@@ -57,28 +57,30 @@ class LanesHandler(ColumnsHandler):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LostDigitsError):
             return False
 
-    def _cut_out(self, data: bytes) -> tuple[bytes, int] | None:
+    def _cut_out(self, text: memoryview) -> tuple[bytes, int] | None:
         """Return an array of the events in lanes, and how many there are; ``None`` if that cannot be told."""
-        if stringzilla.find(data, _ESCAPED) >= 0:
+        find, rfind = stringzilla.find, stringzilla.rfind
+        if find(text, _ESCAPED) >= 0:
             return None
         if not self._boundary:
-            boundary, args = _BOUNDARY.search(data), _ARGS.search(data)
+            boundary, args = _BOUNDARY.search(text), _ARGS.search(text)
             if boundary is None or args is None:
                 return None
             self._boundary, self._args = boundary.group(), args.group()
-        boundary_, args_, to_brace = self._boundary, self._args, self._boundary.index(b"{")
-        find, begins, pieces = stringzilla.find, [], []
+        to_brace = self._boundary.index(b"{")
+        begins: list[int] = []
+        pieces: list[memoryview] = []
         for needle in _NEEDLES:
-            at = find(data, needle)
+            at = find(text, needle)
             while at >= 0:
-                begin = data.rfind(boundary_, 0, at)
-                begin = begin + to_brace if begin >= 0 else 1
-                end = data.find(args_, at)
+                boundary_at = rfind(text, self._boundary, 0, at)
+                begin = boundary_at + to_brace if boundary_at >= 0 else 1
+                end = find(text, self._args, at)
                 if end < 0:
                     return None
                 begins.append(begin)
-                pieces.append(data[begin:end])
-                at = find(data, needle, at + 1)
+                pieces.append(text[begin:end])
+                at = find(text, needle, at + 1)
         if len(set(begins)) != len(begins):
             return None
         return b"[%b}]" % b"},".join(pieces), len(pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAX_SLICE_EVENTS = 1 << 16
+# More than any real program has open at once; of even more, those that end first count as ended with their slice.
+_MAX_OPEN_EVENTS = 1 << 16
 # Every so-manieth start of the sorted events is kept, to find where slices must begin.
 _SAMPLE = 1 << 8
 _ROW = np.dtype([("start_ns", np.int64), ("end_ns", np.int64), ("name", np.int32), ("track", np.int32)])
@@ -126,6 +129,9 @@ class Timeline:
             )
             yield Slice(clipped, first, columns.start_ns, columns.end_ns, begin, until)
             open_still = columns[columns.end_ns > until]
+            if len(open_still) > _MAX_OPEN_EVENTS:
+                longest = np.argpartition(open_still.end_ns, -_MAX_OPEN_EVENTS)[-_MAX_OPEN_EVENTS:]
+                open_still = open_still[np.sort(longest)]
 
     def _ends(self) -> list[int]:
         return [*(row for row, _ in self._runs[1:]), self._rows]
@@ -150,7 +156,7 @@ class _Run:
             return np.concatenate([self._held, self._read(self._end)])
         samples = int(np.searchsorted(self._starts, time_ns))  # the row of the next one starts later
         rows = np.concatenate([self._held, self._read(min(self._end, self._first + samples * _SAMPLE))])
-        cut = int(np.searchsorted(rows["start_ns"], time_ns))
+        cut = bisect.bisect_left(rows["start_ns"], time_ns)  # numpy would copy the column first
         self._held = rows[cut:].copy()
         return rows[:cut]
 

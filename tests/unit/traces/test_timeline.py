@@ -72,5 +72,20 @@ def test_memory_is_bounded_by_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) < 1500
 
 
+def test_memory_is_bounded_whatever_is_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", 100)
+    monkeypatch.setattr(timeline, "_MAX_OPEN_EVENTS", 50)
+    monkeypatch.setattr(timeline, "_SAMPLE", 10)
+    found = Timeline(Tables())
+    for number in range(10):
+        found.add(block([(100 * number + n, 10_000 - n) for n in range(100)], 100 * number))
+
+    pieces = list(found.slices())
+
+    assert max(len(piece.columns) for piece in pieces) <= 300
+    assert sum(int(piece.first.sum()) for piece in pieces) == 1000
+    assert pieces[-1].end_ns == 100 * 9 + 10_000
+
+
 def test_no_event_is_no_slice() -> None:
     assert list(Timeline(Tables()).slices()) == []
