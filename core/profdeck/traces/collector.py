@@ -6,18 +6,16 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.columns import Columns, Tables, concatenated
 from profdeck.traces.intervals import Int
 from profdeck.traces.model import Id
 from profdeck.traces.times import nanoseconds, nanoseconds_of_floats
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _BLOCK_EVENTS = 1 << 16
 _NO_CATEGORY = ""

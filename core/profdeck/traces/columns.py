@@ -7,16 +7,14 @@ has events without one; there the name of the process tells what its events are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.intervals import Int
 from profdeck.traces.model import Id
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 OPERATOR = "cpu_op"
 ANNOTATION = "user_annotation"

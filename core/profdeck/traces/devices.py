@@ -6,19 +6,16 @@ All is summed over slices of time in integers, so that it does not depend on whe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
 from profdeck.traces.hosts import CAUSES, HostEvent, HostSlice, HostStates, innermost
 from profdeck.traces.intervals import Int, Spans, complement, groups, joined, total, union
 from profdeck.traces.model import DeviceSummary, Gap, Id, IdleCause, StreamSummary
 from profdeck.traces.timeline import Slice
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 NOT_READ = "not read"
 """The cause of gaps where the host was not read."""

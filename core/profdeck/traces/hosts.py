@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.columns import ANNOTATION, OPERATOR, Tables
 from profdeck.traces.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
 from profdeck.traces.timeline import Slice
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CAUSES = {
     "profiler overhead": "the profiler itself worked: buffers, instrumentation",

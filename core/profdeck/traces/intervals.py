@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-# Texts, since numpy.typing takes a tenth of the time of all imports.
-Int: TypeAlias = "NDArray[np.int64]"
-Spans: TypeAlias = "tuple[Int, Int]"
+Int = NDArray[np.int64]
+Spans = tuple[Int, Int]
 """Starts and ends of intervals in the order of time, none of them empty, with time between each and the next."""
 
 # The vectorised nesting takes one round per level; a stack is faster for what is deeper than any real program.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.intervals import Int
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _ALWAYS_OPEN = np.iinfo(np.int64).min
 

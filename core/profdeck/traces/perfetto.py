@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.errors import TraceError
 from profdeck.traces.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
@@ -29,10 +29,7 @@ from profdeck.traces.model import Id
 from profdeck.traces.nesting import Lanes
 from profdeck.traces.timeline import Slice
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Bytes: TypeAlias = "NDArray[np.uint8]"
+Bytes = NDArray[np.uint8]
 
 # Trace
 _PACKET = 1

@@ -39,8 +39,8 @@ def _containers_of(value: bytes) -> bytes:
     return rb"(?:%b|%b|\{%b(?:%b%b(?:,%b(?=\")|(?=\})))*+\})" % (value, array, _SPACE, member, _SPACE, _SPACE)
 
 
-# Two levels take "Input Dims": [[1, 2], []] in one step; each level triples the pattern, and the time of this import.
-_SHALLOW = _containers_of(_containers_of(rb'(?:%b|"%b")' % (_SCALAR, _TEXT)))
+# One level takes "grid": [1, 1, 1] in one step; each more would triple the pattern, and the time of this import.
+_SHALLOW = _containers_of(rb'(?:%b|"%b")' % (_SCALAR, _TEXT))
 _ELEMENT = rb"%b%b%b," % (_SPACE, _SHALLOW, _SPACE)
 
 _match_space = re.compile(_SPACE).match

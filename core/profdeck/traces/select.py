@@ -20,12 +20,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import attrs
 import msgspec
 import numpy as np
 import stringzilla
+from numpy.typing import NDArray
 
 from profdeck.errors import TraceError
 from profdeck.progress import Progress
@@ -33,9 +34,6 @@ from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION
 from profdeck.traces.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.scanner import TraceHandler
 from profdeck.traces.stream import read_ahead
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 _MARK_NEEDLES = (b'user_annotation"', b'"ProfilerStep#')
@@ -49,8 +47,8 @@ _FLOAT_ERROR = 2.0**-50
 # Nothing raises: what is no number becomes NaN. A hundred digits hold the sum of any two times of a profiler exactly.
 _EXACT = Context(prec=100, traps=[])
 
-Bool: TypeAlias = "NDArray[np.bool_]"
-Float: TypeAlias = "NDArray[np.float64]"
+Bool = NDArray[np.bool_]
+Float = NDArray[np.float64]
 _Text = bytes | msgspec.Raw
 
 

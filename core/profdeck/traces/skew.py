@@ -12,16 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.intervals import Int
 from profdeck.traces.model import CollectiveSkew, GroupSkew, RankSkew
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _NS_PER_US = 1000
 

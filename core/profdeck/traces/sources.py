@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from profdeck.errors import ProfdeckError, TraceError
-from profdeck.run import ArtifactRecord, Manifest, is_manifest, read_manifest
+
+if TYPE_CHECKING:
+    from profdeck.run import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
 _TRACES = ("*.trace.json", "*.trace.json.gz", "kernel_details*.csv")
@@ -82,6 +85,8 @@ def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
 
 def _told(path: Path) -> Iterator[TraceSource]:
     """Yield the traces that manifests beside a file, or below a directory, tell of."""
+    from profdeck.run import is_manifest, read_manifest
+
     beside = path.rglob("*.json") if path.is_dir() else path.parent.glob("*.json")
     for file in filter(is_manifest, beside):
         try:

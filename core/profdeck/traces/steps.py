@@ -17,19 +17,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.entry_points import installed, load
 from profdeck.errors import PluginError, describe
 from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION, OPERATOR, Columns
 from profdeck.traces.intervals import Int
 from profdeck.traces.model import Id, IterationStatistics, PerStep, StepSummary
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 logger = logging.getLogger("profdeck")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.progress import Progress
 from profdeck.traces.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
@@ -35,9 +35,6 @@ from profdeck.traces.skew import Collectives, is_message
 from profdeck.traces.sources import TraceSource
 from profdeck.traces.steps import StepNames, StepTimes, find_steps
 from profdeck.traces.timeline import Slice
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _NS_PER_US = 1000
 _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES

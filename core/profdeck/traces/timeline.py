@@ -6,16 +6,14 @@ import bisect
 import tempfile
 import weakref
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.columns import Columns, Tables, concatenated
 from profdeck.traces.intervals import Int
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAX_SLICE_EVENTS = 1 << 16
 # More than any real program has open at once; of even more, those that end first count as ended with their slice.

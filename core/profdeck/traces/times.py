@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.traces.intervals import Int
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Time = float | str | Decimal | None
 """A time in microseconds, as it may stand in a trace."""
