@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 # What file systems without hard links answer: FAT, some network and user-space ones.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_COPY_BYTES = 1 << 20
 
 
 def publish(temporary: Path, path: Path) -> None:
@@ -26,3 +31,50 @@ def publish(temporary: Path, path: Path) -> None:
         temporary.replace(path)
     else:
         temporary.unlink()
+
+
+@contextmanager
+def new_file(path: Path) -> Generator[BinaryIO, None, None]:
+    """Provide an unbuffered file that appears at the end: complete and on disk (fsync), or not at all.
+
+    Raises:
+        FileExistsError: There is something at ``path``; it was left as it is.
+        OSError: The file system refuses.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    partial = path.with_name(f".profdeck-{secrets.token_hex(8)}.tmp")
+    try:
+        with partial.open("xb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def write_all(file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
+    """Write all of it to an unbuffered file, which may take it in parts."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def append_file(file: BinaryIO, path: Path) -> None:
+    """Append what a file has to an unbuffered one, within the kernel where it can do that."""
+    with path.open("rb", buffering=0) as source:
+        with suppress(OSError, AttributeError):  # not every system and file system can
+            while os.copy_file_range(source.fileno(), file.fileno(), _COPY_BYTES):
+                pass
+        while data := source.read(_COPY_BYTES):
+            write_all(file, data)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system can sync a directory
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

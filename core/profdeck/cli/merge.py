@@ -82,11 +82,14 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise ConfigError(f"--output {output}: its name must end in {', '.join((*_CHROME, *_PERFETTO))}.")
     part = _select.Part.of(steps, iterations, time, category)
     destination = _select.new_file(output)
+    slim = output.name.endswith(_PERFETTO)
     sources = _chosen(find_sources(paths), role, rank)
+    if not slim:
+        sources = _in_json(sources)
     how = _alignment(align, sources)
     count = _traces.cores(processes)
     pieces = list(map(Piece, sources, _shifts(sources, how, count), _selections(sources, part)))
-    write = _write_slim if output.name.endswith(_PERFETTO) else _write_chrome
+    write = _write_slim if slim else _write_chrome
     with _output.progress("Merging the traces") as on_progress:
         try:
             written = write(pieces, destination, count, on_progress)
@@ -117,6 +120,21 @@ def _chosen(sources: list[TraceSource], roles: list[str] | None, ranks: list[ran
         there = sorted({source.label for source in sources if source.manifest})
         raise TraceError(f"No trace is of these roles and ranks. There are: {', '.join(there) or 'no manifests'}.")
     return chosen
+
+
+def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
+    """Leave out what is no JSON.
+
+    Raises:
+        TraceError: Nothing is left.
+    """
+    kept = [source for source in sources if source.is_json]
+    for source in sources:
+        if not source.is_json:
+            _output.warn(f"{_output.short(source.path)} is left out: only a slim trace (.pftrace) can have it.")
+    if not kept:
+        raise TraceError("There is no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others.")
+    return kept
 
 
 def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:

@@ -197,7 +197,7 @@ def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None
 
 
 def _print_skew(console: Console, group: GroupSkew, limit: int | None) -> None:
-    if group.ranks:
+    if any(rank.collectives for rank in group.ranks):
         what = " ".join(filter(None, [group.role, None if group.replica is None else str(group.replica)]))
         who = "no rank stands out" if group.straggler is None else f"rank {group.straggler} arrives last most often"
         console.print(f"Collectives{f' of {what}' if what else ''}: {who}", style="bold")

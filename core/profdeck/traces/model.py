@@ -204,7 +204,7 @@ class RankSummary:
     problem: str | None
     """Where the trace ended if it is not whole; the summary then covers what came before."""
     events: int | None
-    """Trace events, of any phase; ``None`` where only devices were read."""
+    """Trace events, of any phase; ``None`` where devices were searched for, and nothing else was looked at."""
     span_us: float
     """From the first start to the last end of what was summarised."""
     busy_us: float | None

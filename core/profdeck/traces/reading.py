@@ -192,7 +192,7 @@ def _read(  # noqa: PLR0913 - the arguments of `read_trace`, and how to read
         return Trace(
             path=path,
             check=check,
-            devices_only=categories is not None,
+            devices_only=True,
             searched=False,
             tables=tables,
             timeline=timeline,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
-from isal import isal_zlib
 
 from profdeck.errors import TraceError
-from profdeck.files import publish
+from profdeck.files import append_file, new_file
 from profdeck.progress import Progress
 from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES
-from profdeck.traces.pack import _GZIP_WINDOW_BITS, _LEVEL, _sync_directory
+from profdeck.traces.deflate import gzip_deflater
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.perfetto import PerfettoSource, encode_source
 from profdeck.traces.reading import Trace, read_trace
@@ -76,9 +72,10 @@ def write_slim(
         TraceError: A source cannot be read, or no event is selected.
         OSError: The new file cannot be written.
     """
-    if os.path.lexists(destination):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
-    with tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory:
+    with (
+        new_file(destination) as file,
+        tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory,
+    ):
         tasks = [_Task(source, index, Path(directory, str(index)), gzip) for index, source in enumerate(sources)]
         sizes = [source.path.stat().st_size if source.path.exists() else 0 for source in sources]
         written = []
@@ -88,16 +85,9 @@ def write_slim(
             written.append(found)
         if not any(part.slices for part in written):
             raise TraceError("No complete event is selected, so there is nothing to write.")
-        whole = Path(directory, "whole")
-        with whole.open("xb") as out:
-            for task in tasks:
-                with task.part.open("rb") as part:
-                    shutil.copyfileobj(part, out)
-            out.flush()
-            os.fsync(out.fileno())
-        size_bytes = whole.stat().st_size
-        publish(whole, destination)
-    _sync_directory(destination.parent)
+        for task in tasks:
+            append_file(file, task.part)
+        size_bytes = file.tell()
     problems = tuple(
         f"{source.label} ({source.path}): {part.problem}"
         for source, part in zip(sources, written, strict=True)
@@ -136,7 +126,7 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
         thread_names=trace.thread_names,
     )
     count = _Count()
-    deflater = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
+    deflater = gzip_deflater()
     with task.part.open("xb") as out:
         for data in encode_source(about, count.of(_selected(trace, selection))):
             out.write(deflater.compress(data) if task.gzip else data)

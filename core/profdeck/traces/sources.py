@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from profdeck.run import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
-_TRACES = ("*.trace.json", "*.trace.json.gz", "kernel_details*.csv")
+_KERNEL_DETAILS = "kernel_details*.csv"
+_TRACES = ("*.trace.json", "*.trace.json.gz", _KERNEL_DETAILS)
 
 
 @attrs.frozen
@@ -35,6 +36,11 @@ class TraceSource:
             return self.path.stat().st_size
         except OSError:
             return 0
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is a Chrome trace, and not Ascend's table of kernels."""
+        return not self.path.match(_KERNEL_DETAILS)
 
     @property
     def label(self) -> str:

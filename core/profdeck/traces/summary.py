@@ -174,7 +174,7 @@ class _Summary:
             capture=manifest.capture if manifest else None,
             whole=trace.check.whole and not trace.searched,
             problem=trace.check.problem,
-            events=None if trace.devices_only else trace.check.events,
+            events=None if trace.searched else trace.check.events,
             span_us=_us(self._end_ns - origin_ns),
             busy_us=_sum_of(devices, lambda device: device.busy_us),
             idle_us=_sum_of(devices, lambda device: device.idle_us),

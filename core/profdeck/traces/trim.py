@@ -6,21 +6,17 @@ object with the member ``traceEvents``, or the bare array of events.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import secrets
 from pathlib import Path
 from typing import BinaryIO
 
 import attrs
-from isal import isal_zlib
 
 from profdeck.errors import TraceError
-from profdeck.files import publish
+from profdeck.files import new_file, write_all
 from profdeck.progress import Progress
+from profdeck.traces.deflate import gzip_deflater
 from profdeck.traces.integrity import TraceCheck, TraceChecker, feed_chunks, file_size
-from profdeck.traces.pack import _GZIP_WINDOW_BITS, _LEVEL, _sync_directory, _write_all
 from profdeck.traces.select import Picked, Selection, read_extent
 from profdeck.traces.stream import Chunk, read_ahead
 
@@ -53,18 +49,8 @@ def trim_trace(
         TraceError: ``source`` cannot be read, or nothing in it is selected but metadata.
         OSError: The new file cannot be written.
     """
-    if os.path.lexists(destination):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
-    partial = destination.with_name(f".profdeck-{secrets.token_hex(8)}.tmp")
-    try:
-        with partial.open("xb", buffering=0) as file:
-            check = _trim(source, _Trimmer(selection, file, gzip=destination.suffix == ".gz"), on_progress)
-            os.fsync(file.fileno())
-        publish(partial, destination)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync_directory(destination.parent)
-    return check
+    with new_file(destination) as file:
+        return _trim(source, _Trimmer(selection, file, gzip=destination.suffix == ".gz"), on_progress)
 
 
 def _trim(source: Path, trimmer: _Trimmer, on_progress: Progress | None) -> TraceCheck:
@@ -128,7 +114,7 @@ class _Trimmer:
     def __init__(self, selection: Selection, file: BinaryIO, *, gzip: bool) -> None:
         self._selection = selection
         self._file = file
-        self._deflater = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS) if gzip else None
+        self._deflater = gzip_deflater() if gzip else None
         self._checker = TraceChecker()
         self._loose: list[bytes] = []
         self._loose_bytes = 0
@@ -186,7 +172,7 @@ class _Trimmer:
         self._close_array()
         self._write(b"\n" if self._is_array else b"\n}\n")
         if self._deflater is not None:
-            _write_all(self._file, self._deflater.flush())
+            write_all(self._file, self._deflater.flush())
         return self._checker.finish(self._file.tell())
 
     def _flush(self) -> None:
@@ -232,4 +218,4 @@ class _Trimmer:
 
     def _write(self, data: bytes) -> None:
         self._checker.feed(data)
-        _write_all(self._file, data if self._deflater is None else self._deflater.compress(data))
+        write_all(self._file, data if self._deflater is None else self._deflater.compress(data))

@@ -97,6 +97,30 @@ def test_a_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_
     assert b"paper::fold" in with_operators.read_bytes()
 
 
+def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3)
+    (tmp_path / "ascend").mkdir()
+    table = tmp_path / "ascend" / "kernel_details.csv"
+    table.write_text("Name,Type,Start Time(us),Duration(us)\nMatMulV2_7,MatMulV2,2000.5,4.25\n")
+
+    result = cli("merge", run, table, "-o", tmp_path / "all.json")
+    assert result.exit_code == 0
+    assert (
+        result.stderr == "warning: ascend/kernel_details.csv is left out: only a slim trace (.pftrace) can have it.\n"
+    )
+    assert result.stdout.startswith(f"{tmp_path / 'all.json'}: 1 traces, ")
+    assert "MatMulV2" not in (tmp_path / "all.json").read_text()
+
+    alone = cli("merge", table, "-o", tmp_path / "alone.json")
+    assert alone.exit_code == 4
+    assert "no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others" in alone.stderr
+    assert not (tmp_path / "alone.json").exists()
+
+    result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert b"MatMulV2" in (tmp_path / "all.pftrace").read_bytes()
+
+
 def test_clocks_are_aligned_by_anchors_where_hosts_differ(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     first, second = sorted(run.rglob("rank_*.step3.json"))

@@ -46,6 +46,7 @@ def test_rows_are_kernels_and_steps(tmp_path: Path) -> None:
     ]
     (device,) = summary.devices
     assert (device.device, device.busy_us, device.communication_us) == (0, 112.75, 100.25)
+    assert device.idle == ()  # nothing is known of the host
     assert [(step.step, step.start_us, step.duration_us, step.device_us) for step in summary.steps] == [
         (1, 0.0, 106.25, 103.75),
         (2, 206.45, 9.0, 9.0),

@@ -561,7 +561,7 @@ def test_nothing_is_left_behind_when_writing_fails(merged: Merged, monkeypatch: 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segment, "_write_all", full)
+    monkeypatch.setattr(segment, "write_all", full)
     with pytest.raises(OSError, match="No space left"):
         merged([event()])
 

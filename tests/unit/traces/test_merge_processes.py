@@ -17,7 +17,7 @@ import pytest
 
 from profdeck.errors import TraceError
 from profdeck.traces.integrity import check_trace
-from profdeck.traces.merge import Selection, Source, merge_traces, merging, workers
+from profdeck.traces.merge import Selection, Source, merge_traces, merging
 
 
 def event(ph: str = "X", **members: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Failing:
 @pytest.mark.parametrize(
     ("select", "error", "message"),
     [
-        (Killing(), TraceError, r"process that read .*sources/4 ended with exit code -9"),
+        (Killing(), TraceError, r"sources/4: the worker process was killed by SIGKILL"),
         (Failing(), OSError, "No space left"),
     ],
 )
@@ -141,17 +141,6 @@ def test_of_a_merge_that_is_interrupted_nothing_is_left(sources: list[Source], f
 
     assert not list(folder.iterdir())
     assert not multiprocessing.active_children()
-
-
-def test_a_process_ends_when_nobody_listens(folder: Path) -> None:
-    worker = workers._Worker(folder)
-
-    worker.connection.close()
-    worker._process.join(10)
-
-    assert worker._process.exitcode == 0
-    worker.end()
-    assert not list(folder.iterdir())
 
 
 def test_progress_is_that_of_all_sources(sources: list[Source], folder: Path) -> None:

@@ -166,7 +166,7 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = write(tmp_path / "raw", trace_text([anchor(1)]))
-    monkeypatch.setattr(pack, "_write_all", full)
+    monkeypatch.setattr(pack, "write_all", full)
     with pytest.raises(OSError, match="No space left"):
         pack_trace(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR)
 

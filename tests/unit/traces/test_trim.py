@@ -217,7 +217,7 @@ def test_nothing_is_left_behind_when_writing_fails(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(trim, "_write_all", full)
+    monkeypatch.setattr(trim, "write_all", full)
     with pytest.raises(OSError, match="No space left"):
         trim_trace(source, tmp_path / "out", Selection())
 

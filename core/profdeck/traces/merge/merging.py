@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import functools
-import os
 import re
-import secrets
 import struct
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,20 +15,18 @@ import msgspec
 from isal import isal_zlib
 
 from profdeck.errors import TraceError
-from profdeck.files import publish
+from profdeck.files import append_file, new_file, write_all
 from profdeck.progress import Progress
-from profdeck.traces.integrity import TraceCheck, file_size
+from profdeck.traces.integrity import TraceCheck
 from profdeck.traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, Place
-from profdeck.traces.merge.segment import Deflater, Piece, Segment, Task
+from profdeck.traces.merge.segment import Deflater, Piece, Segment, Task, write_segment
 from profdeck.traces.merge.source import Source
 from profdeck.traces.merge.texts import Event, encoded, encoded_all, labelled, metadata, text_of
-from profdeck.traces.merge.workers import OnRead, Write, Written, workers
-from profdeck.traces.pack import _sync_directory, _write_all
+from profdeck.traces.parallel import map_traces
 from profdeck.traces.stream import read_chunks
 
 _SEPARATOR = b",\n"
 _GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"  # deflate, no name, no time, unknown system (RFC 1952)
-_COPY_BYTES = 1 << 20
 
 # Where a guess saves a second pass over a source.
 _HEAD_BYTES = 1 << 18
@@ -74,10 +69,9 @@ def merge_traces(
         sources: The traces. Of a damaged one, what comes before the damage is merged; if it ends before its base,
             the smallest that another trace states is assumed.
         destination: The new file, in a directory that exists. It appears when it is complete and on disk (fsync),
-            or not at all. The directory holds as much once more, in files without names, until then.
+            or not at all. Until then a hidden directory beside it holds as much once more.
         gzip: Write one gzip member rather than plain JSON.
-        processes: How many may work at the same time, on a source each. More than one are copies of this one
-            if it has no other threads, and new interpreters otherwise.
+        processes: How many sources are read at the same time.
         on_progress: Called with the bytes of the sources (as on disk) read so far and in all.
 
     Returns:
@@ -91,45 +85,14 @@ def merge_traces(
         TraceError: No source has an event that could be read, or a process was killed.
         OSError: The new file cannot be written.
     """
-    if os.path.lexists(destination):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
     ordered = sorted(sources, key=lambda source: source.sort_index)
-    count = max(1, min(processes, len(ordered)))
-    with workers(count, destination.parent) as write:
-        merge = _Merge(ordered, _Progress(ordered, on_progress).read, write, gzip=gzip)
-        merge.write_segments()
-        partial = destination.with_name(f".profdeck-{secrets.token_hex(8)}.tmp")
-        try:
-            with partial.open("xb", buffering=0) as file:
-                check = merge.join(file)
-                os.fsync(file.fileno())
-            publish(partial, destination)
-        finally:
-            partial.unlink(missing_ok=True)
-    _sync_directory(destination.parent)
-    return check
-
-
-class _Progress:
-    """Adds up the progress of sources; a second pass over one adds nothing."""
-
-    def __init__(self, sources: Sequence[Source], on_progress: Progress | None) -> None:
-        self._on_progress = on_progress
-        self._sizes = [_size(source.path) for source in sources]
-        self._done = [0] * len(sources)
-
-    def read(self, rank: int, done_bytes: int) -> None:
-        """Report how many bytes of a source have been read."""
-        self._done[rank] = max(self._done[rank], done_bytes)
-        if self._on_progress is not None:
-            self._on_progress(sum(self._done), sum(self._sizes))
-
-
-def _size(path: Path) -> int:
-    try:
-        return file_size(path)
-    except TraceError:
-        return 0  # the reader says so
+    with (
+        new_file(destination) as file,
+        tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory,
+    ):
+        merge = _Merge(ordered, Path(directory), gzip=gzip)
+        merge.write_segments(processes, on_progress)
+        return merge.join(file)
 
 
 @attrs.frozen
@@ -138,6 +101,10 @@ class _Known:
 
     base_ns: int | None
     host_pids: frozenset[int]
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0  # the reader says so
 
 
 def _guess(source: Source) -> _Known:
@@ -162,36 +129,41 @@ class _Merge:
 
     Args:
         sources: In their order in the viewer.
-        on_read: Called with the rank of a source and how much of it has been read.
-        write: Writes segments.
+        directory: Where segments are written.
         gzip: Whether to deflate.
     """
 
-    def __init__(self, sources: Sequence[Source], on_read: OnRead, write: Write, *, gzip: bool) -> None:
+    def __init__(self, sources: Sequence[Source], directory: Path, *, gzip: bool) -> None:
         self._sources = sources
-        self._on_read = on_read
-        self._write = write
+        self._parts = [directory / str(rank) for rank in range(len(sources))]
         self._gzip = gzip
-        self._written: list[Written] = []
+        self._segments: list[Segment] = []
         self._base_ns: int | None = None
 
-    def write_segments(self) -> None:
-        """Write a segment of each source, and write anew what was written with wrong assumptions."""
+    def write_segments(self, processes: int, on_progress: Progress | None) -> None:
+        """Write a segment of each source, and write anew what was written with wrong assumptions.
+
+        Raises:
+            TraceError: A process was killed, or a source has too many processes.
+        """
         known = [_guess(source) for source in self._sources]
         assumed: dict[int, Place] = {}
-        written: dict[int, Written] = {}
+        written: dict[int, Segment] = {}
         while True:
             places = self._places(known)
             wrong = [rank for rank, place in enumerate(places) if not _fits(assumed.get(rank), place, known[rank])]
             if not wrong:
                 break
-            wrong.sort(key=lambda rank: _size(self._sources[rank].path), reverse=True)
-            tasks = [Task(self._sources[rank], places[rank], self._gzip) for rank in wrong]
-            found = self._write(tasks, functools.partial(self._report, wrong))
-            for rank, one in zip(wrong, found, strict=True):
-                assumed[rank], written[rank] = places[rank], one
-                known[rank] = _Known(one.segment.base_ns, one.segment.host_pids)
-        self._written = [written[rank] for rank in range(len(self._sources))]
+            tasks = [Task(self._sources[rank], places[rank], self._parts[rank], self._gzip) for rank in wrong]
+            sizes = [_size_bytes(task.source.path) for task in tasks]
+            found = map_traces(write_segment, tasks, sizes, processes=processes, on_progress=on_progress)
+            on_progress = None  # all sources have been read
+            for rank, segment in zip(wrong, found, strict=True):
+                if isinstance(segment, TraceError):
+                    raise segment
+                assumed[rank], written[rank] = places[rank], segment
+                known[rank] = _Known(segment.base_ns, segment.host_pids)
+        self._segments = [written[rank] for rank in range(len(self._sources))]
         if any(one.base_ns is not None for one in known):  # otherwise no trace says, and 0 would say that it is known
             self._base_ns = min(_bases_ns(known))
 
@@ -201,18 +173,17 @@ class _Merge:
         Raises:
             TraceError: No source has an event that could be read.
         """
-        problems = [problem for source, one in self._pairs() for problem in _problems(source, one.segment)]
-        if not any(one.segment.processes for one in self._written):
+        problems = [problem for source, segment in self._pairs() for problem in _problems(source, segment)]
+        if not any(segment.processes for segment in self._segments):
             raise TraceError(" ".join(["There is no event to merge.", *problems]))
         output = _Output(file, gzip=self._gzip)
         output.text(b'{\n"traceEvents": [\n')
         events = processes = 0
         between = b""
-        for source, one in self._pairs():
-            segment = one.segment
+        for (source, segment), part in zip(self._pairs(), self._parts, strict=True):
             if segment.piece.json_bytes:
                 output.text(between and segment.between)
-                output.piece(segment.piece, one.file)
+                output.piece(segment.piece, part)
                 between = segment.between
             if added := _process_metadata(source, segment, processes):
                 output.text(between and segment.between)
@@ -227,11 +198,8 @@ class _Merge:
         size_bytes, json_bytes = output.finish()
         return TraceCheck(size_bytes, json_bytes, events, whole=not problems, problem=" ".join(problems) or None)
 
-    def _report(self, ranks: Sequence[int], place: int, done_bytes: int) -> None:
-        self._on_read(ranks[place], done_bytes)
-
-    def _pairs(self) -> list[tuple[Source, Written]]:
-        return list(zip(self._sources, self._written, strict=True))
+    def _pairs(self) -> list[tuple[Source, Segment]]:
+        return list(zip(self._sources, self._segments, strict=True))
 
     def _places(self, known: Sequence[_Known]) -> list[Place]:
         """Return what each source has to know of the others."""
@@ -248,19 +216,19 @@ class _Merge:
         """Return the members of the top-level object behind the events."""
         members: dict[str, Any] = {}
         described = []
-        for source, one in self._pairs():
-            own = {key: msgspec.Raw(text) for key, text in one.segment.members.items()}
+        for source, segment in self._pairs():
+            own = {key: msgspec.Raw(text) for key, text in segment.members.items()}
             for key in COMMON_KEYS:
                 if key in own:
                     members.setdefault(key, own[key])
             described.append(
                 {
                     "label": msgspec.Raw(encoded(source.label)),
-                    BASE: one.segment.base_ns,
+                    BASE: segment.base_ns,
                     **({"shiftNanoseconds": source.shift_ns} if source.shift_ns else {}),
                     **{key: own[key] for key in SOURCE_KEYS if key in own},
                     "pids": {
-                        str(process.pid): msgspec.Raw(process.original or b"null") for process in one.segment.processes
+                        str(process.pid): msgspec.Raw(process.original or b"null") for process in segment.processes
                     },
                 }
             )
@@ -303,7 +271,7 @@ class _Output:
         self._file = file
         self._gzip = gzip
         if gzip:
-            _write_all(file, _GZIP_HEADER)
+            write_all(file, _GZIP_HEADER)
         self._deflater: Deflater | None = None
         self._crc = 0
         self._json_bytes = 0
@@ -314,17 +282,17 @@ class _Output:
             self._deflater = Deflater(self._file, gzip=self._gzip)
         self._deflater.write(text)
 
-    def piece(self, piece: Piece, file: BinaryIO) -> None:
-        """Append a piece of another file."""
+    def piece(self, piece: Piece, part: Path) -> None:
+        """Append a piece that is a file of its own."""
         self._end_text(last=False)
-        _copy(file.fileno(), piece.offset, piece.size_bytes, self._file)
+        append_file(self._file, part)
         self._add(piece)
 
     def finish(self) -> tuple[int, int]:
         """End the file and return its size, and that of its text."""
         self._end_text(last=True)
         if self._gzip:
-            _write_all(self._file, struct.pack("<II", self._crc, self._json_bytes & 0xFFFF_FFFF))
+            write_all(self._file, struct.pack("<II", self._crc, self._json_bytes & 0xFFFF_FFFF))
         return self._file.tell(), self._json_bytes
 
     def _end_text(self, *, last: bool) -> None:
@@ -335,18 +303,6 @@ class _Output:
     def _add(self, piece: Piece) -> None:
         self._crc = isal_zlib.crc32_combine(self._crc, piece.crc, piece.json_bytes)
         self._json_bytes += piece.json_bytes
-
-
-def _copy(source: int, offset: int, size_bytes: int, file: BinaryIO) -> None:
-    """Append a part of a file, within the kernel where it can do that."""
-    end = offset + size_bytes
-    with suppress(OSError, AttributeError):  # not every system and file system can
-        while offset < end:
-            offset += os.copy_file_range(source, file.fileno(), end - offset, offset)
-    while offset < end:
-        data = os.pread(source, min(_COPY_BYTES, end - offset), offset)
-        _write_all(file, data)
-        offset += len(data)
 
 
 def _fits(assumed: Place | None, place: Place, known: _Known) -> bool:

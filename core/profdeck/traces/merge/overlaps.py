@@ -34,13 +34,13 @@ _MAX_TIME_US = 2**52
 
 # Ends of the categories, and beginnings.
 _NEEDLES = (b'"kernel"', b'"gpu_')
-_S = rb"[ \t\n\r]*"
-_TIME = rb"[0-9]{1,15}\.[0-9]{3}"
+_S = rb"[ \t\n\r]*+"
+_TIME = rb"[0-9]{1,15}+\.[0-9]{3}"
 _LANE = rb'"pid"%b:[^,]*,%b"tid"%b:[^,]*,%b"ts"%b:%b' % (_S, _S, _S, _S, _S, _S)
 _DURATION = rb'%b,%b"dur"%b:%b(%b)' % (_S, _S, _S, _S, _TIME)
 # What stands behind a needle: the rest of the category, and the members that Kineto writes next.
 _match_event = re.compile(
-    rb'(?:[a-z_]*")?%b,%b"name"%b:%b"[^"]*"%b,%b(%b)(%b)%b%b[,}]'
+    rb'(?:[a-z_]*+")?+%b,%b"name"%b:%b"[^"]*+"%b,%b(%b)(%b)%b%b[,}]'
     % (_S, _S, _S, _S, _S, _S, _LANE, _TIME, _DURATION, _S)
 ).match
 _match_times = re.compile(rb"(%b)(?:%b)?%b[,}]" % (_TIME, _DURATION, _S)).match

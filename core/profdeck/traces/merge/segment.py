@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
 import attrs
 from isal import isal_zlib
 
 from profdeck.errors import TraceError
+from profdeck.files import write_all
+from profdeck.progress import Progress
+from profdeck.traces.deflate import raw_deflater
 from profdeck.traces.integrity import TraceChecker, feed_chunks, file_size
 from profdeck.traces.merge.overlaps import Overlaps
 from profdeck.traces.merge.rewriter import Place, Process, Rewriter
 from profdeck.traces.merge.source import Source
-from profdeck.traces.pack import _LEVEL, _write_all
 from profdeck.traces.stream import Chunk, read_chunks
 
 # A chunk and the texts made of it stay in the second cache.
 _CHUNK_BYTES = 1 << 18
-_RAW_WINDOW_BITS = -15  # zlib's way to ask for deflate without header and trailer
 
 
 @attrs.frozen
 class Piece:
-    """Text in a file of its own, deflated so that others can stand in front of it and behind it, or plain."""
+    """Text that was written, deflated so that other text can stand in front of it and behind it, or plain."""
 
-    offset: int
-    size_bytes: int
     json_bytes: int
     crc: int
     """CRC-32 of the text."""
@@ -38,7 +38,12 @@ class Task:
 
     source: Source
     place: Place
+    part: Path
+    """The file of its segment."""
     gzip: bool
+
+    def __str__(self) -> str:
+        return str(self.source.path)
 
 
 @attrs.frozen
@@ -66,50 +71,49 @@ class Segment:
 
 
 class Deflater:
-    """Writes text to a file, from where it stands."""
+    """Appends text to an unbuffered file."""
 
     def __init__(self, file: BinaryIO, *, gzip: bool) -> None:
         self._file = file
-        self._offset = file.tell()
-        self._deflater = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_WINDOW_BITS) if gzip else None
+        self._deflater = raw_deflater() if gzip else None
         self._crc = 0
         self.json_bytes = 0
 
-    def write(self, text: Chunk | memoryview) -> None:
+    def write(self, text: bytes | memoryview) -> None:
         """Append."""
         self._crc = isal_zlib.crc32(text, self._crc)
         self.json_bytes += len(text)
-        _write_all(self._file, bytes(text) if self._deflater is None else self._deflater.compress(text))
+        write_all(self._file, text if self._deflater is None else self._deflater.compress(text))
 
     def finish(self, *, last: bool = False) -> Piece:
         """Return what was written; only with ``last`` is it the end of a deflate stream."""
         if self._deflater is not None:
-            _write_all(self._file, self._deflater.flush(isal_zlib.Z_FINISH if last else isal_zlib.Z_FULL_FLUSH))
-        return Piece(self._offset, self._file.tell() - self._offset, self.json_bytes, self._crc)
+            write_all(self._file, self._deflater.flush(isal_zlib.Z_FINISH if last else isal_zlib.Z_FULL_FLUSH))
+        return Piece(self.json_bytes, self._crc)
 
 
-def write_segment(task: Task, file: BinaryIO, on_read: Callable[[int], None]) -> Segment:
-    """Write one source behind what the file has, a second time if it turns out that events need other lanes.
+def write_segment(task: Task, on_progress: Progress | None) -> Segment:
+    """Write the segment of a source, a second time if it turns out that events need other lanes.
 
     Args:
         task: The source.
-        file: Where to.
-        on_read: Called with the bytes of the source, as on disk, read so far.
+        on_progress: Called with the bytes of the source, as on disk, read so far and in all.
     """
-    offset = file.tell()
-    segment, overlaps = _attempt(task, file, on_read, None)
+    segment, overlaps = _attempt(task, on_progress, None)
     if overlaps is not None:
-        file.seek(offset)
-        file.truncate()
-        segment, _ = _attempt(task, file, on_read, overlaps)
+        segment, _ = _attempt(task, None, overlaps)
     return segment
 
 
-def _attempt(
-    task: Task, file: BinaryIO, on_read: Callable[[int], None], overlaps: Overlaps | None
+def _attempt(task: Task, on_progress: Progress | None, overlaps: Overlaps | None) -> tuple[Segment, Overlaps | None]:
+    with task.part.open("wb", buffering=0) as file:
+        return _written(task, Deflater(file, gzip=task.gzip), on_progress, overlaps)
+
+
+def _written(
+    task: Task, deflater: Deflater, on_progress: Progress | None, overlaps: Overlaps | None
 ) -> tuple[Segment, Overlaps | None]:
     rewriter = Rewriter(task.source, task.place, overlaps)
-    deflater = Deflater(file, gzip=task.gzip)
 
     def write_events() -> None:
         for text in rewriter.take():
@@ -117,7 +121,7 @@ def _attempt(
                 deflater.write(rewriter.between)
             deflater.write(text)
 
-    problem, base_ns, events = _read(task, rewriter, write_events, on_read)
+    problem, base_ns, events = _read(task, rewriter, write_events, on_progress)
     rewriter.complete()
     write_events()
     segment = Segment(
@@ -139,7 +143,7 @@ def _read(
     task: Task,
     rewriter: Rewriter,
     on_events: Callable[[], None],
-    on_read: Callable[[int], None],
+    on_progress: Progress | None,
 ) -> tuple[str | None, int | None, int]:
     """Pass a trace to the rewriter as far as it can be read.
 
@@ -147,7 +151,7 @@ def _read(
         task: The trace.
         rewriter: Takes it.
         on_events: Called when the rewriter may have new texts.
-        on_read: Called with the bytes on disk read so far.
+        on_progress: Called with the bytes on disk read so far and in all.
 
     Returns:
         What is wrong with it, its base and how many events there are.
@@ -165,6 +169,7 @@ def _read(
 
     try:
         size_bytes = file_size(path)
+        on_read = None if on_progress is None else lambda read_bytes: on_progress(read_bytes, size_bytes)
         damage = feed_chunks(feed, read_chunks(path, _CHUNK_BYTES, on_read=on_read))
     except TraceError as error:
         return f"{label}: {error}", None, 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import stringzilla
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _NS_PER_US = 1000
 _FIRST = re.compile(rb'("ts"[ \t\n\r]*:[ \t\n\r]*"?)([0-9]{1,15})(\.[0-9]{3})?[ \t\n\r,}"]')

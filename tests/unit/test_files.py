@@ -1,0 +1,73 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.files import append_file, new_file, write_all
+
+
+def test_a_new_file_appears_at_the_end(tmp_path: Path) -> None:
+    with new_file(tmp_path / "new") as file:
+        write_all(file, b"text")
+        assert not (tmp_path / "new").exists()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert (tmp_path / "new").read_bytes() == b"text"
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), new_file(tmp_path / "new"):
+        raise KeyboardInterrupt
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_is_there_is_left_as_it_is(tmp_path: Path, *, meanwhile: bool) -> None:
+    def write() -> None:
+        with new_file(tmp_path / "taken"):
+            (tmp_path / "taken").write_bytes(b"precious")
+
+    (tmp_path / "taken").write_bytes(b"precious")
+    if meanwhile:
+        (tmp_path / "taken").unlink()
+    with pytest.raises(FileExistsError):
+        write()
+
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"precious"]
+
+
+class Slow(io.BytesIO):
+    """Takes a little at a time, as a pipe or a full disk may."""
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data[:3]))
+
+
+def test_all_is_written_however_little_a_file_takes() -> None:
+    file = Slow()
+    write_all(file, b"0123456789")
+    assert file.getvalue() == b"0123456789"
+
+
+@pytest.mark.parametrize("in_kernel", [False, True])
+def test_a_file_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_kernel: bool) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EXDEV, "other file systems")
+
+    if not in_kernel:
+        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    (tmp_path / "part").write_bytes(bytes(3_000_000))
+    with (tmp_path / "whole").open("wb", buffering=0) as file:
+        for text in (b"a", b"b"):
+            write_all(file, text)
+            append_file(file, tmp_path / "part")
+
+    assert (tmp_path / "whole").read_bytes() == b"a" + bytes(3_000_000) + b"b" + bytes(3_000_000)
