@@ -44,7 +44,7 @@ def command(
         Path,
         typer.Argument(
             metavar="A",
-            help="The baseline: a run, a capture, a trace, or what `profdeck summary --json --top 0` printed of it.",
+            help="The baseline: a run, a capture, a trace, or what `profdeck summary --json` printed of it.",
         ),
     ],
     after: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it, of any of these kinds.")],

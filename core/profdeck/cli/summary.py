@@ -6,7 +6,7 @@ import csv
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -26,7 +26,9 @@ _OF_A_KERNEL = ("name", "category", "kind", "count", "total_us", "mean_us", "max
 def command(  # noqa: PLR0913  # the options of a command line
     paths: _traces.Paths,
     *,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each table; 0 for all.")] = 15,
+    top: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many rows of each table; 0 for all. JSON has all.")
+    ] = 15,
     details: Annotated[
         bool | None,
         typer.Option("--details/--overview", help="Tables for each trace, or one line; default: up to 4 traces."),
@@ -44,7 +46,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     run, problems = _traces.summarise_paths(paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray)
     limit = top or None
     if json:
-        _output.print_json(_plain(run, limit))
+        _output.print_json(run.to_dict())
     elif as_csv:
         _print_csv(run.ranks)
     else:
@@ -56,14 +58,6 @@ def command(  # noqa: PLR0913  # the options of a command line
             _output.warn(f"{_output.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)
-
-
-def _plain(run: RunSummary, limit: int | None) -> dict[str, Any]:
-    plain = run.to_dict()
-    for rank in plain["ranks"]:
-        for table in ("kernels", "operators", "annotations"):
-            rank[table] = rank[table][:limit]
-    return plain
 
 
 def _print_csv(ranks: Iterable[RankSummary]) -> None:

@@ -30,7 +30,6 @@ THRESHOLD = 0.05
 
 _FEWEST = 3  # measurements from which their spread says something
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
-_CUT = 1e-3  # kernels that miss less than this of the total are all there
 # profdeck's names of captures: the step or request, the stage or batch, which one of them, and a repetition.
 _CAPTURE = re.compile(r"(?:step\d+|iteration\d+|capture)(?:-(?P<stage>[A-Za-z].*?))??(?:-\d+)?(?:-take\d+)?")
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
@@ -145,27 +144,19 @@ def is_summary(path: Path) -> bool:
 
 
 def load_summary(path: Path) -> RunSummary:
-    """Read what ``profdeck summary --json --top 0`` printed; members that are not known are passed over.
+    """Read what ``profdeck summary --json`` printed; members that are not known are passed over.
 
     Raises:
-        TraceError: It cannot be read, is no such document, or lists only the longest kernels.
+        TraceError: It cannot be read, or is no such document.
     """
     try:
-        summary = msgspec.json.decode(path.read_bytes(), type=RunSummary)
+        return msgspec.json.decode(path.read_bytes(), type=RunSummary)
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(
-            f"{path} is no summary by this version of profdeck: {error}. Make one with `profdeck summary RUN --json "
-            "--top 0`."
+            f"{path} is no summary by this version of profdeck: {error}. Make one with `profdeck summary RUN --json`."
         ) from error
-    for rank in summary.ranks:
-        if 0 < sum(kernel.share for kernel in rank.kernels) < 1 - _CUT:
-            raise TraceError(
-                f"{path} lists only the longest kernels of {rank.path}, so the others would seem to have vanished. "
-                "Make it with `profdeck summary RUN --json --top 0`."
-            )
-    return summary
 
 
 def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:

@@ -75,7 +75,7 @@ class Collectives:
     """Of the kernels, or of the collectives that they are part of."""
     groups: Sequence[str]
     """The same text on the ranks that communicate with each other: of process groups the name or ranks; where the
-    trace has neither, of streams."""
+    trace has neither, of streams. A text may come more than once."""
     name: NDArray[np.integer]
     """Index into ``names``."""
     group: NDArray[np.integer]
@@ -186,9 +186,13 @@ def _groups(ranks: Sequence[Collectives]) -> list[_Group]:
         is_collective = np.array([not is_message(name) for name in rank.names], dtype=bool)
         order = np.argsort(rank.start_ns, kind="stable")
         order = order[is_collective[rank.name[order]]]
-        for group in np.flatnonzero(np.bincount(rank.group[order])).tolist():
-            calls = order[rank.group[order] == group]
-            key = (rank.role, rank.replica, rank.capture, rank.groups[group])
+        texts = {text: number for number, text in enumerate(dict.fromkeys(rank.groups))}
+        group_of_call = np.array([texts[text] for text in rank.groups], dtype=np.int64)[rank.group[order]]
+        for text, group in texts.items():
+            calls = order[group_of_call == group]
+            if not len(calls):
+                continue
+            key = (rank.role, rank.replica, rank.capture, text)
             members = found.setdefault(key, {})
             members[index] = _Calls(code[rank.name[calls]], rank.start_ns[calls], rank.end_ns[calls])
     groups = []

@@ -47,7 +47,8 @@ def test_json_document(cli: Cli, record: Record) -> None:
 def test_top(cli: Cli, record: Record) -> None:
     run = record(3, sheets=20)
     (trace,) = json.loads(cli("summary", run, "--top", 2, "--json").stdout)["ranks"]
-    assert [operator["name"] for operator in trace["operators"]] == ["paper::fold19", "paper::fold18"]
+    assert len(trace["operators"]) == 20  # a document is whole: it may be the baseline of a comparison
+    assert cli("summary", run, "--top", 2).stdout.count("paper::fold") == 2
     assert cli("summary", run).stdout.count("paper::fold") == 15
     assert cli("summary", run, "--top", 0).stdout.count("paper::fold") == 20
 

@@ -660,13 +660,6 @@ def test_a_document_says_what_it_is_not(tmp_path: Path) -> None:
         load_summary(tmp_path / "absent.json")
 
 
-def test_a_document_of_the_longest_kernels_only_is_refused(tmp_path: Path) -> None:
-    summary = trace({"gemm": [3, 3], "copy": [1, 1]})
-    path = write(tmp_path / "a.json", run(attrs.evolve(summary, kernels=summary.kernels[:1])).to_dict())
-    with pytest.raises(TraceError, match="lists only the longest kernels of a.json"):
-        load_summary(path)
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -206,6 +206,13 @@ def test_a_call_missing_in_the_middle_costs_the_shorter_side() -> None:
     assert skew.straggler == 1
 
 
+def test_a_group_that_has_several_numbers_is_one_group() -> None:
+    ranks = run(late_us=(0, 30), calls=40)
+    apart = [attrs.evolve(rank, groups=("0", "0"), group=(rank.name != 0).astype(np.int32)) for rank in ranks]
+
+    assert skew_of(apart) == skew_of(ranks)
+
+
 def test_process_groups_are_matched_on_their_own() -> None:
     pairs = [run(2, late_us=(0, 20), group="tp0", seed=1), run(2, late_us=(30, 0), group="tp1", seed=2)]
     ranks = [attrs.evolve(rank, rank=number) for number, rank in enumerate([*pairs[0], *pairs[1]])]
