@@ -13,6 +13,7 @@ UNCLASSIFIED = "unclassified"
 
 # Names of C++ templates grow to many kilobytes; what a kernel is stands at the front.
 _MAX_LENGTH = 2000
+_MAX_KNOWN = 10_000
 _KINDS = {"gpu_memcpy": MEMORY_COPY, "gpu_memset": MEMORY_SET}
 
 # CANN ends a name with the type of the operator, its version and numbers; what it is a part of stands before.
@@ -167,10 +168,19 @@ class Classifier:
 
     extra: Sequence[Rule] = ()
     """These decide before all else."""
+    _known: dict[tuple[str, str], str] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
     def classify(self, name: str, kind: str) -> str:
         """Return the class of what has this name and, in the trace, this category; the first 2,000 characters count."""
         name = name[:_MAX_LENGTH]
+        known = self._known.get((name, kind))
+        if known is None:
+            known = self._classify(name, kind)
+            if len(self._known) < _MAX_KNOWN:  # ranks have the same kernels
+                self._known[name, kind] = known
+        return known
+
+    def _classify(self, name: str, kind: str) -> str:
         for rule in self.extra:
             if rule.pattern.search(name):
                 return rule.category

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -73,11 +74,14 @@ AHEAD = 2
 def read_ahead(path: Path, *, on_read: Callable[[int], None] | None = None) -> Generator[Chunk, None, None]:
     """Yield the chunks of :func:`read_chunks`, inflated on a second thread, on which ``on_read`` is called as well.
 
-    A chunk is valid until the next is taken.
+    A chunk is valid until the next is taken. In a process that another one started to read a trace of its own, there
+    is no second thread: the other cores have traces of theirs.
 
     Raises:
         DamagedStreamError, TraceError: As there, in their place behind the last chunk.
     """
+    if multiprocessing.parent_process() is not None:
+        return read_chunks(path, on_read=on_read)
     return run_ahead(read_chunks(path, buffers=AHEAD + 2, on_read=on_read))
 
 
