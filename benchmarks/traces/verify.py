@@ -17,7 +17,6 @@ from pathlib import Path
 from isal import igzip
 
 from profdeck.traces.integrity import check_trace
-from profdeck.traces.summary import summarise_trace
 
 READ_BYTES = 1 << 20
 
@@ -37,12 +36,7 @@ def verify(path: Path) -> str:
     return str(check_trace(path))
 
 
-def summarise(path: Path) -> str:
-    """Summarise with profdeck."""
-    return f"{summarise_trace(path).events:,} events"
-
-
-TASKS = {"inflate": inflate, "verify": verify, "summarise": summarise}
+TASKS = {"inflate": inflate, "verify": verify}
 
 
 def run_one(task: str, path: Path) -> None:
