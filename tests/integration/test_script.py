@@ -72,7 +72,7 @@ def test_the_demo_in_one_document(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", 2)
-    assert document["summary"]["traces"][0]["operators"]
+    assert document["summary"]["ranks"][0]["operators"]
 
 
 @pytest.mark.parametrize(

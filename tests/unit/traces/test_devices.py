@@ -416,10 +416,13 @@ def test_the_host_s_event_of_a_gap_is_chosen_from_all(kernels: list[Event], host
     recorded = [event for event in host if event.category != "Trace"]
     everything = [
         HostEvent(
-            states.index(HOST_STATES[event.category, event.name]), event.start, event.end, int(str(event.tid)), name
+            states.index(HOST_STATES[event.category, event.name]),
+            event.start,
+            event.end,
+            tables.tracks.index((event.pid, event.tid)),
+            tables.names.index(event.name),
         )
         for event in recorded
-        for name in [tables.names.index(event.name)]
     ]
 
     for device in summarise(events, cuts):
