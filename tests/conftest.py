@@ -20,7 +20,7 @@ _DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "share
 
 # What a launcher, a user or CI may have set must not reach the tests.
 for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORCHELASTIC_", "SLURM_"))]:
-    if _name != "PROFDECK_TEST_DATA":
+    if _name not in {"PROFDECK_TEST_DATA", "PROFDECK_FUZZ_FILES"}:
         del os.environ[_name]
 
 

@@ -38,6 +38,7 @@ _MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 _LANES = DEVICE_CATEGORIES | _MARKS | {""}
 # More annotations than any capture that somebody looks at has: 24 MB of them.
 _MAX_MARKS = 1_000_000
+_MAX_BASE_NS = 2**62  # leaves as much for the times that count from it
 # Written by Kineto at the head and the end of the file (libkineto/src/output_json.cpp).
 _KEYS = frozenset({"distributedInfo", "deviceProperties", "baseTimeNanoseconds"})
 
@@ -80,7 +81,7 @@ class Trace:
     def base_ns(self) -> int:
         """What the times count from, in Unix nanoseconds: ``baseTimeNanoseconds``, or 0."""
         base = self.members.get("baseTimeNanoseconds")
-        return base if isinstance(base, int) else 0
+        return base if isinstance(base, int) and abs(base) < _MAX_BASE_NS else 0
 
     @property
     def device_names(self) -> dict[Id, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,5 +60,5 @@ def exact_nanoseconds(time_us: Time) -> int | None:
         if time_us is None or abs(number) >= _MAX_TIME_US:
             return None
         return round(number * _NS_PER_US)
-    except InvalidOperation:
+    except DecimalException:  # no number, or one with an exponent beyond all bounds
         return None

@@ -358,6 +358,13 @@ def test_each_name_of_operators_is_asked_once_whether_it_is_a_step(tmp_path: Pat
     assert len(read_trace(path).marks) == 0
 
 
+def test_a_base_that_is_no_time_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(written(kernels(1), "compact", baseTimeNanoseconds=10**400))
+
+    assert read_trace(path).base_ns == 0
+
+
 def test_a_zip_bomb_ends_at_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 50_000_000))

@@ -153,6 +153,7 @@ def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> 
         {"ph": "X", "cat": "kernel", "name": "no number", "pid": 0, "ts": "soon", "dur": 1},
         {"ph": "X", "cat": "kernel", "name": "nan", "pid": 0, "ts": float("nan"), "dur": 1},
         {"ph": "X", "cat": "kernel", "name": "far", "pid": 0, "ts": 1e300, "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "farther", "pid": 0, "ts": "1e9999999", "dur": "-9e999999999"},
         {"ph": "X", "cat": ["kernel"], "name": "list", "pid": {"a": 1}, "tid": 1.5, "ts": [1], "dur": {}},
         {"ph": 1, "cat": "kernel", "name": "phase", "ts": 1, "dur": 1},
         {"name": "no phase"},
