@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from profdeck.traces.columns import Columns, Tables, concatenated
 from profdeck.traces.intervals import Int
 from profdeck.traces.model import Id
+from profdeck.traces.phases import any_with
 from profdeck.traces.times import nanoseconds, nanoseconds_of_floats
 
 _BLOCK_EVENTS = 1 << 16
@@ -32,7 +31,7 @@ class _Category(dict[str, int]):
     def __init__(self, tables: Tables, code: int) -> None:
         super().__init__()
         self._tables = tables
-        self._code = code
+        self.code = code
 
     def __missing__(self, name: str) -> int:
         names = self._tables.names
@@ -42,7 +41,7 @@ class _Category(dict[str, int]):
             return self[name[: MAX_NAME_LENGTH - 1] + "…"]
         code = self[name] = len(names)
         names.append(name)
-        self._tables.name_category.append(self._code)
+        self._tables.name_category.append(self.code)
         return code
 
 
@@ -63,9 +62,9 @@ class _Categories(dict[Any, _Category]):
 
     def name_processes(self, names: dict[Id, str]) -> None:
         """Let the name of the process stand for the category of events without one."""
-        for code, key in enumerate(self):
+        for key, category in self.items():
             if isinstance(key, tuple):
-                self._tables.categories[code] = names.get(key[0], _NO_CATEGORY)
+                self._tables.categories[category.code] = names.get(key[0], _NO_CATEGORY)
 
 
 class _Tracks(dict[tuple[Id, Id], int]):
@@ -74,9 +73,9 @@ class _Tracks(dict[tuple[Id, Id], int]):
         self._tracks = tables.tracks
 
     def __missing__(self, key: tuple[Id, Id]) -> int:
-        if len(self) >= MAX_TRACKS and key != _OTHER_TRACK:
+        if len(self._tracks) >= MAX_TRACKS and key != _OTHER_TRACK:
             return self[_OTHER_TRACK]
-        code = self[key] = len(self)
+        code = self[key] = len(self._tracks)
         self._tracks.append(key)
         return code
 
@@ -92,15 +91,7 @@ class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):
     dur: float = 0.0
 
 
-# One type without fields for each other phase of the format: an event then costs no string.
-_OTHER_PHASES = "BEiICbneSTpFstfPNODMVvRc(),"
-KINETO: Any = functools.reduce(
-    operator.or_,
-    (
-        _Complete,
-        *(msgspec.defstruct(f"_Event{ord(ph)}", [], tag_field="ph", tag=ph, gc=False) for ph in _OTHER_PHASES),
-    ),
-)
+KINETO: Any = any_with(_Complete)
 
 
 class FloatEvent(msgspec.Struct, gc=False):
@@ -127,11 +118,22 @@ class Event(msgspec.Struct, gc=False):
     dur: Decimal | None = None
 
 
+class Span(NamedTuple):
+    """A complete event of which all is known."""
+
+    name: str
+    category: str
+    pid: Id
+    tid: Id
+    start_ns: int
+    duration_ns: int
+
+
 class Collector:
     """Turns decoded events into columns, and hands them on in blocks.
 
     Args:
-        tables: For the columns; empty at first.
+        tables: For the columns; empty at first, or filled by another collector, which is done.
         sink: Takes each block, in the order of the file.
     """
 
@@ -182,6 +184,16 @@ class Collector:
         name = [categories[event.cat or (event.pid,)][event.name] for event in complete]
         track = [tracks[event.pid, event.tid] for event in complete]
         self._keep(name, np.array(track, dtype=np.int32), start, duration, readable)
+
+    def add_spans(self, spans: Sequence[Span]) -> None:
+        """Take events of other files than traces."""
+        if not spans:
+            return
+        names, categories, pids, tids, starts, durations = zip(*spans, strict=True)
+        name = [self._categories[category][name] for category, name in zip(categories, names, strict=True)]
+        track = np.array([self._tracks[key] for key in zip(pids, tids, strict=True)], dtype=np.int32)
+        start, duration = np.array(starts, dtype=np.int64), np.array(durations, dtype=np.int64)
+        self._keep(name, track, start, duration, np.ones(len(spans), dtype=np.bool_))
 
     def finish(self, process_names: dict[Id, str]) -> None:
         """Hand on the rest."""

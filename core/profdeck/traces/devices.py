@@ -35,7 +35,7 @@ class DeviceTimes:
         memory: NDArray[np.bool_],
         device_names: Mapping[Id, str],
         *,
-        with_host: bool,
+        host: HostStates | None,
     ) -> None:
         """Take what the codes of the trace mean.
 
@@ -44,13 +44,13 @@ class DeviceTimes:
             communication: Of each name, whether it is communication of a device.
             memory: Of each name, whether it is a copy or a fill; what is neither is compute.
             device_names: By process.
-            with_host: Whether the slices have the host's events; if not, nobody knows the causes of idle time.
+            host: Tells what the host did; if the slices have no events of it, nobody knows the causes of idle time.
         """
         self._tables = tables
         self._is_device = tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
         self._kind = np.where(communication, _COMMUNICATION, np.where(memory, _MEMORY, _COMPUTE)).astype(np.int8)
         self._device_names = device_names
-        self._host = HostStates(tables) if with_host else None
+        self._host = host
         self._devices: dict[Id, _Device] = {}
         self._origin_ns: int | None = None
 

@@ -58,9 +58,10 @@ class ColumnsHandler:
         self._flush()
         events = self._take_kineto(text)
         if events is None:
-            return self._take_any(text)
-        self._look_for_names(text)
-        self._take_args(text)
+            events = self._take_any(text)
+        if events is not None:
+            self._look_for_names(text)
+            self._take_args(text)
         return events
 
     def event(self, text: bytes) -> None:
@@ -102,10 +103,7 @@ class ColumnsHandler:
                 return None
             objects = [event for event in decoded if isinstance(event, dict)]
             self._take(objects)
-            self._take_args(text)
             return sum("ph" in event for event in objects)
-        self._look_for_names(text)
-        self._take_args(text)
         return len(events)
 
     def _take_args(self, text: memoryview | bytes) -> None:

@@ -128,10 +128,18 @@ class HostSlice:
 class HostStates:
     """Tells what the host does in slices of one trace."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, annotations: NDArray[np.bool_] | None = None) -> None:
+        """Take what the codes of the trace mean.
+
+        Args:
+            tables: Those of all slices.
+            annotations: Names that are annotations whatever their category is.
+        """
         names = zip(tables.names, tables.name_category, strict=True)
-        states = [_state(name, tables.categories[category]) for name, category in names]
-        self._state_of_name = np.array(states, dtype=np.int8)
+        states = np.array([_state(name, tables.categories[category]) for name, category in names], dtype=np.int8)
+        if annotations is not None:
+            states[annotations] = _STATES.index(_STATE_OF_CATEGORY[ANNOTATION])
+        self._state_of_name = states
 
     def of(self, part: Slice) -> HostSlice:
         """Return the host's side of a slice."""

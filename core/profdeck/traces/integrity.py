@@ -7,8 +7,6 @@ the absence of an exception says nothing. What is proved here is said at :class:
 from __future__ import annotations
 
 import codecs
-import functools
-import operator
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import attrs
 import msgspec
 
 from profdeck.errors import TraceError
+from profdeck.traces.phases import PHASES, any_of, phase_type
 from profdeck.traces.scanner import MalformedJsonError, TraceHandler, TraceScanner, decode_leniently
 from profdeck.traces.stream import CHUNK_BYTES, Chunk, DamagedStreamError, read_ahead
 
@@ -47,12 +46,8 @@ class TraceCheck:
     """One sentence that says what is wrong and where; ``None`` when the trace is whole."""
 
 
-# One type without fields for each phase of the format: an event then costs no string. Other phases are counted,
-# more slowly, by the lenient decoder.
-_PHASES = "BEXiICbneSTpFstfPNODMVvRc(),"
-_EVENT: Any = functools.reduce(
-    operator.or_, (msgspec.defstruct(f"_Event{ord(ph)}", [], tag_field="ph", tag=ph, gc=False) for ph in _PHASES)
-)
+# Other phases are counted, more slowly, by the lenient decoder.
+_EVENT: Any = any_of(map(phase_type, PHASES))
 
 
 class CountingHandler:
@@ -165,6 +160,7 @@ class TraceChecker:
 
 def check_trace(
     path: Path,
+    handler: TraceHandler | None = None,
     *,
     on_progress: Callable[[int, int], None] | None = None,
     max_json_bytes: int = MAX_JSON_BYTES,
@@ -175,6 +171,7 @@ def check_trace(
 
     Args:
         path: A Chrome trace, plain or gzip.
+        handler: Takes the events as well, up to the problem if there is one.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
         max_json_bytes: Give up after so many uncompressed bytes, against files that inflate without end.
 
@@ -183,7 +180,7 @@ def check_trace(
     """
     size_bytes = file_size(path)
     on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
-    checker = TraceChecker()
+    checker = TraceChecker(handler)
     damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read), max_json_bytes)
     return checker.finish(size_bytes, damage=damage)
 

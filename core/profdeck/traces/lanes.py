@@ -16,7 +16,6 @@ from collections.abc import Callable
 import msgspec
 import stringzilla
 
-from profdeck.traces.collector import KINETO
 from profdeck.traces.columns import Columns, Tables
 from profdeck.traces.handler import PROCESS_NAME, ColumnsHandler, named
 from profdeck.traces.times import LostDigitsError
@@ -35,7 +34,6 @@ class LanesHandler(ColumnsHandler):
     def __init__(self, keys: frozenset[str], tables: Tables, sink: Callable[[Columns], None]) -> None:
         super().__init__(keys, tables, sink)
         self._boundary = self._args = b""
-        self._decode_lanes = msgspec.json.Decoder(list[KINETO]).decode
 
     def batch(self, text: memoryview) -> int | None:
         """Take the events of the lanes; see :meth:`profdeck.traces.scanner.TraceHandler.batch`."""
@@ -52,7 +50,7 @@ class LanesHandler(ColumnsHandler):
         if not count:
             return True
         try:
-            events = self._decode_lanes(text)
+            events = self._decode_kineto(text)
             return self.collector.add_kineto(events, expected=count)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LostDigitsError):
             return False

@@ -82,9 +82,7 @@ class PerfettoSource:
     """What the trace calls its threads, and the streams of its devices."""
 
 
-def encode_source(
-    source: PerfettoSource, slices: Iterable[Slice], *, categories: frozenset[str] | None = None
-) -> Iterator[bytes]:
+def encode_source(source: PerfettoSource, slices: Iterable[Slice]) -> Iterator[bytes]:
     """Yield a Perfetto trace of events, each of them a slice; those of several sources can be concatenated.
 
     Tracks are ``Ranks / label / device 0 / stream 7`` and ``Ranks / label / thread 1234``. Events that overlap
@@ -94,7 +92,6 @@ def encode_source(
     Args:
         source: What the events are of.
         slices: The events, with the same tables in all.
-        categories: Of which events are in; all, without it.
 
     Raises:
         TraceError: With the shift, an event is before 0, which the format cannot say, or beyond 2**63 ns.
@@ -104,7 +101,7 @@ def encode_source(
     rows = _Rows(source)
     yield rows.packet(_field(_SEQUENCE_FLAGS, _STATE_CLEARED))
     for piece in slices:
-        events = _begun(piece, categories)
+        events = _begun(piece)
         if len(events):
             _check_times(events, source)
             uuids = tracks.uuids(events)
@@ -112,12 +109,9 @@ def encode_source(
             yield from rows.blocks(events, uuids)
 
 
-def _begun(piece: Slice, categories: frozenset[str] | None) -> Columns:
+def _begun(piece: Slice) -> Columns:
     """Return the whole events that begin in a slice, by start; of those that start together, the last to end first."""
-    begun = piece.first
-    if categories is not None:
-        begun = begun & piece.columns.tables.names_of_categories(categories)[piece.columns.name]
-    events = attrs.evolve(piece.columns, start_ns=piece.order_ns, end_ns=piece.whole_end_ns)[begun]
+    events = piece.whole(piece.first)
     return events[np.lexsort((-events.end_ns, events.start_ns))]
 
 

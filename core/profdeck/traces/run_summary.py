@@ -65,6 +65,7 @@ def _read(
     reading = read_summary(
         source, devices_only=devices_only, classifier=classifier, step_names=step_names, on_progress=on_progress
     )
-    if not reading.summary.events and not reading.summary.kernels and reading.summary.problem:
-        raise TraceError(f"{source.path}: {reading.summary.problem}")
+    found = reading.summary
+    if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):
+        raise TraceError(f"{source.path}: {found.problem}")
     return reading

@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 
 from profdeck.errors import TraceError
 from profdeck.progress import Progress
-from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION
-from profdeck.traces.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks, file_size
-from profdeck.traces.scanner import TraceHandler
-from profdeck.traces.stream import read_ahead
+from profdeck.traces.ascend.directory import AscendDirectory, chrome_trace, is_ascend_directory
+from profdeck.traces.ascend.kernel_details import read_kernel_details
+from profdeck.traces.collector import Collector
+from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION, Tables
+from profdeck.traces.integrity import CountingHandler, TraceCheck, check_trace
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 _MARK_NEEDLES = (b'user_annotation"', b'"ProfilerStep#')
@@ -195,14 +196,15 @@ def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
     """Read a trace for what can be selected; of a damaged one, what is readable.
 
     Args:
-        path: A Chrome trace, plain or gzip.
+        path: A Chrome trace, plain or gzip, or a directory ``*_ascend_pt`` of torch_npu, whose ``trace_view.json``
+            counts.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
 
     Raises:
         TraceError: The file cannot be opened or read.
     """
     handler = _ExtentHandler()
-    check = _read(path, handler, on_progress)
+    check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
     begin = handler.earliest
     return Extent(
         begin_ns=None if begin is None else _nanoseconds(begin, ROUND_FLOOR),
@@ -242,7 +244,8 @@ def step_window(path: Path, steps: range, *, on_progress: Progress | None = None
 
     It reaches from the start of the first to the end of the last, on the host and on the devices: what a step launched
     is in it, though it runs later. Kineto shows on a device where the kernels lie that were launched in an annotation,
-    the innermost one; so a step's are those of all annotations that began in it, which the ``External id`` tells.
+    the innermost one; so a step's are those of all annotations that began in it, which the ``External id`` tells. In a
+    directory of torch_npu, ``kernel_details.csv`` tells the kernels of a step.
 
     Args:
         path: As for `read_extent`.
@@ -253,7 +256,8 @@ def step_window(path: Path, steps: range, *, on_progress: Progress | None = None
         TraceError: The file cannot be read, or one of the steps is not in it.
     """
     handler = _MarkHandler()
-    check = _read(path, handler, on_progress)
+    check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
+    handler.marks += _steps_on_devices(path)
     step_of = {mark: int(found[1]) for mark in handler.marks if (found := _STEP.fullmatch(mark.name))}
     there = set(step_of.values())
     if sum(step in steps for step in there) < steps.stop - steps.start:
@@ -279,7 +283,7 @@ def iteration_window(
         TraceError: The file cannot be read, or one of the iterations is not in it.
     """
     handler = _MarkHandler()
-    check = _read(path, handler, on_progress)
+    check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
     accepted = [mark for mark in handler.marks if mark.category == ANNOTATION and is_iteration(mark.name)]
     counted = _outermost(accepted)
     if iterations.stop > len(counted):
@@ -348,6 +352,28 @@ class _MarkHandler(CountingHandler):
             stop=span[1],
         )
         self.marks.append(mark)
+
+
+def _steps_on_devices(path: Path) -> list[_Mark]:
+    """Return where the kernels of each step are, as far as the kernel_details.csv of a directory tells it."""
+    table = AscendDirectory(path).kernel_details if is_ascend_directory(path) else None
+    if table is None:
+        return []
+    try:
+        kernels = read_kernel_details(table, Collector(Tables(), lambda _: None))
+    except TraceError:  # the host tells what there is to be told
+        return []
+    return [
+        _Mark(
+            name=f"ProfilerStep#{step.step}",
+            category=DEVICE_ANNOTATION,
+            track=(str(step.device), ""),
+            external_id=None,
+            start=_microseconds(step.start_ns),
+            stop=_microseconds(step.end_ns),
+        )
+        for step in kernels.steps
+    ]
 
 
 def _may_mark(name: str, category: str | None) -> bool:
@@ -437,15 +463,6 @@ class _ExtentHandler(CountingHandler):
             span = batch.span(index)
             if span is not None and (self.earliest is None or span[0] < self.earliest):
                 self.earliest = span[0]
-
-
-def _read(path: Path, handler: TraceHandler, on_progress: Progress | None) -> TraceCheck:
-    """Pass a trace to a handler, as far as it can be read."""
-    size_bytes = file_size(path)
-    on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
-    checker = TraceChecker(handler)
-    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read))
-    return checker.finish(size_bytes, damage=damage)
 
 
 class _Event(msgspec.Struct, gc=False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import attrs
@@ -76,6 +76,8 @@ class Collectives:
     groups: Sequence[str]
     """The same text on the ranks that communicate with each other: of process groups the name or ranks; where the
     trace has neither, of streams. A text may come more than once."""
+    meant: Mapping[str, str] = attrs.field(factory=dict)
+    """Which group is meant by one of ``groups`` where others have the same text; what is not known may be missing."""
     name: NDArray[np.integer]
     """Index into ``names``."""
     group: NDArray[np.integer]
@@ -133,9 +135,9 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     than ends differ, and by 1 us: less is noise. A straggler was the last of at least five collectives, more often
     than half-way between chance and always.
     """
-    teams: dict[tuple[str | None, int | None, str | None], list[Collectives]] = {}
+    teams: dict[_Team, list[Collectives]] = {}
     for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)):
-        teams.setdefault((rank.role, rank.replica, rank.capture), []).append(rank)
+        teams.setdefault(_team(rank), []).append(rank)
     return tuple(
         _skew(team) for team in teams.values() if len(team) > 1 and sum(len(rank.name) > 0 for rank in team) > 1
     )
@@ -177,22 +179,40 @@ class _Group:
         return start - begin, end - begin
 
 
+_Team = tuple[str | None, int | None, str | None]
+
+
+def _team(rank: Collectives) -> _Team:
+    return rank.role, rank.replica, rank.capture
+
+
+def _meant_by_all(ranks: Sequence[Collectives]) -> dict[tuple[object, ...], str]:
+    """Return, by team and text, the group that all ranks mean which know it."""
+    meant: dict[tuple[object, ...], set[str]] = {}
+    for rank in ranks:
+        for text, group in rank.meant.items():
+            meant.setdefault((*_team(rank), text), set()).add(group)
+    return {key: groups.pop() for key, groups in meant.items() if len(groups) == 1}
+
+
 def _groups(ranks: Sequence[Collectives]) -> list[_Group]:
     names: dict[str, int] = {}
     found: dict[tuple[object, ...], dict[int, _Calls]] = {}
+    only_one = _meant_by_all(ranks)
     for index, rank in enumerate(ranks):
         common = [collective_name(name) for name in rank.names]
         code = np.array([names.setdefault(name, len(names)) for name in common], dtype=np.int64)
         is_collective = np.array([not is_message(name) for name in rank.names], dtype=bool)
         order = np.argsort(rank.start_ns, kind="stable")
         order = order[is_collective[rank.name[order]]]
-        texts = {text: number for number, text in enumerate(dict.fromkeys(rank.groups))}
-        group_of_call = np.array([texts[text] for text in rank.groups], dtype=np.int64)[rank.group[order]]
+        meant = {text: rank.meant.get(text) or only_one.get((*_team(rank), text), text) for text in rank.groups}
+        texts = {text: number for number, text in enumerate(dict.fromkeys(meant.values()))}
+        group_of_call = np.array([texts[meant[text]] for text in rank.groups], dtype=np.int64)[rank.group[order]]
         for text, group in texts.items():
             calls = order[group_of_call == group]
             if not len(calls):
                 continue
-            key = (rank.role, rank.replica, rank.capture, text)
+            key = (*_team(rank), text)
             members = found.setdefault(key, {})
             members[index] = _Calls(code[rank.name[calls]], rank.start_ns[calls], rank.end_ns[calls])
     groups = []

@@ -11,6 +11,7 @@ import attrs
 from profdeck.errors import TraceError
 from profdeck.files import append_file, new_file
 from profdeck.progress import Progress
+from profdeck.traces.ascend.directory import size_to_read
 from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES
 from profdeck.traces.deflate import gzip_deflater
 from profdeck.traces.parallel import map_traces
@@ -77,7 +78,7 @@ def write_slim(
         tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory,
     ):
         tasks = [_Task(source, index, Path(directory, str(index)), gzip) for index, source in enumerate(sources)]
-        sizes = [source.path.stat().st_size if source.path.exists() else 0 for source in sources]
+        sizes = [size_to_read(source.path) for source in sources]
         written = []
         for found in map_traces(_write_part, tasks, sizes, processes=processes, on_progress=on_progress):
             if isinstance(found, TraceError):
@@ -150,10 +151,11 @@ class _Count:
 def _selected(trace: Trace, selection: Selection) -> Iterator[Slice]:
     """Yield the slices with those events only as ``first`` that are selected."""
     categories = selection.categories
+    of_categories = None if categories is None else trace.tables.names_of_categories(categories)
     for piece in trace.slices():
         chosen = piece.first
-        if categories is not None:
-            chosen = chosen & trace.tables.names_of_categories(categories)[piece.columns.name]
+        if of_categories is not None:
+            chosen = chosen & of_categories[piece.columns.name]
         if selection.begin_ns is not None:
             chosen = chosen & ((piece.whole_end_ns > selection.begin_ns) | (piece.order_ns >= selection.begin_ns))
         if selection.end_ns is not None:

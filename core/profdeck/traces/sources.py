@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -9,19 +10,21 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from profdeck.capture import Unit
 from profdeck.errors import ProfdeckError, TraceError
+from profdeck.traces.ascend.directory import KIND, AscendDirectory, files_below, is_ascend_directory, size_to_read
 
 if TYPE_CHECKING:
     from profdeck.run import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
 _KERNEL_DETAILS = "kernel_details*.csv"
-_TRACES = ("*.trace.json", "*.trace.json.gz", _KERNEL_DETAILS)
+_TRACES = (".trace.json", ".trace.json.gz")
 
 
 @attrs.frozen
 class TraceSource:
-    """One trace file of one rank."""
+    """One trace of one rank: a file, or a directory of torch_npu."""
 
     path: Path
     manifest: Manifest | None = None
@@ -31,26 +34,41 @@ class TraceSource:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file, 0 if there is none."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
+        """The size of what is read of it, 0 if there is nothing."""
+        return size_to_read(self.path)
 
     @property
     def is_json(self) -> bool:
-        """Whether it is a Chrome trace, and not Ascend's table of kernels."""
-        return not self.path.match(_KERNEL_DETAILS)
+        """Whether it is, or has, a Chrome trace, and not only Ascend's table of kernels."""
+        if not is_ascend_directory(self.path):
+            return not is_kernel_details(self.path)
+        directory = AscendDirectory(self.path)
+        return directory.trace_view is not None or directory.kernel_details is None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank, by the manifest, or else by what torch_npu left; ``None`` if neither tells it."""
+        if self.manifest is not None:
+            return self.manifest.rank if self.manifest.target is None else None
+        return AscendDirectory(self.path).rank if is_ascend_directory(self.path) else None
+
+    @property
+    def unit(self) -> Unit | None:
+        """What the steps of its recorder are, by the manifest."""
+        if self.manifest is None:
+            return None
+        if self.manifest.target is not None or self.manifest.request is not None:
+            return Unit.ENGINE_ITERATION
+        return Unit.GLOBAL_STEP if self.manifest.window is None else Unit.MINI_BATCH
 
     @property
     def label(self) -> str:
         """What people know it by: "rollout/2 rank 1", or the name of the file."""
         if self.manifest is None:
-            return self.path.name
-        replica = "" if self.manifest.replica is None else f"/{self.manifest.replica}"
+            return self.path.name if self.rank is None else f"rank {self.rank}"
         if self.manifest.target is not None:
-            return f"{self.manifest.role}{replica}"
-        return f"{self.manifest.role}{replica} rank {self.manifest.rank}"
+            return self.manifest.role_and_replica
+        return f"{self.manifest.role_and_replica} rank {self.manifest.rank}"
 
     @property
     def clock_offset_ns(self) -> int | None:
@@ -63,37 +81,56 @@ class TraceSource:
         return offsets[len(offsets) // 2] if offsets else None
 
 
+def is_kernel_details(path: Path) -> bool:
+    """Tell Ascend's table of kernels by its name."""
+    return path.match(_KERNEL_DETAILS)
+
+
 def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
     """Find the traces below some paths, each once, in the order of the paths and then of the names.
 
-    A file is a trace whatever its name is. Below a directory those count whose names end in ``.trace.json`` or
-    ``.trace.json.gz``, those that manifests tell of, and Ascend's ``kernel_details.csv``. Files in which a target
-    merged its ranks are left out there: the ranks have them.
+    A file is a trace whatever its name is, and so is a directory ``*_ascend_pt`` of torch_npu. Below other directories
+    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests tell of, directories of
+    torch_npu, each as one, and ``kernel_details.csv`` outside of them. Files in which a target merged its ranks are
+    left out there: the ranks have them.
 
     Raises:
         TraceError: There is no trace below a directory.
     """
     found: dict[Path, TraceSource] = {}
-    for path in paths:
+    for given in paths:
+        # The name of "." is that of the working directory, beside which the manifest lies.
+        path = Path(os.path.abspath(given)) if is_ascend_directory(given) and given.name in {"", ".."} else given  # noqa: PTH100
         told = {source.path: source for source in _told(path)}
-        if not path.is_dir():
+        if _is_one(path):
             found.setdefault(path, told.get(path, TraceSource(path)))
             continue
-        below = {file for pattern in _TRACES for file in path.rglob(pattern)} | told.keys()
+        below = set(filter(_is_trace, files_below(path))) | told.keys()
         sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
         sources = [source for source in sources if source.manifest is None or source.manifest.target is None]
         if not sources:
-            raise TraceError(f"{path}: there is no trace below this directory; their names end in .trace.json[.gz].")
+            raise TraceError(
+                f"{path}: there is no trace below this directory; their names end in .trace.json[.gz] or _ascend_pt."
+            )
         for source in sources:
             found.setdefault(source.path, source)
     return list(found.values())
+
+
+def _is_one(path: Path) -> bool:
+    """Tell whether a path means one trace, rather than those below it."""
+    return not os.path.isdir(path) or is_ascend_directory(path)  # noqa: PTH112 - never raises
+
+
+def _is_trace(path: Path) -> bool:
+    return path.name.endswith(_TRACES) or is_kernel_details(path) or is_ascend_directory(path)
 
 
 def _told(path: Path) -> Iterator[TraceSource]:
     """Yield the traces that manifests beside a file, or below a directory, tell of."""
     from profdeck.run import is_manifest, read_manifest
 
-    beside = path.rglob("*.json") if path.is_dir() else path.parent.glob("*.json")
+    beside = path.parent.glob("*.json") if _is_one(path) else files_below(path)
     for file in filter(is_manifest, beside):
         try:
             manifest = read_manifest(file)
@@ -101,5 +138,5 @@ def _told(path: Path) -> Iterator[TraceSource]:
             continue
         for artifact in manifest.artifacts:
             trace = file.parent / artifact.name
-            if artifact.kind == "trace" and trace.is_file():
+            if (artifact.kind == "trace" and trace.is_file()) or (artifact.kind == KIND and is_ascend_directory(trace)):
                 yield TraceSource(trace, manifest, artifact)

@@ -177,7 +177,7 @@ def find_steps(columns: Columns, names: StepNames) -> Steps:
     of all annotations that began in it, itself included. Those of one name are told apart by their order: only where
     they are as many on a stream as on the host. If that leaves a step of a kind without a place, the steps of that
     kind begin on the device when they begin on the host, which counts kernels that were still queued then to the
-    next step.
+    next step. Of Ascend's kernels a table tells the step, so that the same is known of its marks.
 
     Args:
         columns: All annotations of the trace, of host and devices, and the operators that are named like steps, which
@@ -199,7 +199,13 @@ def find_steps(columns: Columns, names: StepNames) -> Steps:
     host = {
         kind: _Windows(np.flatnonzero(mask), found.start_ns[mask], found.end_ns[mask]) for kind, mask in of_kind.items()
     }
-    twins = _Twins.of(columns)
+    on_host = columns.tables.names_of_categories(frozenset({ANNOTATION}))
+    twins = {ITERATION: _Twins.of(columns, on_host)}
+    # Those of marks that are operators are around all kernels of a global step, and say nothing of iterations.
+    named = {columns.names[code] for code in np.flatnonzero(on_host).tolist()}
+    for code, mark in marks.items():
+        on_host[code] |= mark.kind == GLOBAL_STEP and columns.names[code] not in named
+    twins[GLOBAL_STEP] = _Twins.of(columns, on_host)
     return Steps(
         names=tuple(columns.names[code] for code in used.tolist()),
         marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
@@ -208,7 +214,7 @@ def find_steps(columns: Columns, names: StepNames) -> Steps:
         start_ns=found.start_ns,
         end_ns=found.end_ns,
         host=host,
-        device={kind: _on_device(kind, windows, twins) for kind, windows in host.items()},
+        device={kind: _on_device(kind, windows, twins[kind]) for kind, windows in host.items()},
     )
 
 
@@ -236,7 +242,7 @@ def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
 
 @attrs.frozen(eq=False)
 class _Twins:
-    """The annotations of the host whose name is on a device too, and where their kernels are."""
+    """The marks of the host whose name is on a device too, and where their kernels are."""
 
     host_ns: Int
     """When they begin on the host."""
@@ -245,11 +251,17 @@ class _Twins:
     """Of their kernels; before the start for those whose kernels could not be told from others."""
 
     @classmethod
-    def of(cls, columns: Columns) -> _Twins:
+    def of(cls, columns: Columns, on_host: NDArray[np.bool_]) -> _Twins:
+        """Find them.
+
+        Args:
+            columns: Those of host and devices.
+            on_host: Which names are marks of the host.
+        """
         on_device = columns[columns.of_categories(frozenset({DEVICE_ANNOTATION}))]
         ids = {columns.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
         of_code = np.array([ids.get(name, -1) for name in columns.names], dtype=np.int64)
-        host = columns[columns.of_categories(frozenset({ANNOTATION}))]
+        host = columns[on_host[columns.name]]
         host = host[of_code[host.name] >= 0]
         host_order, host_counts = _by_name_and_time(of_code[host.name], host.start_ns, len(ids))
         start = np.full(len(host), np.iinfo(np.int64).max)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck.errors import TraceError
 from profdeck.progress import Progress
+from profdeck.traces.ascend.communication import read_communication
+from profdeck.traces.ascend.directory import AscendDirectory, is_ascend_directory
+from profdeck.traces.ascend.step_times import read_step_times
 from profdeck.traces.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
 from profdeck.traces.columns import (
     ANNOTATION,
@@ -20,10 +24,14 @@ from profdeck.traces.columns import (
     concatenated,
 )
 from profdeck.traces.devices import DeviceTimes
+from profdeck.traces.hosts import HostStates
 from profdeck.traces.intervals import Int, self_times
 from profdeck.traces.model import (
     CategorySummary,
+    CommunicationSummary,
     CopySummary,
+    CoreSummary,
+    DeviceStepSummary,
     DeviceSummary,
     KernelSummary,
     OperatorSummary,
@@ -43,6 +51,36 @@ _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 # What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
+
+
+@attrs.frozen(kw_only=True)
+class _Tables:
+    """What the recorder's own analysis has worked out beside the timeline."""
+
+    device_steps: tuple[DeviceStepSummary, ...] = ()
+    communication: tuple[CommunicationSummary, ...] = ()
+    groups: Mapping[str, str] = attrs.field(factory=dict)
+    """The numbers of process groups, by their last digits."""
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> _Tables:
+        if not is_ascend_directory(path):
+            return cls()
+        directory = AscendDirectory(path)
+        tables, problems = cls(), []
+        try:
+            if file := directory.step_trace_time:
+                steps = read_step_times(file)
+                problems.append(steps.problem)
+                tables = attrs.evolve(tables, device_steps=steps.steps)
+            if file := directory.communication:
+                calls = read_communication(file)
+                problems.append(calls.problem)
+                tables = attrs.evolve(tables, communication=calls.operations, groups=calls.groups)
+        except TraceError as error:
+            problems.append(str(error))
+        return attrs.evolve(tables, problems=tuple(filter(None, problems)))
 
 
 @attrs.frozen
@@ -67,7 +105,7 @@ def summarise_trace(
     the host runtime and Python frames take inside an operator stays its own.
 
     Args:
-        source: A Chrome trace, plain or gzip, or Ascend's ``kernel_details.csv``.
+        source: A Chrome trace, plain or gzip, a directory ``*_ascend_pt`` of torch_npu, or its ``kernel_details.csv``.
         devices_only: Read the lanes of devices and annotations only, three times as fast; see
             :func:`profdeck.traces.reading.read_trace`.
         classifier: What class a kernel is of; the built-in table, if not given.
@@ -101,31 +139,40 @@ def read_summary(
         is_step=lambda name: step_names.parse(name) is not None,
         on_progress=on_progress,
     )
-    return _Summary(source, trace, classifier, step_names).finish()
+    return _Summary(source, trace, _Tables.read(source.path), classifier, step_names).finish()
 
 
 class _Summary:
     """Adds up the slices of one trace."""
 
-    def __init__(self, source: TraceSource, trace: Trace, classifier: Classifier, step_names: StepNames) -> None:
+    def __init__(
+        self, source: TraceSource, trace: Trace, analysed: _Tables, classifier: Classifier, step_names: StepNames
+    ) -> None:
         self._source = source
         self._trace = trace
+        self._analysed = analysed
         tables = trace.tables
         self._on_device = tables.names_of_categories(_DEVICE)
         self._is_copy = tables.names_of_categories(_COPIES)
-        self._on_host = tables.names_of_categories(frozenset({OPERATOR, ANNOTATION}))
+        operators, annotations = (tables.names_of_categories(frozenset({kind})) for kind in (OPERATOR, ANNOTATION))
+        # Ascend's profiler marks steps by operators, which are no work of the host.
+        of_steps = operators.copy()
+        of_steps[operators] = [step_names.parse(tables.names[code]) is not None for code in np.flatnonzero(operators)]
+        self._is_operator, self._is_annotation = operators & ~of_steps, annotations | of_steps
+        self._on_host = operators | annotations
         category = tables.name_category
         self._classes = [
-            classifier.classify(name, tables.categories[category[code]]) if self._on_device[code] else ""
+            classifier.classify(name, tables.categories[category[code]], trace.kernel_types.get(name, ""))
+            if self._on_device[code]
+            else ""
             for code, name in enumerate(tables.names)
         ]
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._sums = _Sums(len(tables.names))
         self._steps = StepTimes(find_steps(trace.marks, step_names))
-        self._devices = DeviceTimes(
-            tables, self._communicates, moves, trace.device_names, with_host=not trace.devices_only
-        )
+        host = None if trace.devices_only else HostStates(tables, of_steps)
+        self._devices = DeviceTimes(tables, self._communicates, moves, trace.device_names, host=host)
         self._collectives: list[Columns] = []
         self._origin_ns: int | None = None
         self._end_ns = 0
@@ -133,7 +180,8 @@ class _Summary:
     def finish(self) -> Reading:
         for piece in self._trace.slices():
             self._add(piece)
-        return Reading(self._summary(), self._collected())
+        summary = self._summary()
+        return Reading(summary, self._collected(summary))
 
     def _add(self, piece: Slice) -> None:
         if self._origin_ns is None:
@@ -151,19 +199,14 @@ class _Summary:
         self._sums.add_self(columns.name[on_host], own)
         self._steps.add_host(piece.order_ns[on_host], columns.name[on_host], own)
         self._devices.add(piece)
-        calls = np.flatnonzero(self._communicates[columns.name] & piece.first)
-        whole = Columns(
-            columns.tables, columns.name[calls], columns.track[calls], piece.order_ns[calls], piece.whole_end_ns[calls]
-        )
-        self._collectives.append(whole)
+        self._collectives.append(piece.whole(self._communicates[columns.name] & piece.first))
 
     def _summary(self) -> RankSummary:
-        trace, manifest = self._trace, self._source.manifest
+        trace, analysed, manifest = self._trace, self._analysed, self._source.manifest
         origin_ns = self._origin_ns or 0
         kernels, categories = self._kernels()
         per_step = self._steps.operators()
         devices = self._devices.summaries()
-        tables = trace.tables
         return RankSummary(
             path=str(self._source.path),
             role=manifest.role if manifest else None,
@@ -172,8 +215,8 @@ class _Summary:
             world_size=manifest.world_size if manifest else trace.world_size,
             host=manifest.host if manifest else None,
             capture=manifest.capture if manifest else None,
-            whole=trace.check.whole and not trace.searched,
-            problem=trace.check.problem,
+            whole=trace.check.whole and not trace.searched and not analysed.problems,
+            problem=" ".join(filter(None, [trace.check.problem, *analysed.problems])) or None,
             events=None if trace.searched else trace.check.events,
             span_us=_us(self._end_ns - origin_ns),
             busy_us=_sum_of(devices, lambda device: device.busy_us),
@@ -184,11 +227,15 @@ class _Summary:
             kernels=kernels,
             categories=categories,
             copies=self._copies(),
-            operators=self._operators(tables.names_of_categories(frozenset({OPERATOR})), per_step),
-            annotations=self._operators(tables.names_of_categories(frozenset({ANNOTATION})), per_step),
+            operators=self._operators(self._is_operator, per_step),
+            annotations=self._operators(self._is_annotation, per_step),
             devices=devices,
             steps=self._steps.summaries(origin_ns),
             iterations=self._steps.statistics(),
+            cores=self._cores(),
+            device_steps=analysed.device_steps,
+            communication=analysed.communication,
+            unit=self._source.unit,
         )
 
     def _kernels(self) -> tuple[tuple[KernelSummary, ...], tuple[CategorySummary, ...]]:
@@ -207,6 +254,7 @@ class _Summary:
                 max_us=_us(sums.max_ns[code]),
                 share=_share(sums.total_ns[code], all_ns),
                 per_step=per_step.get(code),
+                type=self._trace.kernel_types.get(tables.names[code]),
             )
             for code in _largest(sums.total_ns, used)
         )
@@ -227,6 +275,14 @@ class _Summary:
             for number in np.argsort(-totals, kind="stable").tolist()
         )
         return kernels, categories
+
+    def _cores(self) -> tuple[CoreSummary, ...]:
+        cores = sorted(self._trace.cores.items(), key=lambda item: -item[1][1])
+        all_ns = sum(total_ns for _, (_, total_ns) in cores)
+        return tuple(
+            CoreSummary(core=core, count=count, total_us=_us(total_ns), share=_share(total_ns, all_ns))
+            for core, (count, total_ns) in cores
+        )
 
     def _operators(self, of_kind: NDArray[np.bool_], per_step: dict[int, PerStep]) -> tuple[OperatorSummary, ...]:
         sums = self._sums
@@ -267,27 +323,28 @@ class _Summary:
             if tables.names[code].startswith(_GRAPH_LAUNCHES)
         )
 
-    def _collected(self) -> Collectives:
-        source, trace = self._source, self._trace
-        manifest = source.manifest
+    def _collected(self, summary: RankSummary) -> Collectives:
+        trace = self._trace
         calls = concatenated(trace.tables, self._collectives)
         stated = [*trace.collectives.stated, None]
         of_args = trace.collectives.of(calls)
         kernels, name = _pairs(calls.name, of_args, len(stated))
         streams, group = _pairs(calls.track, of_args, len(stated))
-        offset_ns = source.clock_offset_ns
+        offset_ns = self._source.clock_offset_ns
         return Collectives(
-            path=str(source.path),
-            rank=manifest.rank if manifest else trace.rank,
-            role=manifest.role if manifest else None,
-            replica=manifest.replica if manifest else None,
-            capture=manifest.capture if manifest else None,
-            host=manifest.host if manifest else None,
+            path=summary.path,
+            rank=summary.rank,
+            role=summary.role,
+            replica=summary.replica,
+            capture=summary.capture,
+            host=summary.host,
             anchor_offset_ns=None if offset_ns is None else offset_ns - trace.base_ns,
             names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
             groups=[
                 found[1] if (found := stated[code]) else str(trace.tables.tracks[track][1]) for track, code in streams
             ],
+            # What HCCL runs has a process group instead of a stream, of which kernels know the last digits only.
+            meant={f"group {digits}": group for digits, group in self._analysed.groups.items()},
             name=name,
             group=group,
             start_ns=calls.start_ns + trace.base_ns,

@@ -39,6 +39,10 @@ class Slice:
     end_ns: int
     """Where the next slice begins: they follow each other without a hole."""
 
+    def whole(self, which: NDArray[np.bool_] | Int) -> Columns:
+        """Return some of the events, by a mask or indices, as they were before they were clipped."""
+        return attrs.evolve(self.columns, start_ns=self.order_ns, end_ns=self.whole_end_ns)[which]
+
 
 class Timeline:
     """Takes events in any order; gives them back in slices of time.
@@ -68,6 +72,14 @@ class Timeline:
         self._held += len(block)
         if self._held > _MAX_SLICE_EVENTS:
             self._spill()
+
+    def blocks(self) -> Iterator[Columns]:
+        """Yield all events in blocks, in no particular order; to be called when all have been added."""
+        if self._file is not None:
+            self._file.flush()
+            for (row, starts), end in zip(self._runs, self._ends(), strict=True):
+                yield self._columns(_Run(self._file, row, end, starts).until(None))
+        yield from self._blocks
 
     def slices(self) -> Iterator[Slice]:
         """Yield all events, slice by slice; to be called when all have been added."""
@@ -116,7 +128,7 @@ class Timeline:
             is_last = number == len(cuts) - 1
             until = None if is_last else int(cuts[number + 1])
             rows = np.concatenate([reader.until(until) for reader in readers])
-            fresh = Columns(self._tables, rows["name"], rows["track"], rows["start_ns"], rows["end_ns"])
+            fresh = self._columns(rows)
             fresh = fresh[np.argsort(fresh.start_ns, kind="stable")]
             columns = concatenated(self._tables, [open_still, fresh])
             if until is None:
@@ -130,6 +142,9 @@ class Timeline:
             if len(open_still) > _MAX_OPEN_EVENTS:
                 longest = np.argpartition(open_still.end_ns, -_MAX_OPEN_EVENTS)[-_MAX_OPEN_EVENTS:]
                 open_still = open_still[np.sort(longest)]
+
+    def _columns(self, rows: NDArray[np.void]) -> Columns:
+        return Columns(self._tables, rows["name"], rows["track"], rows["start_ns"], rows["end_ns"])
 
     def _ends(self) -> list[int]:
         return [*(row for row, _ in self._runs[1:]), self._rows]

@@ -16,6 +16,7 @@ Time = float | str | Decimal | None
 _NS_PER_US = 1000
 _MAX_TIME_US = 2**52  # 142 years; beyond it a float has no fraction and nanoseconds leave 64 bits
 _MAX_EXACT_US = 2**43  # from here on floats are 2 ns apart
+_DIGITS, _MAX_DIGITS = 3, 16  # behind the point, and in front of it below _MAX_TIME_US
 
 
 class LostDigitsError(Exception):
@@ -54,6 +55,8 @@ def nanoseconds(times_us: Sequence[Time]) -> tuple[Int, NDArray[np.bool_]]:
 
 def exact_nanoseconds(time_us: Time) -> int | None:
     """Return the nearest whole nanosecond, by all digits; ``None``: it is no time."""
+    if isinstance(time_us, str) and (plain_ns := _plain_nanoseconds(time_us)) is not None:
+        return plain_ns
     try:
         # repr has the fewest digits that mean this float, which are those of the file if it had no more than 15.
         number = Decimal(repr(time_us) if isinstance(time_us, float) else time_us or 0)
@@ -62,3 +65,12 @@ def exact_nanoseconds(time_us: Time) -> int | None:
         return round(number * _NS_PER_US)
     except DecimalException:  # no number, or one with an exponent beyond all bounds
         return None
+
+
+def _plain_nanoseconds(time_us: str) -> int | None:
+    """Read what profilers write, digits with up to three behind a point, in a fourth of the time of a decimal."""
+    whole, _, fraction = time_us.partition(".")
+    if len(fraction) > _DIGITS or len(whole) > _MAX_DIGITS or not whole or not (whole + fraction).isdecimal():
+        return None
+    number = int(whole)
+    return number * _NS_PER_US + int(fraction.ljust(_DIGITS, "0")) if number < _MAX_TIME_US else None

@@ -15,6 +15,7 @@ import attrs
 from profdeck.errors import TraceError
 from profdeck.files import new_file, write_all
 from profdeck.progress import Progress
+from profdeck.traces.ascend.directory import chrome_trace
 from profdeck.traces.deflate import gzip_deflater
 from profdeck.traces.integrity import TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.select import Picked, Selection, read_extent
@@ -34,7 +35,8 @@ def trim_trace(
     event that is nested too deeply to be read is kept.
 
     Args:
-        source: A Chrome trace, plain or gzip.
+        source: A Chrome trace, plain or gzip, or a directory ``*_ascend_pt`` of torch_npu, whose ``trace_view.json`` is
+            trimmed.
         destination: The new file, in a directory that exists: one gzip member if its name ends in ``.gz``, otherwise
             plain JSON. It appears when it is complete and on disk (fsync), or not at all.
         selection: What is kept.
@@ -49,8 +51,9 @@ def trim_trace(
         TraceError: ``source`` cannot be read, or nothing in it is selected but metadata.
         OSError: The new file cannot be written.
     """
+    file_of_source = chrome_trace(source)
     with new_file(destination) as file:
-        return _trim(source, _Trimmer(selection, file, gzip=destination.suffix == ".gz"), on_progress)
+        return _trim(file_of_source, _Trimmer(selection, file, gzip=destination.suffix == ".gz"), on_progress)
 
 
 def _trim(source: Path, trimmer: _Trimmer, on_progress: Progress | None) -> TraceCheck:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from profdeck.errors import ConfigError
 from profdeck.traces.class_rules import load_rules
-from profdeck.traces.classes import COMMUNICATION, UNCLASSIFIED, Classifier
+from profdeck.traces.classes import COMMUNICATION, UNCLASSIFIED, Classifier, Rule
 
 NAMES = {
     COMMUNICATION: [
@@ -22,6 +23,10 @@ NAMES = {
         "nvshmemi_transfer_kernel",
         "hcom_allReduce__445_5",
         "MoeDistributeDispatchV2",
+        "hcom_batchSendRecv_",
+        "MatmulAllReduceAddRmsNorm",
+        "DispatchFFNCombine",
+        "NotifyDispatch",
     ],
     "moe": [
         "fused_moe_kernel",
@@ -32,14 +37,24 @@ NAMES = {
         "_fwd_kernel_ep_gather",
         "GroupedMatmul",
         "MoeGatingTopK",
+        "MoeInitRoutingV3",
+        "MoeTokenUnpermuteGrad",
+        "GroupedMatmulSwigluQuant",
+        "aclnnGroupedMatmulV5_GroupedMatmul",
     ],
     "kv cache": [
         "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char, (vllm::Fp8KVCacheDataType)1>()",
         "void vllm::concat_and_cache_mla_kernel<>()",
         "create_flashinfer_kv_indices_triton",
         "KvRmsNormRopeCache",
+        "ReshapeAndCache",
     ],
-    "linear attention": ["chunk_gated_delta_rule_fwd_kernel_h", "_causal_conv1d_fwd_kernel", "_chunk_scan_fwd_kernel"],
+    "linear attention": [
+        "chunk_gated_delta_rule_fwd_kernel_h",
+        "_causal_conv1d_fwd_kernel",
+        "_chunk_scan_fwd_kernel",
+        "RecurrentGatedDeltaRule",
+    ],
     "attention": [
         "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128>>()",
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<>>>()",
@@ -51,12 +66,17 @@ NAMES = {
         "void deep_gemm::sm90_fp8_mqa_logits<128>()",
         "aclnnFlashAttentionScore_FlashAttentionScore_FlashAttentionScore",
         "_fwd_grouped_kernel_stage1",
+        "FusedInferAttentionScore",
+        "MlaPrologV3",
+        "NsaCompressGrad",
+        "LightningIndexer",
     ],
     "convolution": [
         "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_execute_kernel_cudnn_infer",
         "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*)",
         "cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1",
         "Conv2DBackpropFilter6",
+        "Conv3DBackpropInputV2",
     ],
     "gemm": [
         "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT",
@@ -69,14 +89,28 @@ NAMES = {
         "triton_tem_fused_mm_3",
         "aclnnMm_MatMulCommon_MatMulV2",
         "MatMulV3",
+        "TransposeBatchMatMul",
+        "QuantBatchMatmulV3",
+        "LinearOperation",
+        "Baddbmm",
+        "triton_unk_fused_matmul_mul_permute_0",
     ],
     "sampling": ["void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024u>()", "_topk_topp_kernel"],
     "position": [
         "void vllm::rotary_embedding_kernel<c10::BFloat16, true>()",
         "void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheEnhancedKernel<true, 128u>()",
+        "InterleaveRope",
+        "RotaryMulGrad",
     ],
-    "embedding": ["void split_embedding_codegen_forward_unweighted_kernel<c10::Half>(fbgemm_gpu::Tensor)"],
-    "optimiser": ["void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor<float, 4>>()"],
+    "embedding": [
+        "void split_embedding_codegen_forward_unweighted_kernel<c10::Half>(fbgemm_gpu::Tensor)",
+        "EmbeddingDenseGradV2",
+    ],
+    "optimiser": [
+        "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor<float, 4>>()",
+        "ApplyAdamWV2",
+        "ApplyGradientDescent",
+    ],
     "normalisation": [
         "void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>()",
         "_gemma_rmsnorm_kernel",
@@ -84,41 +118,80 @@ NAMES = {
         "void (anonymous namespace)::LayerNormForwardCUDAKernel<cub::WarpAllReduce<float>>()",
         "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>()",
         "aclnnRmsNorm_RmsNormAiCore_RmsNorm",
+        "AddRmsNormDynamicQuant",
+        "BNInfer",
+        "DeepNormGrad",
+        "LayerNormBetaGammaBackpropV2",
+        "triton_unk_fused_native_layer_norm_0",
     ],
     "activation": [
         "void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, true>()",
         "_silu_mul_fp8_quant_deep_gemm",
         "triton_poi_fused_mul_silu_1",
+        "DequantSwigluQuant",
+        "GeluGradV2",
+        "EluGradV2",
+        "PRelu",
+        "MishGrad",
     ],
     "softmax": [
         "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>()",
         "triton_per_fused__softmax_2",
+        "ScaledMaskedSoftmaxGradV2",
     ],
-    "quantisation": ["void per_token_group_quant_8bit_kernel<c10::BFloat16>()", "_hadamard_quantize_fp8"],
-    "random": ["void at::native::distribution_elementwise_grid_stride_kernel<float, 4>()", "DSAStatelessGenBitMask"],
+    "loss": ["SoftmaxCrossEntropyWithLogits", "CTCLossV2"],
+    "pooling": ["AvgPool3DGrad", "ResizeBilinearV2", "void at::native::upsample_bilinear2d_out_frame<float, float>()"],
+    "quantisation": [
+        "void per_token_group_quant_8bit_kernel<c10::BFloat16>()",
+        "_hadamard_quantize_fp8",
+        "DynamicQuantV2",
+    ],
+    "random": [
+        "void at::native::distribution_elementwise_grid_stride_kernel<float, 4>()",
+        "DSAStatelessGenBitMask",
+        "StatelessRandperm",
+    ],
     "sort and index": [
         "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>()",
         "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>()",
         "GatherV2",
+        "MaskedSelectV3",
+        "OneHotD",
     ],
     "reduction": [
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>()",
         "triton_red_fused_sum_0",
         "LpNormReduceV2",
+        "L2Loss",
+        "SquareSumV1",
+        "BiasAddGrad",
+        "triton_unk_fused_mean_0",
     ],
     "memory copy": ["__amd_rocclr_copyBuffer", "MEMCPY_ASYNC"],
-    "memory set": ["__amd_rocclr_fillBufferAligned", "aclnnMm_MatMulCommon_MemSet"],
+    "memory set": [
+        "__amd_rocclr_fillBufferAligned",
+        "aclnnMm_MatMulCommon_MemSet",
+        "AtomicAddrClean",
+    ],
     "copy": [
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, CatArrInputTensorMetadata<float>>()",
         "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>()",
         "aclnnReduceSum_CastAiCore_Cast",
         "trans_TransData_10",
+        "SplitVD",
+        "RepeatInterleaveV2",
+        "aclnnInplaceCopy_ViewCopyAiCore_ViewCopy",
     ],
     "elementwise": [
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>()",
         "triton_poi_fused_all_reduce_add_1",
         "aclnnAddmm_AddAiCore_Add",
         "RealDiv139",
+        "InplaceAdd",
+        "AddN",
+        "Log1p",
+        "ClipByValueV2",
+        "triton_unk_fused_eq_where_zeros_like_1",
     ],
     UNCLASSIFIED: ["my_kernel", ""],
 }
@@ -127,6 +200,15 @@ NAMES = {
 @pytest.mark.parametrize(("category", "name"), [(category, name) for category in NAMES for name in NAMES[category]])
 def test_a_kernel_is_told_by_its_name(category: str, name: str) -> None:
     assert Classifier().classify(name, "kernel") == category
+
+
+def test_the_type_of_the_operator_tells_more_than_the_name() -> None:
+    name = "Default/network/attention/Dense-op7"
+
+    assert Classifier().classify(name, "kernel") == "attention"
+    assert Classifier().classify(name, "kernel", "MatMulV2") == "gemm"
+    assert Classifier().classify(name, "kernel", "Op7") == "attention"
+    assert Classifier([Rule("ours", re.compile("^MatMulV2$"))]).classify(name, "kernel", "MatMulV2") == "ours"
 
 
 def test_copies_and_fills_are_told_by_their_kind() -> None:

@@ -178,7 +178,8 @@ def summarise(
     tables = tables_of(events)
     communication = np.array(["nccl" in name for name in tables.names])
     memory = np.array([name.startswith("Mem") for name in tables.names])
-    times = DeviceTimes(tables, communication, memory, {0: "GPU A"}, with_host=with_host)
+    host = HostStates(tables) if with_host else None
+    times = DeviceTimes(tables, communication, memory, {0: "GPU A"}, host=host)
     for part in slices_of(events, tables, cuts):
         times.add(part)
     return times.summaries()

@@ -648,6 +648,17 @@ def test_members_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     assert load_summary(path) == summary
 
 
+def test_a_document_from_before_there_were_npus_is_read(tmp_path: Path) -> None:
+    summary = run(trace({"gemm": [1, 2]}))
+    document = summary.to_dict()
+    for rank in document["ranks"]:
+        for name in ("cores", "device_steps", "communication"):
+            del rank[name]
+        for kernel in rank["kernels"]:
+            del kernel["type"]
+    assert load_summary(write(tmp_path / "a.json", document)) == summary
+
+
 def test_a_document_says_what_it_is_not(tmp_path: Path) -> None:
     document = run(trace({"gemm": [1, 2]})).to_dict()
     document["ranks"][0]["kernels"][0]["count"] = "2"

@@ -336,11 +336,12 @@ def test_sources_can_be_concatenated_and_stand_in_their_order() -> None:
     }
 
 
-def test_only_events_of_the_categories_are_in() -> None:
+def test_only_events_that_are_counted_as_first_are_in() -> None:
     columns = columns_of([("x", KERNEL, STREAM, 0, 9), ("mm", OPERATOR, THREAD, 0, 9)])
-    pieces = slices_of(columns, [4])
+    kernels = columns.tables.names_of_categories(frozenset({KERNEL}))
+    pieces = [attrs.evolve(piece, first=piece.first & kernels[piece.columns.name]) for piece in slices_of(columns, [4])]
 
-    read = Read(b"".join(encode_source(source(), pieces, categories=frozenset({KERNEL}))))
+    read = Read(b"".join(encode_source(source(), pieces)))
 
     assert read.slices() == {"Ranks/rank 0/device 0/stream 7": [("x", KERNEL, 0, 9)]}
     assert read.shown() == ["Ranks", "rank 0", "device 0", "stream 7"]

@@ -88,6 +88,10 @@ def host(name: str, start: int, end: int, track: tuple[int, int] = HOST) -> Even
     return (ANNOTATION, name, track, start, end)
 
 
+def operator(name: str, start: int, end: int) -> Event:
+    return ("cpu_op", name, HOST, start, end)
+
+
 def twin(name: str, start: int, end: int, track: tuple[int, int] = STREAM) -> Event:
     return (DEVICE_ANNOTATION, name, track, start, end)
 
@@ -277,6 +281,28 @@ def test_global_steps_are_where_the_kernels_of_their_annotations_are() -> None:
         *(kernel("backward", 10 * step + 17, 10 * step + 20) for step in range(3)),
     ]
     assert device_us(times_of(events)[0]) == [7.0, 7.0, 7.0]
+
+
+def test_global_steps_that_are_operators_are_where_their_kernels_are() -> None:
+    # Ascend's: all kernels of a step, which here the device runs when the host is at the next. An iteration in which
+    # the next step begins has not its kernels.
+    events = [
+        *(operator(f"ProfilerStep#{step}", 10 * step, 10 * step + 10) for step in range(2)),
+        host(decode(), 9, 12),
+        *(twin(f"ProfilerStep#{step}", 10 * step + 12, 10 * step + 20) for step in range(2)),
+        *(kernel("a", 10 * step + 12, 10 * step + 20) for step in range(2)),
+    ]
+    assert device_us(times_of(events)[0]) == [8.0, 16.0, 8.0]
+
+
+def test_an_operator_beside_an_annotation_of_its_name_is_none_of_its_marks() -> None:
+    events = [
+        *(host(f"ProfilerStep#{step}", 10 * step, 10 * step + 9) for step in range(2)),
+        *(operator(f"ProfilerStep#{step}", 10 * step + 1, 10 * step + 8) for step in range(2)),
+        *(twin(f"ProfilerStep#{step}", 10 * step + 12, 10 * step + 20) for step in range(2)),
+        *(kernel("a", 10 * step + 12, 10 * step + 20) for step in range(2)),
+    ]
+    assert device_us(times_of(events)[0]) == [8.0, 8.0]
 
 
 def test_a_step_that_launched_nothing_took_nothing_of_the_device() -> None:

@@ -216,12 +216,18 @@ def test_lanes_of_ascend_are_told_apart_by_process_name(tmp_path: Path) -> None:
 
 def test_operators_that_are_named_like_steps_are_steps(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps([event("cpu_op", "decode 1", 0, 9), event("cpu_op", "mm", 1, 2)]))
+    kernels = [event("kernel", "k", start, 1, pid=0) for start in (0, 8)]
+    path.write_text(json.dumps([event("cpu_op", "decode 1", 0, 9), event("cpu_op", "mm", 1, 2), *kernels]))
 
     summary = summarise_trace(path, step_names=StepNames([r"(?P<decode>decode) \d+"]))
 
     assert [(step.kind, step.name, step.stage) for step in summary.steps] == [("iteration", "decode 1", "decode")]
-    assert [operator.name for operator in summary.operators] == ["decode 1", "mm"]
+    assert [operator.name for operator in summary.operators] == ["mm"]
+    assert times(summary.annotations) == [("decode 1", 1, 7.0, 9.0, 9.0)]
+    assert {cause.cause: cause.idle_us for cause in summary.devices[0].idle} == {
+        "Python and other host code": 5.0,
+        "operators": 2.0,
+    }
 
 
 def test_a_file_without_events_gives_an_empty_summary(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_slices_cover_all_events_once_and_all_of_their_time(
         at += size
     assert len(found) == len(events)
 
+    assert sorted(name for piece in found.blocks() for name in piece.name.tolist()) == list(range(len(events)))
     begun: list[int] = []
     covered = np.zeros(len(events), dtype=np.int64)
     until = None

@@ -17,6 +17,7 @@ from isal import isal_zlib
 from profdeck.errors import TraceError
 from profdeck.files import append_file, new_file, write_all
 from profdeck.progress import Progress
+from profdeck.traces.ascend.directory import size_to_read
 from profdeck.traces.integrity import TraceCheck
 from profdeck.traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, Place
 from profdeck.traces.merge.segment import Deflater, Piece, Segment, Task, write_segment
@@ -103,14 +104,10 @@ class _Known:
     host_pids: frozenset[int]
 
 
-def _size_bytes(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0  # the reader says so
-
-
 def _guess(source: Source) -> _Known:
     head = b""
     with suppress(TraceError):
-        chunks = read_chunks(source.path, _HEAD_BYTES)
+        chunks = read_chunks(source.file, _HEAD_BYTES)
         head = bytes(next(chunks, b""))
         chunks.close()
     base = _BASE.search(head)
@@ -155,7 +152,7 @@ class _Merge:
             if not wrong:
                 break
             tasks = [Task(self._sources[rank], places[rank], self._parts[rank], self._gzip) for rank in wrong]
-            sizes = [_size_bytes(task.source.path) for task in tasks]
+            sizes = [size_to_read(task.source.path) for task in tasks]
             found = map_traces(write_segment, tasks, sizes, processes=processes, on_progress=on_progress)
             on_progress = None  # all sources have been read
             for rank, segment in zip(wrong, found, strict=True):

@@ -8,7 +8,6 @@ in front of it, as with programmatic dependent launch.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import re
@@ -22,6 +21,7 @@ import msgspec
 import stringzilla
 
 from profdeck.traces.merge.texts import Event, members_of, metadata, number_of, text_of, value_of
+from profdeck.traces.phases import any_with
 
 CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 """Those of Kineto's events on devices. Ascend's have none, so that all events without one are looked at."""
@@ -72,9 +72,7 @@ class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):
     dur: msgspec.Raw = msgspec.Raw()
 
 
-_OTHER_PHASES = "BEiICbneSTpFstfPNODMVvRc(),"
-_OTHERS = [msgspec.defstruct(f"_Event{ord(ph)}", [], tag_field="ph", tag=ph, gc=False) for ph in _OTHER_PHASES]
-_EVENT: Any = functools.reduce(operator.or_, _OTHERS, _Complete)
+_EVENT: Any = any_with(_Complete)
 _decode = msgspec.json.Decoder(list[_EVENT]).decode
 
 

@@ -156,7 +156,7 @@ def _read(
     Returns:
         What is wrong with it, its base and how many events there are.
     """
-    path, label = task.source.path, task.source.label
+    label = task.source.label
     checker = TraceChecker(rewriter)
     is_array = False
 
@@ -168,6 +168,7 @@ def _read(
         on_events()
 
     try:
+        path = task.source.file
         size_bytes = file_size(path)
         on_read = None if on_progress is None else lambda read_bytes: on_progress(read_bytes, size_bytes)
         damage = feed_chunks(feed, read_chunks(path, _CHUNK_BYTES, on_read=on_read))

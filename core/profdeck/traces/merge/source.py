@@ -7,6 +7,8 @@ from typing import Protocol
 
 import attrs
 
+from profdeck.traces.ascend.directory import chrome_trace
+
 
 class Selection(Protocol):
     """Chooses events; goes to other processes, so that it must be possible to pickle it."""
@@ -20,7 +22,7 @@ class Source:
     """One trace to merge."""
 
     path: Path
-    """A Chrome trace, plain or gzip."""
+    """A Chrome trace, plain or gzip, or a directory ``*_ascend_pt`` of torch_npu, which has one."""
     label: str
     """Put in front of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
     sort_index: int
@@ -29,3 +31,12 @@ class Source:
     """Added to all of its times, for clocks that are apart."""
     select: Selection | None = None
     """Which of its events are merged; all, if not given."""
+
+    @property
+    def file(self) -> Path:
+        """The Chrome trace.
+
+        Raises:
+            TraceError: There is none in the directory.
+        """
+        return chrome_trace(self.path)

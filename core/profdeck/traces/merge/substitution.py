@@ -14,8 +14,10 @@ import msgspec
 import stringzilla
 
 from profdeck.traces.merge.ids import ASYNC_PHASES, FLOW_PHASES, Ids
+from profdeck.traces.phases import PHASES, any_of, phase_type
 
-_OTHER_PHASES = "BEXiICPNODMVvRc(),"
+_PHASES_WITH_ID = FLOW_PHASES + ASYNC_PHASES
+_OTHER_PHASES = "".join(phase for phase in PHASES if phase not in _PHASES_WITH_ID)
 _NS_PER_US = 1000
 
 _ESCAPED_LETTER = re.compile(rb"\\u00[567]")
@@ -70,10 +72,10 @@ class Substitution:
         if shift_ns:
             fields.append(("ts", float | str))
         fields_with_id = [*fields, ("id", Annotated[int, msgspec.Meta(ge=0, lt=10**ids.digits)])]
-        self._with_id = [_phase_type(phase, fields_with_id) for phase in FLOW_PHASES + ASYNC_PHASES]
-        without_id = [_phase_type(phase, fields) for phase in _OTHER_PHASES]
+        self._with_id = [phase_type(phase, fields_with_id) for phase in _PHASES_WITH_ID]
+        without_id = [phase_type(phase, fields) for phase in _OTHER_PHASES]
         self._complete, self._metadata = (without_id[_OTHER_PHASES.index(phase)] for phase in "XM")
-        event: Any = functools.reduce(operator.or_, [*self._with_id, *without_id])
+        event: Any = any_of([*self._with_id, *without_id])
         self._decode = msgspec.json.Decoder(list[event]).decode
 
     def apply(self, data: bytes) -> Substituted | None:
@@ -216,7 +218,3 @@ def _substituted(
         return None
     pieces[2::3] = values
     return b"".join(pieces)
-
-
-def _phase_type(phase: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
-    return msgspec.defstruct(f"_Event{ord(phase)}", fields, tag_field="ph", tag=phase, gc=False)

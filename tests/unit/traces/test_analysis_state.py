@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from profdeck.errors import TraceError
+from profdeck.run import process_started
+from profdeck.traces.ascend.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
+
+STATE = AnalysisState(
+    state="running",
+    host=socket.gethostname(),
+    pid=os.getpid(),
+    process_started=process_started(os.getpid()),
+    started_ns=1,
+    problems=("one",),
+    remedy="do it",
+    expected=("*.json",),
+)
+
+
+def test_it_reads_what_it_wrote_and_leaves_nothing_else(tmp_path: Path) -> None:
+    assert read_state(tmp_path) is None
+    write_state(tmp_path, STATE)
+    done = attrs.evolve(STATE, state="done", ended_ns=2)
+    write_state(tmp_path, done)
+    assert read_state(tmp_path) == done
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+
+
+def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+    write_state(tmp_path, STATE)
+    path = tmp_path / STATE_FILE
+    path.write_text(path.read_text().replace('"state"', '"later": 1,\n "state"', 1))
+    assert read_state(tmp_path) == STATE
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "done"}', b'{"state": "else"}', b"\xff"])
+def test_another_file_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / STATE_FILE).write_bytes(content)
+    with pytest.raises(TraceError, match=STATE_FILE):
+        read_state(tmp_path)
+
+
+def test_a_state_that_cannot_be_written_is_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).mkdir()
+    with pytest.raises(OSError, match=STATE_FILE):
+        write_state(tmp_path, STATE)
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+    with pytest.raises(TraceError, match=STATE_FILE):
+        read_state(tmp_path)
+
+
+def test_it_is_under_way_while_its_process_runs() -> None:
+    assert STATE.under_way
+    assert attrs.evolve(STATE, state="pending").under_way
+    assert not attrs.evolve(STATE, state="done").under_way
+    assert not attrs.evolve(STATE, state="failed").under_way
+    assert not attrs.evolve(STATE, host="another-host").under_way
+    assert not attrs.evolve(STATE, process_started="1").under_way  # an earlier process with that id
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        other = attrs.evolve(STATE, pid=process.pid, process_started=process_started(process.pid))
+        assert other.under_way
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not been told
+        assert not other.under_way
+    assert not other.under_way

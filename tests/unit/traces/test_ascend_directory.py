@@ -1,0 +1,479 @@
+"""What is in a directory of torch_npu, and whether it is whole. Fixtures are synthetic."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import ascend_files
+import attrs
+import pytest
+from ascend_files import CPU, NAME, NPU, OUTPUT, analysed, database, kernel_rows, raw, trace_view
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.run import process_started
+from profdeck.traces.ascend.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
+from profdeck.traces.ascend.check import DirectoryCheck, check_directory, check_output
+from profdeck.traces.ascend.directory import (
+    AscendDirectory,
+    chrome_trace,
+    files_below,
+    is_ascend_directory,
+    size_to_read,
+)
+from profdeck.traces.reading import read_trace
+
+TEXT_FILES = ("trace_view.json", "kernel_details.csv", "step_trace_time.csv", "communication.json")
+NOBODY = 2**22 - 1  # no process has this id
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory that has been analysed."""
+    directory = raw(tmp_path)
+    analysed(directory)
+    return directory
+
+
+def state(state: Any, **changes: Any) -> AnalysisState:
+    found = AnalysisState(
+        state=state,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        process_started=process_started(os.getpid()),
+        started_ns=1,
+        remedy="profdeck npu analyse DIR",
+        expected=("trace_view.json", "kernel_details.csv"),
+    )
+    return attrs.evolve(found, **changes)
+
+
+def test_such_a_directory_is_told_by_its_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_ascend_directory(directory)
+    assert not is_ascend_directory(directory.parent)
+    assert not is_ascend_directory(directory.parent / "none_ascend_pt")
+    file = directory.parent / "file_ascend_pt"
+    file.touch()
+    assert not is_ascend_directory(file)
+    monkeypatch.chdir(directory)
+    assert is_ascend_directory(Path())
+    monkeypatch.chdir(OUTPUT)
+    assert is_ascend_directory(Path(".."))
+
+
+def test_files_are_where_torch_npu_puts_them(directory: Path) -> None:
+    place, output = AscendDirectory(directory), directory / OUTPUT
+
+    assert place.output == output
+    assert place.trace_view == output / "trace_view.json"
+    assert place.kernel_details == output / "kernel_details.csv"
+    assert place.step_trace_time == output / "step_trace_time.csv"
+    assert place.communication == output / "communication.json"
+    assert place.database is None
+    assert (place.info, place.rank) == (directory / "profiler_info_3.json", 3)
+    database(output / "ascend_pytorch_profiler_3.db")
+    assert place.database == output / "ascend_pytorch_profiler_3.db"
+
+
+def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+    place = AscendDirectory(raw(tmp_path, rank=None))
+
+    assert (place.output, place.trace_view, place.kernel_details, place.database) == (None, None, None, None)
+    assert (place.step_trace_time, place.communication, place.rank) == (None, None, None)
+    assert AscendDirectory(tmp_path / "none_ascend_pt").info is None
+
+
+def test_a_directory_counts_as_one_file_of_those_above(directory: Path) -> None:
+    (directory.parent / "step.json").touch()
+    (directory.parent / "inner").mkdir()
+    (directory.parent / "inner" / "a.json").touch()
+
+    assert set(files_below(directory.parent)) == {
+        directory, directory.parent / "step.json", directory.parent / "inner" / "a.json"
+    }  # fmt: skip
+
+
+def test_a_link_out_of_a_directory_counts_nothing(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "large").write_bytes(bytes(1_000_000))
+    before = check_directory(directory).size_bytes
+    (directory / "link").symlink_to(elsewhere)
+    (directory / "file").symlink_to(elsewhere / "large")
+
+    assert check_directory(directory).size_bytes == before
+
+
+def test_a_trace_to_read_is_one_of_the_directory(directory: Path) -> None:
+    trace = directory / OUTPUT / "trace_view.json"
+
+    assert chrome_trace(directory) == trace
+    assert chrome_trace(trace) == trace
+    assert size_to_read(trace) == trace.stat().st_size
+    assert size_to_read(directory) == trace.stat().st_size + (directory / OUTPUT / "kernel_details.csv").stat().st_size
+    trace.unlink()
+    with pytest.raises(TraceError, match=r"has no trace_view\.json: it is a table of kernels only\."):
+        chrome_trace(directory)
+
+
+def test_a_whole_directory_is_whole(directory: Path) -> None:
+    sizes = [file.stat().st_size for file in directory.rglob("*") if file.is_file()]
+
+    assert check_directory(directory) == DirectoryCheck(
+        size_bytes=sum(sizes), events=35, whole=True, problem=None, notes=()
+    )
+
+
+def test_progress_goes_to_the_end_of_the_files_that_are_read(directory: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    check_directory(directory, lambda done, total: seen.append((done, total)))
+
+    read = sum((directory / OUTPUT / name).stat().st_size for name in TEXT_FILES)
+    assert seen[-1] == (read, read)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("activities", [(CPU, NPU), (CPU,), (NPU,)])
+def test_raw_data_are_whole_and_noted(tmp_path: Path, activities: tuple[str, ...]) -> None:
+    check = check_directory(raw(tmp_path, activities=activities))
+
+    assert (check.whole, check.problem, check.events) == (True, None, None)
+    assert check.notes == ("raw data only, not analysed",)
+
+
+@pytest.mark.parametrize(
+    ("remove", "problem"),
+    [
+        ("profiler_info_3.json", "profiler_info.json is missing: the recording did not come to its end."),
+        ("FRAMEWORK", "FRAMEWORK is missing, though the host was recorded."),
+        ("PROF_000001_20260102030405678_ABCDEF", "PROF_*/device_* is missing, though the device was recorded."),
+    ],
+)
+def test_raw_data_that_are_missing_are_told(tmp_path: Path, remove: str, problem: str) -> None:
+    directory = raw(tmp_path)
+    lost = directory / remove
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+
+    check = check_directory(directory)
+
+    assert (check.whole, check.problem, check.notes) == (False, problem, ())
+
+
+def test_an_empty_directory_is_not_whole(tmp_path: Path) -> None:
+    directory = tmp_path / NAME
+    directory.mkdir()
+
+    assert check_directory(directory).problem == (
+        "profiler_info.json is missing: the recording did not come to its end."
+    )
+
+
+@pytest.mark.parametrize("info", ["", "{", '{"config": 3}', "[]", "\xff"])
+def test_notes_of_torch_npu_that_cannot_be_read_are_told(tmp_path: Path, info: str) -> None:
+    directory = raw(tmp_path)
+    (directory / "profiler_info_3.json").write_text(info, encoding="latin-1")
+
+    problem = check_directory(directory).problem
+
+    assert problem is not None
+    assert problem.startswith("profiler_info_3.json cannot be read: ")
+
+
+@pytest.mark.parametrize("info", ["{}", '{"config": {"common_config": {}, "experimental_config": null}}'])
+def test_notes_that_say_nothing_are_no_problem(tmp_path: Path, info: str) -> None:
+    directory = raw(tmp_path)
+    (directory / "profiler_info_3.json").write_text(info)
+
+    assert check_directory(directory).whole
+
+
+def test_an_analysis_that_left_nothing_has_failed(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    (directory / OUTPUT).mkdir()
+    (directory / OUTPUT / "analyse.done").touch()
+
+    assert check_directory(directory).problem == (
+        "ASCEND_PROFILER_OUTPUT has neither trace_view.json nor a database: the analysis failed."
+    )
+
+
+def test_an_analysis_without_msprof_leaves_no_kernels(directory: Path) -> None:
+    (directory / OUTPUT / "kernel_details.csv").unlink()
+
+    check = check_directory(directory)
+
+    assert (check.events, check.problem) == (35, "kernel_details.csv is missing, though the device was recorded.")
+
+
+@pytest.mark.parametrize(("activities", "level"), [((CPU,), "Level1"), ((CPU, NPU), "Level_none")])
+def test_kernels_are_not_missed_where_none_were_recorded(
+    tmp_path: Path, activities: tuple[str, ...], level: str
+) -> None:
+    directory = raw(tmp_path, activities=activities, level=level)
+    (analysed(directory) / "kernel_details.csv").unlink()
+
+    assert check_directory(directory).whole
+
+
+def test_a_database_is_checked_and_noted(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    output = directory / OUTPUT
+    output.mkdir()
+    database(output / "ascend_pytorch_profiler_3.db")
+
+    check = check_directory(directory)
+
+    assert (check.whole, check.events) == (True, None)
+    assert check.notes == ("a database only, which profdeck does not read",)
+    assert [file.name for file in output.iterdir()] == ["ascend_pytorch_profiler_3.db"]  # SQLite left nothing beside it
+    with pytest.raises(
+        TraceError, match=r"has a database only \(ascend_pytorch_profiler_3\.db\), which is not read\. Let"
+    ):
+        read_trace(directory)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (lambda _: b"", "The file is empty."),
+        (lambda data: data[:20], "is no whole database of SQLite: file is not a database."),
+        (lambda data: data[: len(data) // 2], "is no whole database of SQLite: "),
+        (lambda data: data[:-4096], "is no whole database of SQLite: "),
+        (lambda data: data[:4096] + b"\xff" * 100 + data[4196:], "is no whole database of SQLite: "),
+        (lambda _: b"x" * 10_000, "is no whole database of SQLite: file is not a database."),
+    ],
+)
+def test_a_damaged_database_is_told(tmp_path: Path, content: Any, problem: str) -> None:
+    directory = raw(tmp_path)
+    output = analysed(directory)
+    file = output / "ascend_pytorch_profiler.db"
+    database(file)
+    file.write_bytes(content(file.read_bytes()))
+
+    check = check_directory(directory)
+
+    assert not check.whole
+    assert check.problem is not None
+    assert check.problem.startswith("ascend_pytorch_profiler.db")
+    assert problem in check.problem
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+@pytest.mark.parametrize("content", [b"", b"\0" * 50, b"not what it should be\n", b'{"traceEvents": []}'])
+def test_a_file_with_something_else_in_it_is_told(directory: Path, name: str, content: bytes) -> None:
+    (directory / OUTPUT / name).write_bytes(content)
+
+    check = check_directory(directory)
+
+    assert not check.whole
+    assert check.problem is not None
+    assert name in check.problem
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_a_directory_in_the_place_of_a_file_is_no_file(directory: Path, name: str) -> None:
+    (directory / OUTPUT / name).unlink()
+    (directory / OUTPUT / name).mkdir()
+
+    check_directory(directory)  # what is missing other tests say
+
+
+@given(data=st.data(), name=st.sampled_from(TEXT_FILES))
+def test_a_file_that_was_cut_is_told(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str) -> None:
+    directory = raw(tmp_path_factory.mktemp("cut"))
+    file = analysed(directory) / name
+    content = file.read_bytes()
+    # A table that ends with a line could have ended there.
+    at = data.draw(
+        st.integers(0, len(content) - 1).filter(lambda at: name.endswith(".json") or content[at - 1 : at] != b"\n")
+    )
+    file.write_bytes(content[:at])
+
+    check = check_directory(directory)
+
+    assert not check.whole
+    assert check.problem is not None
+    assert name in check.problem
+
+
+def test_device_data_that_were_lost_at_the_head_of_the_window_are_told(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    analysed(directory, kernels=kernel_rows(ascend_files.KERNELS[4:], ascend_files.LEVEL_1))
+
+    assert check_directory(directory).problem == (
+        "There is no kernel of step 10: device data at the head of the window are lost."
+    )
+    assert check_output(directory, ["*.csv", "trace_view.json"]) is None  # the analysis did what it could
+
+
+def test_several_lost_steps_are_told(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    kernels = [{**kernel, "Step Id": 12} for kernel in ascend_files.KERNELS[4:]]
+    analysed(directory, kernels=kernel_rows(kernels, ascend_files.LEVEL_1))
+
+    assert check_directory(directory).problem == (
+        "There is no kernel of the steps 10 to 11: device data at the head of the window are lost."
+    )
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [10, 10, 10, 10, "", ""],  # an idle step at the end
+        ["", "", "", "", 11, 11],  # the kernels are there, and nobody knows of which step
+        ["", "", "", "", "", ""],
+    ],
+)
+def test_steps_without_kernels_may_be_in_order(tmp_path: Path, steps: list[object]) -> None:
+    directory = raw(tmp_path)
+    kernels = [{**kernel, "Step Id": step} for kernel, step in zip(ascend_files.KERNELS, steps, strict=True)]
+    analysed(directory, kernels=kernel_rows(kernels, ascend_files.LEVEL_1))
+
+    assert check_directory(directory).whole
+
+
+def test_an_analysis_that_is_done_is_believed_if_its_files_are_whole(directory: Path) -> None:
+    write_state(directory, state("done", pid=NOBODY, problems=("it said something",)))
+
+    check = check_directory(directory)
+    assert (check.whole, check.notes) == (True, ("it said something",))
+
+    (directory / OUTPUT / "kernel_details.csv").unlink()
+    assert check_directory(directory).problem == (
+        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, though the analysis is done."
+    )
+    shutil.rmtree(directory / OUTPUT)
+    assert check_directory(directory).problem == (
+        "ASCEND_PROFILER_OUTPUT/trace_view.json is missing, though the analysis is done. "
+        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, though the analysis is done."
+    )
+
+
+@pytest.mark.parametrize("pattern", ["../profiler_info_3.json", "/etc/passwd", "**", "[", ""])
+def test_patterns_do_not_lead_out_of_the_output(directory: Path, pattern: str) -> None:
+    write_state(directory, state("done", expected=(pattern,)))
+
+    found = check_directory(directory).problem
+
+    assert (found is None) == (pattern == "**")
+
+
+@pytest.mark.parametrize("name", ["pending", "running"])
+def test_an_analysis_under_way_is_waited_for(directory: Path, name: str) -> None:
+    write_state(directory, state(name))
+
+    check = check_directory(directory)
+
+    assert (check.whole, check.events) == (False, None)
+    assert check.problem == f"its analysis is under way (process {os.getpid()})"
+    with pytest.raises(TraceError, match=f"is being analysed by process {os.getpid()}: wait until that has ended"):
+        read_trace(directory)
+
+
+@pytest.mark.parametrize("name", ["pending", "running"])
+@pytest.mark.parametrize("changes", [{"pid": NOBODY}, {"process_started": "1"}, {"host": "elsewhere"}])
+def test_an_analysis_that_died_says_what_to_run(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    directory = raw(tmp_path)
+    write_state(directory, state(name, **changes))
+
+    assert check_directory(directory).problem == ("its analysis ended without a result; run: profdeck npu analyse DIR")
+    with pytest.raises(
+        TraceError, match="has no timeline to be read: its analysis ended without a result; run: profdeck"
+    ):
+        read_trace(directory)
+
+
+def test_an_analysis_that_failed_says_why_and_what_to_run(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    write_state(directory, state("failed", problems=("no msprof.", "nothing else")))
+
+    assert check_directory(directory).problem == (
+        "its analysis failed: no msprof; nothing else; run: profdeck npu analyse DIR"
+    )
+    with pytest.raises(TraceError, match="its analysis failed: no msprof; nothing else; run: profdeck npu analyse DIR"):
+        read_trace(directory)
+    write_state(directory, state("failed", remedy=""))
+    assert check_directory(directory).problem == "its analysis failed."
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"state": "asleep"}', b"\xff"])
+def test_a_state_that_cannot_be_read_is_told_and_keeps_nobody_from_the_trace(directory: Path, content: bytes) -> None:
+    (directory / STATE_FILE).write_bytes(content)
+
+    problem = check_directory(directory).problem
+    assert problem is not None
+    assert "cannot be read as the state of an analysis" in problem
+    assert read_trace(directory).check.whole
+
+    shutil.rmtree(directory / OUTPUT)
+    with pytest.raises(TraceError, match="cannot be read as the state of an analysis"):
+        read_trace(directory)
+
+
+def test_raw_data_cannot_be_read_and_say_what_to_do(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+
+    with pytest.raises(TraceError) as caught:
+        read_trace(directory)
+
+    assert str(caught.value) == (
+        f"{directory} has raw data only. Let torch_npu make its text files, on a host with CANN: "
+        f"torch_npu.profiler.profiler.analyse('{directory}', max_process_number=1, export_type='text')."
+    )
+
+
+def test_files_that_were_expected_are_checked(directory: Path) -> None:
+    expected = ["trace_view.json", "kernel_details.csv", "ascend_pytorch_profiler*.db"]
+    assert check_output(directory, expected) == (
+        "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler*.db is missing, though the analysis is done."
+    )
+    database(directory / OUTPUT / "ascend_pytorch_profiler_3.db")
+    (directory / OUTPUT / "communication.json").write_text("{")  # nobody asked for it
+    assert check_output(directory, expected) is None
+    (directory / OUTPUT / "trace_view.json").write_text("[")
+    found = check_output(directory, expected)
+    assert found is not None
+    assert found.startswith("trace_view.json: The JSON is not closed")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_a_file_that_may_not_be_read_is_told(directory: Path, name: str) -> None:
+    (directory / OUTPUT / name).chmod(0)
+
+    problem = check_directory(directory).problem
+
+    assert problem is not None
+    assert "Permission denied" in problem
+
+
+def test_a_file_that_cannot_be_looked_at_is_a_trace_error(directory: Path) -> None:
+    loop = directory / OUTPUT
+    shutil.rmtree(loop)
+    loop.symlink_to(loop)
+
+    with pytest.raises(TraceError, match="Too many levels of symbolic links"):
+        check_directory(directory)
+    with pytest.raises(TraceError, match="Too many levels of symbolic links"):
+        read_trace(directory)
+    assert size_to_read(directory) == 0
+
+
+def test_marks_in_other_layouts_are_found(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    events = [*ascend_files.framework_events(), *ascend_files.msprof_events()]
+    analysed(
+        directory,
+        trace=json.dumps(events, indent=2),
+        kernels=kernel_rows(ascend_files.KERNELS[4:], ascend_files.LEVEL_1),
+    )
+
+    assert "no kernel of step 10" in (check_directory(directory).problem or "")
+    assert read_state(directory) is None
+    assert trace_view([{"a": 1}], [{"b": 2}]) == '[{"a": 1},{"b": 2}]'

@@ -1,0 +1,447 @@
+"""A directory of torch_npu as one trace. Fixtures are synthetic, but for the last two tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ascend_files
+import pytest
+from ascend_files import KERNELS, LEVEL_0, LEVEL_1, NAME, OLD, OUTPUT, analysed, kernel_rows, raw, trace_view
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces import timeline
+from profdeck.traces.merge import Source, merge_traces
+from profdeck.traces.reading import Trace, read_trace
+from profdeck.traces.select import Selection, iteration_window, read_extent, step_window, time_window
+from profdeck.traces.slim import SlimSource, write_slim
+from profdeck.traces.sources import TraceSource
+from profdeck.traces.summary import summarise_trace
+from profdeck.traces.trim import trim_trace
+
+BASE_NS = ascend_files.BASE_US * 1000
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = raw(tmp_path)
+    analysed(directory)
+    return directory
+
+
+def is_step(name: str) -> bool:
+    return name.startswith("ProfilerStep#")
+
+
+def contents(trace: Trace) -> Counter[tuple[str, str, tuple[Any, Any], int, int]]:
+    """Return all events: category, name, process and thread, start and duration in ns."""
+    columns = trace.columns()
+    return Counter(
+        (columns.categories[category], columns.names[name], columns.tracks[track], start - BASE_NS, end - start)
+        for category, name, track, start, end in zip(
+            columns.category.tolist(),
+            columns.name.tolist(),
+            columns.track.tolist(),
+            columns.start_ns.tolist(),
+            columns.end_ns.tolist(),
+            strict=True,
+        )
+    )
+
+
+def of(found: Counter[Any], category: str) -> set[Any]:
+    return {event[1:] for event in found if event[0] == category}
+
+
+KERNELS_READ = {
+    ("aclnnMatmul_MatMulV3Common_MatMulV3", (0, 16), 100_000, 40_500),
+    ("aclnnMatmul_MatMulV3Common_MatMulV3", (0, 16), 1_100_000, 41_500),
+    ("Cast", (0, 16), 150_000, 10_000),
+    ("Cast", (0, 16), 1_020_000, 30_000),
+    ("hcom_allReduce_", (0, "group 445"), 170_000, 100_250),
+    ("hcom_allReduce_", (0, "group 445"), 1_170_000, 90_000),
+}
+PLACES = {
+    ("ProfilerStep#10", (0, "steps"), 100_000, 950_000),
+    ("ProfilerStep#11", (0, "steps"), 1_100_000, 160_000),
+}
+HOST = ascend_files.HOST
+STEPS = {
+    ("ProfilerStep#10", (HOST, HOST), 0, 990_000),
+    ("ProfilerStep#11", (HOST, HOST), 1_000_000, 990_000),
+}
+
+
+def test_kernels_come_from_the_table_and_all_else_from_the_trace(directory: Path) -> None:
+    trace = read_trace(directory)
+
+    found = contents(trace)
+    assert max(found.values()) == 1
+    assert of(found, "kernel") == KERNELS_READ
+    assert of(found, "gpu_user_annotation") == PLACES
+    assert of(found, "cpu_op") == STEPS | {
+        ("aten::mm", (HOST, HOST), 20_000, 30_000),
+        ("aten::mm", (HOST, HOST), 1_030_000, 31_000),
+    }
+    assert of(found, "dequeue") == {("Dequeue@aclnnMatmul", (HOST, 4713), 40_000, 20_000)}
+    assert of(found, "CANN") == {("AscendCL@aclnnMatmul", (ascend_files.CANN, 4713), 45_000, 10_000)}
+    # Device lanes, with their waits and ranges of mstx, are left out; what sums up communication is no device.
+    assert {event[0] for event in found} == {
+        "kernel", "gpu_user_annotation", "cpu_op", "dequeue", "CANN", "Communication", "Overlap Analysis"
+    }  # fmt: skip
+    assert trace.process_names[ascend_files.HARDWARE] == "Ascend Hardware"
+    assert trace.thread_names[ascend_files.CANN, 4713] == "Thread 4713"
+    assert (trace.path, trace.rank, trace.devices_only, trace.searched) == (directory, 3, False, False)
+    assert (trace.check.whole, trace.check.problem, trace.check.events) == (True, None, 35)
+    assert trace.check.size_bytes == sum(
+        (directory / OUTPUT / name).stat().st_size for name in ("trace_view.json", "kernel_details.csv")
+    )
+    assert trace.kernel_types["Cast"] == "Cast"
+    assert trace.cores["AI_VECTOR_CORE"] == (2, 40_000)
+
+
+@pytest.mark.parametrize("communication", ["Communication", "HCCL"])
+def test_collectives_count_once(directory: Path, communication: str) -> None:
+    msprof = ascend_files.msprof_events(communication=communication)
+    (directory / OUTPUT / "trace_view.json").write_text(trace_view(ascend_files.framework_events(), msprof))
+
+    summary = summarise_trace(directory)
+
+    assert [(kernel.name, kernel.count, kernel.total_us) for kernel in summary.kernels] == [
+        ("hcom_allReduce_", 2, 190.25),
+        ("aclnnMatmul_MatMulV3Common_MatMulV3", 2, 82.0),
+        ("Cast", 2, 40.0),
+    ]
+    (device,) = summary.devices
+    assert (device.busy_us, device.communication_us) == (312.25, 190.25)
+    assert (summary.rank, summary.whole, summary.events) == (3, True, 35)
+
+
+@pytest.mark.parametrize("devices_only", [False, True])
+def test_steps_have_the_kernels_that_the_table_gives_them(directory: Path, devices_only: bool) -> None:
+    summary = summarise_trace(directory, devices_only=devices_only)
+
+    # The last kernel of step 10 runs while the host is in step 11.
+    assert [(step.name, step.start_us, step.duration_us, step.device_us) for step in summary.steps] == [
+        ("ProfilerStep#10", -100.0 if devices_only else 0.0, 990.0, 180.75),
+        ("ProfilerStep#11", 900.0 if devices_only else 1000.0, 990.0, 131.5),
+    ]
+
+
+def test_devices_only_has_kernels_and_the_marks_of_steps(directory: Path) -> None:
+    trace = read_trace(directory, devices_only=True, is_step=is_step)
+
+    found = contents(trace)
+    assert of(found, "kernel") == KERNELS_READ
+    assert of(found, "gpu_user_annotation") == PLACES
+    assert len(found) == len(KERNELS_READ) + len(PLACES)
+    assert [trace.tables.names[name] for name in trace.marks.name] == [
+        "ProfilerStep#10", "ProfilerStep#11", "ProfilerStep#10", "ProfilerStep#11"
+    ]  # fmt: skip
+    assert trace.devices_only
+    assert trace.check.whole
+    (directory / OUTPUT / "trace_view.json").write_text("[{}, ")
+    assert not read_trace(directory, devices_only=True).check.whole
+
+
+@pytest.mark.parametrize("columns", [LEVEL_0, LEVEL_1, OLD])
+def test_without_marks_of_the_host_the_table_makes_the_steps(directory: Path, columns: tuple[str, ...]) -> None:
+    framework = [event for event in ascend_files.framework_events() if not is_step(event["name"])]
+    (directory / OUTPUT / "trace_view.json").write_text(trace_view(framework, ascend_files.msprof_events()))
+    (directory / OUTPUT / "kernel_details.csv").write_text(kernel_rows(KERNELS, columns))
+
+    summary = summarise_trace(directory)
+
+    assert [(step.name, step.duration_us, step.device_us) for step in summary.steps] == [
+        ("ProfilerStep#10", 950.0, 180.75),
+        ("ProfilerStep#11", 160.0, 131.5),
+    ]
+
+
+def test_without_step_ids_the_host_makes_the_steps(directory: Path) -> None:
+    (directory / OUTPUT / "kernel_details.csv").write_text(kernel_rows(KERNELS, LEVEL_1, steps=False))
+
+    summary = summarise_trace(directory)
+
+    assert [(step.name, step.duration_us, step.device_us) for step in summary.steps] == [
+        ("ProfilerStep#10", 990.0, 150.75),  # as of any trace, by when the kernels ran
+        ("ProfilerStep#11", 990.0, 161.5),
+    ]
+
+
+def test_kernels_of_several_devices_are_told_apart(directory: Path) -> None:
+    kernels = [{**kernel, "Device_id": number % 2} for number, kernel in enumerate(KERNELS)]
+    (directory / OUTPUT / "kernel_details.csv").write_text(kernel_rows(kernels, LEVEL_1))
+
+    summary = summarise_trace(directory)
+
+    assert [device.device for device in summary.devices] == [0, 1]
+    assert [step.device_us for step in summary.steps] == [180.75, 131.5]
+
+
+def test_without_a_table_the_trace_is_all_there_is(directory: Path) -> None:
+    (directory / OUTPUT / "kernel_details.csv").unlink()
+
+    trace = read_trace(directory)
+
+    assert contents(trace) == contents(read_trace(directory / OUTPUT / "trace_view.json"))
+    assert len(of(contents(trace), "Ascend Hardware")) == 4
+    assert (trace.path, trace.rank, trace.check.whole) == (directory, 3, True)
+
+
+def test_without_a_trace_the_table_is_all_there_is(directory: Path) -> None:
+    (directory / OUTPUT / "trace_view.json").unlink()
+
+    trace = read_trace(directory)
+
+    assert of(contents(trace), "kernel") == KERNELS_READ
+    assert (trace.path, trace.rank, trace.check.events, trace.devices_only) == (directory, 3, 6, True)
+
+
+def test_files_inside_may_be_read_by_themselves(directory: Path) -> None:
+    assert summarise_trace(directory / OUTPUT / "kernel_details.csv").events == 6
+    assert summarise_trace(directory / OUTPUT / "trace_view.json").events == 35
+
+
+@pytest.mark.parametrize("devices_only", [False, True])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is not Ascend's kernel_details.csv"),
+        (b"Name,Type,Start Time(us),Duration(us)\r\n", "kernel_details.csv: There are no rows."),
+        (b"\0\xff", "is not Ascend's kernel_details.csv"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_told(directory: Path, content: bytes, problem: str, devices_only: bool) -> None:
+    (directory / OUTPUT / "kernel_details.csv").write_bytes(content)
+
+    trace = read_trace(directory, devices_only=devices_only)
+
+    assert len(of(contents(trace), "Ascend Hardware")) == 4  # which stands in for it
+    assert not trace.check.whole
+    assert trace.check.problem is not None
+    assert problem in trace.check.problem
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"no trace", b"{}"])
+def test_a_trace_that_cannot_be_read_is_told(directory: Path, content: bytes) -> None:
+    (directory / OUTPUT / "trace_view.json").write_bytes(content)
+
+    trace = read_trace(directory)
+
+    assert of(contents(trace), "kernel") == KERNELS_READ
+    assert [step.step for step in summarise_trace(directory).steps] == [10, 11]
+    assert not trace.check.whole
+    assert trace.check.problem is not None
+    assert trace.check.problem.startswith("trace_view.json: ")
+
+
+def test_if_neither_can_be_read_it_is_a_trace_error(directory: Path) -> None:
+    (directory / OUTPUT / "trace_view.json").unlink()
+    (directory / OUTPUT / "kernel_details.csv").write_text("")
+
+    with pytest.raises(TraceError, match="is not Ascend's kernel_details.csv"):
+        read_trace(directory)
+
+
+def test_both_problems_are_told(directory: Path) -> None:
+    (directory / OUTPUT / "trace_view.json").write_text("[")
+    table = directory / OUTPUT / "kernel_details.csv"
+    table.write_bytes(table.read_bytes()[:-20])
+
+    problem = read_trace(directory).check.problem
+
+    assert problem is not None
+    assert problem.startswith(
+        "kernel_details.csv: Line 7 is not a row of 16 columns with its times. trace_view.json: The"
+    )
+
+
+def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profdeck.traces.collector.MAX_NAMES", 12)
+    framework = ascend_files.framework_events()
+    framework += [
+        ascend_files.complete(HOST, HOST, f"aten::op{number}", 500 + number, 1, cat="cpu_op") for number in range(40)
+    ]
+    (directory / OUTPUT / "trace_view.json").write_text(trace_view(framework, ascend_files.msprof_events()))
+
+    trace = read_trace(directory)
+
+    assert of(contents(trace), "kernel") == KERNELS_READ
+    assert of(contents(trace), "gpu_user_annotation") == PLACES
+
+
+def test_events_beyond_memory_go_to_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = contents(read_trace(directory))
+    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", 4)
+    monkeypatch.setattr(timeline, "_SAMPLE", 1)
+    monkeypatch.setattr("profdeck.traces.collector._BLOCK_EVENTS", 3)
+
+    assert contents(read_trace(directory)) == expected
+
+
+def test_progress_goes_to_the_end_of_both_files(directory: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    size_bytes = read_trace(directory, on_progress=lambda done, total: seen.append((done, total))).check.size_bytes
+
+    assert seen[-1] == (size_bytes, size_bytes)
+    assert seen == sorted(seen)
+
+
+events = st.lists(
+    st.fixed_dictionaries(
+        {
+            "ph": st.sampled_from(["X", "X", "X", "M", "s"]),
+            "name": st.sampled_from(["process_name", "ProfilerStep#10", "aten::mm", "Cast66", "Notify_Wait"]),
+            "pid": st.integers(1, 4),
+            "tid": st.integers(0, 2),
+            "ts": st.integers(0, 10**6).map(lambda ns: f"{ns // 1000}.{ns % 1000:03}"),
+            "dur": st.integers(0, 1000),
+            "args": st.fixed_dictionaries(
+                {"name": st.sampled_from(["Python", "CANN", "Ascend Hardware", "Communication", "HCCL"])}
+            ),
+        },
+        optional={"cat": st.sampled_from(["cpu_op", "dequeue", "kernel"])},
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(events)
+def test_no_event_is_lost_but_those_of_device_lanes(tmp_path_factory: Any, events: list[dict[str, Any]]) -> None:
+    directory = raw(tmp_path_factory.mktemp("any"))
+    output = analysed(directory, trace=json.dumps(events))
+
+    found = contents(read_trace(directory))
+
+    alone = contents(read_trace(output / "trace_view.json"))
+    table = {
+        event: count
+        for event, count in contents(read_trace(output / "kernel_details.csv")).items()
+        if event[0] == "kernel"
+    }
+    expected = Counter({event: count for event, count in alone.items() if event[0] != "Ascend Hardware"}) + Counter(
+        table
+    )
+    marked = any(event[0] == "cpu_op" and is_step(event[1]) for event in alone)
+    ours = {event for event in found if event[0] in {"gpu_user_annotation", "user_annotation"}}
+    assert {event: count for event, count in found.items() if event not in ours} == dict(expected)
+    assert of(found, "gpu_user_annotation") == PLACES
+    assert len(of(found, "user_annotation")) == (0 if marked else 2)
+
+
+# What is made of it.
+
+
+def test_a_window_of_steps_reaches_to_their_last_kernels(directory: Path) -> None:
+    assert step_window(directory, range(10, 11)) == Selection(begin_ns=BASE_NS, end_ns=BASE_NS + 1_050_000)
+    assert step_window(directory, range(10, 12)) == Selection(begin_ns=BASE_NS, end_ns=BASE_NS + 1_990_000)
+    with pytest.raises(TraceError, match=r"does not have the step 12: it has 10\.\.11\."):
+        step_window(directory, range(12, 13))
+    (directory / OUTPUT / "kernel_details.csv").write_text("nothing")
+    assert step_window(directory, range(10, 11)) == Selection(begin_ns=BASE_NS, end_ns=BASE_NS + 990_000)
+
+
+def test_other_windows_are_those_of_the_trace(directory: Path) -> None:
+    assert read_extent(directory) == read_extent(directory / OUTPUT / "trace_view.json")
+    assert time_window(directory, 0, 1000) == Selection(begin_ns=BASE_NS, end_ns=BASE_NS + 1000)
+    with pytest.raises(TraceError, match="does not have the iteration 0"):
+        iteration_window(directory, range(1), lambda _: True)
+
+
+def test_its_trace_is_trimmed(directory: Path, tmp_path: Path) -> None:
+    new = tmp_path / "part.json"
+
+    check = trim_trace(directory, new, step_window(directory, range(10, 11)))
+
+    assert check.whole
+    names = [event["name"] for event in json.loads(new.read_text()) if event["ph"] == "X"]
+    assert "ProfilerStep#10" in names
+    assert names.count("aten::mm") == 2  # the second began before the last kernel of the step had ended
+    assert "Communication" in names
+
+
+def test_what_has_no_trace_is_not_trimmed(tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+
+    with pytest.raises(TraceError, match="has raw data only"):
+        trim_trace(directory, tmp_path / "part.json", Selection(begin_ns=0))
+    assert not (tmp_path / "part.json").exists()
+
+
+def test_ranks_are_merged(tmp_path: Path) -> None:
+    sources = []
+    for rank in range(2):
+        directory = raw(tmp_path, NAME.replace("0003", f"000{rank}"), rank=rank)
+        analysed(directory)
+        sources.append(Source(directory, TraceSource(directory).label, rank))
+    sources.append(Source(raw(tmp_path, NAME.replace("0003", "0002")), "rank 2", 2))
+
+    check = merge_traces(sources, tmp_path / "all.json", gzip=False)
+
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert check.problem is not None
+    assert check.problem.startswith("rank 2: ")
+    assert "has raw data only" in check.problem
+    found = {
+        event["args"]["name"]
+        for event in document["traceEvents"]
+        if event["ph"] == "M" and event["name"] == "process_name"
+    }
+    assert {"rank 0: Python", "rank 1: Ascend Hardware", "rank 1: Communication"} <= found
+    assert sum(event["name"] == "Cast66" for event in document["traceEvents"]) == 2
+
+
+def test_a_slim_trace_has_the_kernels_of_the_table(directory: Path, tmp_path: Path) -> None:
+    written = write_slim([SlimSource(path=directory, label="rank 3", sort_index=0)], tmp_path / "a.pftrace", gzip=False)
+
+    assert (written.slices, written.problems) == (len(KERNELS_READ) + len(PLACES), ())
+    data = (tmp_path / "a.pftrace").read_bytes()
+    assert b"group 445" in data
+    assert b"stream 16" in data
+    assert b"EVENT_WAIT" not in data
+    with pytest.raises(TraceError, match="has raw data only"):
+        write_slim([SlimSource(path=raw(tmp_path, "raw_ascend_pt"), label="", sort_index=0)], tmp_path / "b.pftrace")
+
+
+@pytest.mark.shared_data
+def test_real_files_make_one_trace(data: Path, tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    output = directory / OUTPUT
+    output.mkdir()
+    for name in ("kernel_details.csv", "trace_view.json"):  # of two recordings: they share the format only
+        shutil.copy(data / "npu" / name, output)
+    events = json.loads((output / "trace_view.json").read_text())
+
+    summary = summarise_trace(directory)
+
+    assert (summary.whole, summary.problem, summary.events) == (True, None, len(events))
+    assert (sum(kernel.count for kernel in summary.kernels), len(summary.devices)) == (591, 1)
+    assert {stream.stream for stream in summary.devices[0].streams} == {
+        *(16, 17),
+        *("group 328", "group 445", "group 935"),
+    }
+    assert sum(operator.count for operator in summary.operators) == sum(
+        event["ph"] == "X" and event.get("cat") == "cpu_op" and not is_step(event["name"]) for event in events
+    )
+    assert [(step.name, step.duration_us) for step in summary.steps] == [("ProfilerStep#1", 14091.97)]
+    assert summary.steps[0].device_us == pytest.approx(summary.categories[0].total_us, rel=0.2)
+
+
+@pytest.mark.shared_data
+def test_the_real_trace_alone_shows_waits_as_work(data: Path, tmp_path: Path) -> None:
+    directory = raw(tmp_path)
+    (directory / OUTPUT).mkdir()
+    shutil.copy(data / "npu" / "trace_view.json", directory / OUTPUT)
+
+    trace = read_trace(directory, is_step=is_step)
+
+    assert len(of(contents(trace), "Ascend Hardware")) == 276
+    assert [trace.tables.names[name] for name in trace.marks.name] == ["ProfilerStep#1"]

@@ -1,0 +1,324 @@
+"""Ascend's communication.json: fixtures are synthetic, to the keys that torch_npu and CANN write."""
+
+from __future__ import annotations
+
+import json
+import math
+import tracemalloc
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ascend_job import call
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces.ascend import communication
+from profdeck.traces.ascend.communication import OTHER_OPERATIONS, Communication, read_communication
+
+GROUP, OTHER = "13681369207305868445", "5862276093215481612"
+
+
+def written(tmp_path: Path, document: Any, **layout: Any) -> Communication:
+    path = tmp_path / "communication.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document, **layout))
+    return read_communication(path)
+
+
+def steps(collectives: dict[str, Any], messages: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"step": {"p2p": messages or {}, "collective": collectives}}
+
+
+def test_calls_are_added_up_by_operation_and_group_over_all_steps(tmp_path: Path) -> None:
+    def allreduce(elapse_us: float) -> dict[str, Any]:
+        return call(
+            elapse_us=elapse_us,
+            transit_us=60,
+            wait_us=30,
+            synchronisation_us=20,
+            links={"RDMA": 0, "HCCS": 12_000_000, "SDMA": 12_000_000},
+        )
+
+    send = call(elapse_us=8, transit_us=8, wait_us=0, links={"RDMA": 1_000_000})
+    found = written(
+        tmp_path,
+        {
+            "step10": {
+                "p2p": {f"hcom_send__612_0_1@{OTHER}": send, "Total Op Info": send},
+                "collective": {
+                    f"hcom_allReduce__445_0_1@{GROUP}": allreduce(100),
+                    f"hcom_allReduce__445_1_1@{GROUP}": allreduce(120),
+                    "Total Op Info": allreduce(220),
+                },
+            },
+            "step11": {"p2p": {}, "collective": {f"hcom_allReduce__445_2_1@{GROUP}": allreduce(100)}},
+        },
+    )
+
+    assert found.problem is None
+    assert found.groups == {"445": GROUP, "612": OTHER}
+    first, second = found.operations
+    assert (first.name, first.kind, first.group, first.count) == ("allReduce", "collective", GROUP, 3)
+    assert (first.total_us, first.max_us, first.transit_us, first.wait_us) == (320, 120, 180, 90)
+    assert (first.synchronisation_us, first.idle_us) == (60, 50)
+    assert [(link.link, link.size_bytes, link.transit_us, link.bytes_per_s) for link in first.links] == [
+        ("HCCS", 36_000_000, 180, 2e11),
+        ("SDMA", 36_000_000, 180, 2e11),
+    ]
+    assert [(link.packets, link.large_packet_share) for link in first.links] == [(36, 0.5), (36, 0.5)]
+    assert (second.name, second.kind, second.group, second.count) == ("send", "p2p", OTHER, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "group"),
+    [
+        ("hcom_broadcast__303_1_1@4427461525029690303", "broadcast", "4427461525029690303"),
+        ("hcom_allReduce__445_0", "allReduce", "445"),
+        ("hcom_batchSendRecv__45_1_1@7", "batchSendRecv", "7"),
+        ("hcom_scatter_123_1_1", "scatter", "123"),
+        ("hcom_reduceScatter_AicpuKernel_503_490_1", "reduceScatter_AicpuKernel", "503"),
+        ("allreduce_12", "allreduce", None),
+        ("allreduce_1_12@x", "allreduce", None),
+        ("12", "12", None),
+    ],
+)
+def test_names_are_without_counters(tmp_path: Path, name: str, operation: str, group: str | None) -> None:
+    one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+
+    (found,) = written(tmp_path, steps({name: one})).operations
+
+    assert (found.name, found.group, found.links) == (operation, group, ())
+
+
+def test_digits_that_several_groups_end_in_name_none(tmp_path: Path) -> None:
+    one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+
+    found = written(tmp_path, steps({"hcom_allReduce__445_0_1@1445": one, "hcom_allReduce__445_0_1@2445": one}))
+
+    assert found.groups == {}
+    assert [operation.group for operation in found.operations] == ["1445", "2445"]
+
+
+def test_a_link_without_time_or_packets_has_no_rate_and_no_share(tmp_path: Path) -> None:
+    link = {"Transit Size(MB)": 0.5, "Transit Time(ms)": 0, "Size Distribution": {"0.5": []}}
+    one = {"Communication Time Info": {}, "Communication Bandwidth Info": {"SIO": link}}
+
+    ((found,),) = [operation.links for operation in written(tmp_path, steps({"x": one})).operations]
+
+    assert (found.size_bytes, found.bytes_per_s, found.packets, found.large_packet_share) == (500_000, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"Communication Time Info": {"Elapse Time(ms)": "long"}}, "Expected `float`, got `str`"),
+        ({"Communication Time Info": {"Elapse Time(ms)": 1e300}}, "Expected `float` <="),
+        ({}, "missing required field `Communication Time Info`"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+def test_a_call_that_is_odd_is_told_and_costs_no_other(tmp_path: Path, wrong: Any, message: str) -> None:
+    good = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+
+    found = written(tmp_path, steps({"a_1": good, "odd": wrong, "odder": wrong, "a_2": good}))
+
+    assert found.operations[0].count == 2
+    assert found.problem is not None
+    assert found.problem.startswith("communication.json: odd is not as torch_npu writes it: ")
+    assert message in found.problem
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ("", "The file is empty."),
+        ("[]", "There is no JSON of steps, kinds and calls between the offsets 0 and 2."),
+        ('{"step": {"p2p": []}}', "There is no JSON of steps, kinds and calls between the offsets 0 and 21."),
+        ('{"step": 7}', "There is no JSON of steps, kinds and calls between the offsets 0 and 11."),
+        ("{}}", "The JSON is not closed: it ends at offset 3."),
+        ("{} {}", "There is no JSON of steps, kinds and calls between the offsets 0 and 5."),
+        ('{"step": {"p2p": {"a": {"x": "', "The JSON is not closed: it ends at offset 30."),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, document: str, problem: str) -> None:
+    assert written(tmp_path, document) == Communication((), {}, f"communication.json: {problem}")
+
+
+def test_a_document_without_calls_is_whole(tmp_path: Path) -> None:
+    assert written(tmp_path, steps({})) == Communication((), {}, None)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="Cannot read .*communication.json: No such file"):
+        read_communication(tmp_path / "communication.json")
+
+
+def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communication, "_CHUNK_BYTES", 7)
+    path = tmp_path / "communication.json"
+    path.write_text('{"step1": {}}  ')
+    told: list[tuple[int, int]] = []
+
+    read_communication(path, on_progress=lambda *progress: told.append(progress))
+
+    assert told == [(7, 15), (14, 15), (15, 15)]
+
+
+def test_more_operations_than_anybody_looks_at_fall_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communication, "_MAX_OPERATIONS", 2)
+    one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+
+    found = written(tmp_path, steps({f"kind{letter}": one for letter in "abcd"}))
+
+    assert {operation.name: operation.count for operation in found.operations} == {
+        "kinda": 1,
+        "kindb": 1,
+        OTHER_OPERATIONS: 2,
+    }
+
+
+def test_what_has_no_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communication, "_MAX_CALL_BYTES", 4000)
+    monkeypatch.setattr(communication, "_CHUNK_BYTES", 1000)
+
+    found = written(tmp_path, '{"step": {"p2p": {"' + "a" * 1_000_000)
+
+    assert found.problem == "communication.json: No call ends in the 5,000 bytes from offset 0 on."
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    one = json.dumps(call(elapse_us=1, transit_us=1, wait_us=0, links={"HCCS": 3_000_000}))
+    path = tmp_path / "communication.json"
+    with path.open("w") as file:
+        file.write('{"step": {"collective": {"a": ' + one)
+        for number in range(60_000):
+            file.write(f', "a_{number}": {one}')
+        file.write("}}}")
+    assert path.stat().st_size > 25_000_000
+
+    tracemalloc.start()
+    try:
+        found = read_communication(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert found.operations[0].count == 60_001
+    assert peak_bytes < 12_000_000
+
+
+TIMES = st.integers(0, 10**9).map(lambda time_ns: time_ns / 1e6)
+NAMES = st.sampled_from(
+    [
+        f"hcom_allReduce__445_0_1@{GROUP}",
+        f"hcom_allReduce__445_7_1@{GROUP}",
+        "hcom_send__3",
+        'odd "{[\\',
+        "é}]",
+        "Total Op Info",
+    ]
+)
+LINKS = st.dictionaries(
+    st.sampled_from(["HCCS", "RDMA", 'a}"\\']),
+    st.fixed_dictionaries(
+        {"Transit Size(MB)": st.integers(0, 10**6).map(lambda size: size / 100), "Transit Time(ms)": TIMES},
+        optional={
+            "Large Packet Ratio": st.sampled_from([0, 0.5, 1.0]),
+            "Size Distribution": st.dictionaries(st.just("1.0"), st.tuples(st.integers(0, 40), TIMES)),
+            "Bandwidth(GB/s)": st.floats(allow_nan=False, allow_infinity=False),
+        },
+    ),
+)
+CALLS = st.fixed_dictionaries(
+    {
+        "Communication Time Info": st.fixed_dictionaries(
+            {"Elapse Time(ms)": TIMES}, optional={"Wait Time(ms)": TIMES, "more": st.text()}
+        )
+    },
+    optional={"Communication Bandwidth Info": LINKS},
+)
+DOCUMENTS = st.dictionaries(
+    st.sampled_from(["step", "step1", "step2", 'st"ep\\3']),
+    st.dictionaries(st.sampled_from(["p2p", "collective"]), st.dictionaries(NAMES, CALLS, max_size=4)),
+)
+
+
+def reference(document: dict[str, Any]) -> dict[Any, Any]:
+    """Add up a decoded document in the plainest way: count, elapse, wait and links, in ns and bytes."""
+    found: dict[Any, Any] = {}
+    for kinds in document.values():
+        for kind, calls in kinds.items():
+            for name, one in calls.items():
+                if name == "Total Op Info":
+                    continue
+                operation, group = {"hcom_a": ("allReduce", GROUP), "hcom_s": ("send", "3")}.get(name[:6], (name, None))
+                sums = found.setdefault((kind, operation, group), [0, 0, 0, defaultdict(lambda: [0, 0, 0])])
+                times = one["Communication Time Info"]
+                sums[0] += 1
+                sums[1] += round(times["Elapse Time(ms)"] * 1e6)
+                sums[2] += round(times.get("Wait Time(ms)", 0) * 1e6)
+                for link, values in one.get("Communication Bandwidth Info", {}).items():
+                    packets = [size[0] for size in values.get("Size Distribution", {}).values()]
+                    if values["Transit Size(MB)"] or values["Transit Time(ms)"] or packets:
+                        of_link = sums[3][link]
+                        of_link[0] += round(values["Transit Size(MB)"] * 1e6)
+                        of_link[1] += round(values["Transit Time(ms)"] * 1e6)
+                        of_link[2] += sum(packets)
+    return found
+
+
+@given(document=DOCUMENTS, chunk=st.integers(1, 400), indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
+def test_every_document_is_added_up_whatever_its_layout_and_chunks(
+    document: dict[str, Any], chunk: int, indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("job") / "communication.json"
+    path.write_text(json.dumps(document, indent=indent, ensure_ascii=ascii_only), encoding="utf-8")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communication, "_CHUNK_BYTES", chunk)
+        found = read_communication(path)
+
+    assert found.problem is None
+    assert {
+        (operation.kind, operation.name, operation.group): [
+            operation.count,
+            round(operation.total_us * 1000),
+            round(operation.wait_us * 1000),
+            {
+                link.link: [link.size_bytes, round(link.transit_us * 1000), link.packets or 0]
+                for link in operation.links
+            },
+        ]
+        for operation in found.operations
+    } == reference(document)
+
+
+@given(document=DOCUMENTS, chunk=st.integers(1, 200), data=st.data())
+def test_a_file_cut_anywhere_gives_some_of_its_calls_and_says_so(
+    document: dict[str, Any], chunk: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    text = json.dumps(document).encode()
+    cut = data.draw(st.integers(0, len(text) - 1))
+    path = tmp_path_factory.mktemp("job") / "communication.json"
+    path.write_bytes(text[:cut])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communication, "_CHUNK_BYTES", chunk)
+        found = read_communication(path)
+
+    whole = {key: sums[0] for key, sums in reference(document).items()}
+    assert found.problem is not None
+    for operation in found.operations:
+        assert operation.count <= whole[operation.kind, operation.name, operation.group]
+
+
+@given(text=st.binary(max_size=200) | st.text(alphabet='{}[],:"\\ 1ep', max_size=80).map(str.encode))
+def test_no_bytes_make_it_fail(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("job") / "communication.json"
+    path.write_bytes(text)
+
+    found = read_communication(path)
+
+    assert all(math.isfinite(operation.total_us) for operation in found.operations)

@@ -1,0 +1,113 @@
+"""Which traces there are below some paths. Fixtures are synthetic."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ascend_files import NAME, OUTPUT, analysed, raw
+
+from profdeck.errors import TraceError
+from profdeck.traces.sources import find_sources
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a trace of Kineto and a directory of torch_npu."""
+    analysed(raw(tmp_path))
+    (tmp_path / "a.trace.json").write_text('{"traceEvents": []}')
+    return tmp_path
+
+
+def tell(folder: Path, *artifacts: dict[str, Any], name: str = "rank_0003.step10.json", **changes: Any) -> None:
+    """Write a manifest of rank 3."""
+    manifest = {
+        "schema": 1, "profdeck": "0", "capture": "step10", "role": "trainer", "rank": 3, "world_size": 4,
+        "replica": None, "parallel": {}, "host": "here", "pid": 4711, "process_started": None, "first_step": 10,
+        "last_step": 11, "stage": None, "window": None, "backend": "npu", "versions": {}, "options": {},
+        "expected_ranks": [3], "status": "complete", "started_ns": 1, "ended_ns": 2, "artifacts": artifacts, **changes,
+    }  # fmt: skip
+    (folder / name).write_text(json.dumps(manifest))
+
+
+def ascend(name: str = NAME) -> dict[str, Any]:
+    return {"name": name, "kind": "ascend_pt", "size_bytes": 1, "whole": True}
+
+
+def test_a_directory_of_torch_npu_is_one_source(folder: Path) -> None:
+    sources = find_sources([folder])
+
+    assert [source.path for source in sources] == [folder / "a.trace.json", folder / NAME]
+    assert [source.label for source in sources] == ["a.trace.json", "rank 3"]
+    assert [(source.rank, source.is_json) for source in sources] == [(None, True), (3, True)]
+    files = [folder / NAME / OUTPUT / name for name in ("trace_view.json", "kernel_details.csv")]
+    assert sources[1].size_bytes == sum(file.stat().st_size for file in files)
+
+
+def test_it_may_be_named_itself_and_so_may_its_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = folder / NAME
+    trace = directory / OUTPUT / "trace_view.json"
+    assert [source.path for source in find_sources([directory])] == [directory]
+    assert [source.path for source in find_sources([trace, directory, folder])] == [
+        trace, directory, folder / "a.trace.json"
+    ]  # fmt: skip
+    assert [source.path for source in find_sources([directory / OUTPUT])] == [directory / OUTPUT / "kernel_details.csv"]
+    tell(folder, ascend())
+    monkeypatch.chdir(directory)
+    (source,) = find_sources([Path()])
+    assert (source.path, source.label) == (Path(os.path.abspath(directory)), "trainer rank 3")  # noqa: PTH100
+
+
+def test_what_its_manifest_says_counts(folder: Path) -> None:
+    tell(folder, ascend(), role="rollout", replica=2, rank=1)
+
+    for path in (folder, folder / NAME):
+        source = find_sources([path])[-1]
+        assert source.path == folder / NAME
+        assert source.manifest is not None
+        assert source.artifact is not None
+        assert (source.label, source.rank, source.artifact.kind) == ("rollout/2 rank 1", 1, "ascend_pt")
+
+
+@pytest.mark.parametrize("name", ["gone_1_1_ascend_pt", "../escaped_ascend_pt", "a.trace.json", "x" * 300])
+def test_an_artifact_that_is_no_such_directory_is_none(folder: Path, name: str) -> None:
+    tell(folder, ascend(name))
+
+    assert [source.manifest for source in find_sources([folder])] == [None, None]
+
+
+def test_files_inside_that_look_like_traces_or_manifests_are_none(folder: Path) -> None:
+    inner = folder / NAME / "FRAMEWORK"
+    (inner / "b.trace.json").write_text("[]")
+    tell(inner, {"name": "b.trace.json", "kind": "trace", "size_bytes": 1, "whole": True})
+
+    assert [source.path.name for source in find_sources([folder])] == ["a.trace.json", NAME]
+
+
+def test_a_table_of_kernels_outside_is_a_source(folder: Path) -> None:
+    shutil.copy(folder / NAME / OUTPUT / "kernel_details.csv", folder)
+
+    found = {source.path.name: source.is_json for source in find_sources([folder])}
+
+    assert found == {"a.trace.json": True, "kernel_details.csv": False, NAME: True}
+
+
+def test_a_directory_with_a_table_only_has_no_json(folder: Path) -> None:
+    (folder / NAME / OUTPUT / "trace_view.json").unlink()
+    assert not find_sources([folder / NAME])[0].is_json
+    (folder / NAME / OUTPUT / "kernel_details.csv").unlink()
+    source = find_sources([folder / NAME])[0]
+    assert (source.is_json, source.size_bytes) == (True, 0)  # whoever reads it says what to do
+
+
+def test_a_folder_without_traces_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file_ascend_pt").touch()
+
+    with pytest.raises(
+        TraceError, match=r"no trace below this directory; their names end in \.trace\.json\[\.gz\] or _asc"
+    ):
+        find_sources([tmp_path])

@@ -1,0 +1,165 @@
+"""Ascend's step_trace_time.csv: fixtures are synthetic, to the columns that torch_npu writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import attrs
+import pytest
+from ascend_job import STEP_COLUMNS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.errors import TraceError
+from profdeck.traces.ascend import step_times
+from profdeck.traces.ascend.step_times import StepTimes, read_step_times
+from profdeck.traces.model import DeviceStepSummary
+
+TIMES = [field.name for field in attrs.fields(DeviceStepSummary) if field.name.endswith("_us")]
+NOTHING = dict.fromkeys(TIMES)
+
+
+def read(tmp_path: Path, *lines: str, end: str = "\r\n") -> StepTimes:
+    path = tmp_path / "step_trace_time.csv"
+    path.write_text("".join(f"{line}{end}" for line in lines))
+    return read_step_times(path)
+
+
+def test_columns_have_names_with_units(tmp_path: Path) -> None:
+    found = read(tmp_path, STEP_COLUMNS, "2,10,85704.0204,3873.52,630.54,4504.06,21471.45,111048.99,17.5,3856.02,0.67")
+
+    assert found == StepTimes(
+        (
+            DeviceStepSummary(
+                device=2,
+                step=10,
+                compute_us=85704.02,
+                communication_us=4504.06,
+                overlap_us=630.54,
+                exposed_communication_us=3873.52,
+                exposed_without_receives_us=3856.02,
+                idle_us=21471.45,
+                pipeline_bubble_us=17.5,
+                pipeline_stage_us=111048.99,
+                preparation_us=0.67,
+            ),
+        ),
+        None,
+    )
+
+
+def test_columns_stand_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
+    found = read(tmp_path, "Free, Step ,More,Computing", "1.5,3,x,2.25", end="\n")
+
+    expected = NOTHING | {"idle_us": 1.5, "compute_us": 2.25}
+    assert found == StepTimes((DeviceStepSummary(device=None, step=3, **expected),), None)
+
+
+def test_a_recording_without_steps_or_a_numbered_device_has_one_row(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, "Device_id,Step,Computing", "-1,,12000").steps
+
+    assert (found.device, found.step, found.compute_us) == (None, None, 12000)
+
+
+def test_what_was_not_told_is_not_zero(tmp_path: Path) -> None:
+    # A step without work has no first task, for which torch_npu takes -1 us since 1970.
+    (found,) = read(tmp_path, "Step,Computing,Preparing", "3,,-1713174287000001.5").steps
+
+    assert (found.compute_us, found.preparation_us) == (None, None)
+
+
+@pytest.mark.parametrize("line", ["1,2", "1,2,3,4", "1,soon,3", "1,nan,3", "1,1e300,3", '1,"2,3'])
+def test_a_row_that_is_broken_is_told_and_costs_no_other_before_it(tmp_path: Path, line: str) -> None:
+    found = read(tmp_path, "Step,Computing,Free", "1,2.5,3", line, "3,2.5,4")
+
+    assert found.steps[0].step == 1
+    assert found.problem is not None
+    assert found.problem.startswith("step_trace_time.csv: Line ")
+    assert found.problem.endswith(" is not a row of 3 columns with times.")
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ((), "It is no table of step times: it has no column Step and no column Computing."),
+        (("Step,Free", "1,2"), "It is no table of step times: it has no column Computing."),
+        (("Step,Computing",), "There are no rows."),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, lines: tuple[str, ...], problem: str) -> None:
+    assert read(tmp_path, *lines) == StepTimes((), f"step_trace_time.csv: {problem}")
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="Cannot read .*step_trace_time.csv: No such file"):
+        read_step_times(tmp_path / "step_trace_time.csv")
+
+
+def test_only_so_many_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_times, "_MAX_ROWS", 2)
+
+    found = read(tmp_path, "Step,Computing", *["1,2"] * 3)
+
+    assert len(found.steps) == 2
+    assert found.problem == "step_trace_time.csv: It has more than 2 rows: the others were not read."
+
+
+def test_an_endless_line_is_no_row(tmp_path: Path) -> None:
+    found = read(tmp_path, "Step,Computing", "1,2", '"' + "x" * 2_000_000)
+
+    assert [step.step for step in found.steps] == [1]
+    assert found.problem is not None
+    assert found.problem.endswith(" is not a row of such a table: field larger than field limit (131072).")
+
+
+CELLS = st.none() | st.integers(-(10**12), 10**15).map(lambda time_ns: time_ns / 1000)
+ROWS = st.lists(
+    st.tuples(st.integers(-1, 15), st.none() | st.integers(0, 10**6), st.lists(CELLS, min_size=9, max_size=9)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(rows=ROWS, order=st.permutations(range(11)), cut=st.integers(0, 10**6) | st.none())
+def test_every_table_is_read_and_every_cut_is_told(
+    rows: list[tuple[int, int | None, list[float | None]]],
+    order: list[int],
+    cut: int | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    header = next(csv.reader([STEP_COLUMNS]))
+    table = io.StringIO()
+    writer = csv.writer(table)
+    for row in [header, *([device, step, *times] for device, step, times in rows)]:
+        writer.writerow([row[column] for column in order])
+    text = table.getvalue()
+    path = tmp_path_factory.mktemp("job") / "step_trace_time.csv"
+    path.write_text(text if cut is None else text[: cut % len(text)], newline="")
+
+    found = read_step_times(path)
+
+    expected = []
+    for device, step, times in rows:
+        told = dict(zip(header[2:], times, strict=True))
+        if (preparing := told["Preparing"]) is not None and preparing < 0:
+            told["Preparing"] = None
+        fields = {step_times._FIELDS[column]: time_us for column, time_us in told.items()}
+        expected.append(DeviceStepSummary(device=device if device >= 0 else None, step=step, **fields))
+    assert list(found.steps) == expected[: len(found.steps)]
+    if cut is None:
+        assert found.problem is None
+        assert len(found.steps) == len(rows)
+    elif not text[: cut % len(text)].endswith("\r\n"):
+        assert found.problem is not None
+
+
+@given(text=st.binary(max_size=300))
+def test_no_bytes_make_it_fail(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("job") / "step_trace_time.csv"
+    path.write_bytes(b"Step,Computing\n" + text)
+
+    found = read_step_times(path)
+
+    assert found.steps or found.problem
