@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from profdeck.identity import distributed_identity as identity
 from profdeck_torch.backend import TorchBackend
-from profdeck_torch.identity import identity
 from profdeck_torch.options import TorchOptions
 
 __all__ = ["TorchBackend", "TorchOptions", "identity"]

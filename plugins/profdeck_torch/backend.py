@@ -12,6 +12,7 @@ import attrs
 from profdeck import Activity, Backend, Capture, Identity, Library, Step, hookimpl
 from profdeck.capture import Output
 from profdeck.errors import CaptureError, ConfigError
+from profdeck.identity import distributed_identity
 from profdeck_torch.options import TorchOptions
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ class TorchBackend(Backend):
         """Return the rank that ``torch.distributed`` knows, if it is initialised."""
         if importlib.util.find_spec("torch") is None:
             return None
-        from profdeck_torch.identity import identity
-
-        return identity()
+        return distributed_identity()
 
     def activities(self) -> tuple[Activity, ...]:
         """Return what is observed: as asked, else the CPU and the device that is there."""

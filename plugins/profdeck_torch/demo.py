@@ -35,11 +35,13 @@ def command(
     json: Json = False,
 ) -> None:
     """Capture a small training job and show what came out."""
-    import torch
-
-    from profdeck_torch import TorchBackend
+    from profdeck.session import prepare
+    from profdeck_torch import TorchBackend, TorchOptions
 
     TorchBackend.libraries[0].require("torch")
+    prepare(TorchBackend(TorchOptions()))
+    import torch
+
     gpus = torch.cuda.device_count()
     ranks = min(ranks, gpus or ranks)
     run = _new_run(output)

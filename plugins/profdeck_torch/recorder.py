@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,16 +14,15 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
 from profdeck.capture import Output
+from profdeck.cycles import Cycles, OneAtATime, Part, origin
 from profdeck.errors import CaptureError, TraceError
 from profdeck.schedule import Phase
-from profdeck.strict import unstructure
 from profdeck.traces.pack import Packed, pack_in_child, pack_trace
 from profdeck_torch.options import TorchOptions
 
 ANCHOR = "profdeck.clock_anchor"
 
-# The capture that records in this process: torch can record only one at a time.
-_active: list[Capture] = []
+_one = OneAtATime("torch")
 
 _ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.CUDA: ProfilerActivity.CUDA}
 
@@ -53,11 +50,7 @@ class Recorder:
         self._options = options
         self._activities = [_ACTIVITIES[activity] for activity in activities]
         self._capture = capture
-        if capture.first_iteration is not None:
-            self._position = capture.first_iteration
-        else:
-            self._position = 0 if capture.window else capture.current_step
-        self._cycle: _Cycle | None = None
+        self._cycles = Cycles(capture, self._make, self._write, outputs)
 
     def start(self) -> None:
         """Begin.
@@ -65,51 +58,27 @@ class Recorder:
         Raises:
             CaptureError: another profiler is active in this process.
         """
-        if _active:
-            raise CaptureError(
-                f"Capture {_active[0].id} of the role {_active[0].identity.role} is being recorded in this process; "
-                "torch records one at a time. Capture the roles at different steps or stages."
-            )
+        _one.check()
         if torch.autograd._profiler_enabled():  # noqa: SLF001  # the only way to ask
             raise CaptureError(
                 "A torch profiler that is not profdeck's is already active in this process; its data would be lost. "
                 "Remove it, or capture other steps than it does."
             )
         self._capture.annotate = _annotate
-        self._move()
-        _active.append(self._capture)
+        self._cycles.start()
+        _one.begun(self._capture)
 
     def step(self) -> None:
         """Pass from one global step or mini-batch to the next."""
-        if self._phase(self._position) is Phase.RECORD_LAST:
-            self._end_cycle(self._position, at_once=True)
-        self._position += 1
-        self._move()
+        self._cycles.step()
 
     def stop(self) -> None:
         """End, and write what was recorded since the last cycle ended."""
-        # At a normal end the host has reported its last mini-batch, and the one that then began is empty. Before
-        # that, core has noted why the capture ends early.
-        _active.remove(self._capture)
-        unit_open = self._capture.problems or self._capture.first_iteration is not None
-        self._end_cycle(self._position if unit_open else self._position - 1, at_once=False)
-        if not self.outputs:
-            self._capture.problems.append("The capture ended before anything was to be recorded.")
+        _one.ended()
+        self._cycles.stop()
 
-    def _phase(self, position: int) -> Phase:
-        if self._capture.first_iteration is not None:
-            return Phase.RECORD
-        if self._capture.window is not None:
-            return self._capture.window.phase(position)
-        return Phase.WARMUP if position < self._capture.first_step else Phase.RECORD
-
-    def _move(self) -> None:
-        if self._cycle is not None:
-            self._cycle.step()
-        elif self._phase(self._position) is not Phase.OFF:
-            cycle = _Cycle(self._profile(), self._position, self._about())
-            cycle.start()
-            self._cycle = cycle
+    def _make(self, position: int) -> _Cycle:
+        return _Cycle(self._profile(), position, origin(self._capture, self._options))
 
     def _profile(self) -> profile:
         # A new one per cycle: used again it warns at every cycle and, where warnings are errors, crashes at stop.
@@ -125,29 +94,12 @@ class Recorder:
 
     def _action(self, number: int) -> ProfilerAction:
         # profile() asks for its number 0 when it is built, wherever the cycle begins.
-        warming = self._phase(max(number, self._position)) is Phase.WARMUP
+        warming = self._cycles.phase(max(number, self._cycles.position)) is Phase.WARMUP
         return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
 
-    def _end_cycle(self, last: int, *, at_once: bool) -> None:
-        cycle, self._cycle = self._cycle, None
-        if cycle is None:
-            return
-        cycle.stop()
-        if cycle.first is None:
-            return  # it only warmed up
-        iterations = part = None
-        if self._capture.unit is not Unit.GLOBAL_STEP:
-            if last < cycle.first and self.outputs:
-                return
-            iterations = (cycle.first, max(last, cycle.first))
-        if iterations and self._capture.window:
-            part = "mb{:04d}-{:04d}".format(*iterations)
-        path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part)
-        write = functools.partial(self._write, cycle, path, iterations)
-        # A training step waits for what is written between its mini-batches, but their memory is free then.
-        self.outputs.append(write() if at_once else write)
-
-    def _write(self, cycle: _Cycle, path: Path, iterations: tuple[int, int] | None) -> Artifact:
+    def _write(self, cycle: _Cycle, part: Part) -> Artifact:
+        path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part.name)
+        iterations = part.iterations
         # The trace repeats the path it is exported to: only the directory is a temporary one.
         raw = path.with_name(f".{path.name}.tmp") / path.name.removesuffix(".gz")
         try:
@@ -165,10 +117,6 @@ class Recorder:
         finally:
             shutil.rmtree(raw.parent, ignore_errors=True)
         return _artifact(path, packed, cycle.clock, iterations)
-
-    def _about(self) -> str:
-        identity, options = unstructure(self._capture.identity), unstructure(self._options)
-        return json.dumps({"capture": self._capture.id, **identity, "options": options})
 
 
 class _Cycle:
@@ -194,6 +142,9 @@ class _Cycle:
         if self.first is not None:
             self._mark_clock()
         self._profile.stop()
+
+    def discard(self) -> None:
+        """Nothing is left unless it is exported."""
 
     def export(self, path: Path) -> None:
         self._profile.export_chrome_trace(str(path))

@@ -54,6 +54,15 @@ def test_a_step_is_two_calls_that_a_worker_can_be_wrapped_for(wheel) -> None:
     assert "return getattr(self.worker, attr)" in str(methods["__getattr__"])
 
 
+def test_workers_and_engines_know_their_device(wheel) -> None:
+    """Of platforms from outside, too: `NPUPlatform.device_type` of vllm_ascend is ``npu``."""
+    worker = wheel("vllm/v1/worker/worker_base.py").classes["WorkerBase"]
+    assert worker.assigned["self.current_platform"] == "current_platform"
+    assert wheel("vllm/config/device.py").classes["DeviceConfig"].fields["device_type"] == "str"
+    assert "self.device_type = current_platform.device_type" in str(wheel("vllm/config/device.py"))
+    assert wheel("vllm/config/vllm.py").classes["VllmConfig"].fields["device_config"] == "DeviceConfig"
+
+
 def test_the_scheduler_output_tells_what_a_step_computes(wheel) -> None:
     found = wheel("vllm/v1/core/sched/output.py").classes
     step, new, cached = (found[name].fields for name in ("SchedulerOutput", "NewRequestData", "CachedRequestData"))

@@ -1,0 +1,121 @@
+"""The backend `npu`: what core builds and calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import attrs
+
+from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
+from profdeck.capture import Output
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.identity import distributed_identity
+from profdeck_npu import cann
+from profdeck_npu.options import NpuOptions
+
+if TYPE_CHECKING:
+    from profdeck_npu.recorder import Recorder
+
+logger = logging.getLogger("profdeck")
+
+
+@attrs.define
+class NpuBackend(Backend):
+    """Records this process with ``torch_npu.profiler``."""
+
+    name: ClassVar[str] = "npu"
+    Options: ClassVar[type[NpuOptions]] = NpuOptions
+    libraries: ClassVar[tuple[Library, ...]] = (cann.LIBRARY,)
+    device_types: ClassVar[tuple[str, ...]] = ("npu",)
+
+    _recorder: Recorder | None = attrs.field(default=None, init=False)
+
+    @property
+    def _own(self) -> NpuOptions:
+        return cast("NpuOptions", self.options)
+
+    def preflight(self) -> None:
+        """Check that this process can record what the options ask for."""
+        cann.check_environment()
+        torch_npu = cann.load()
+        if not torch_npu.npu.is_available():  # also without the activity npu: its profiler begins with the device
+            raise ConfigError(
+                f"torch_npu {torch_npu.__version__} sees no NPU, and its profiler needs one. Run where a device is "
+                "visible (ASCEND_RT_VISIBLE_DEVICES, driver, the container's devices), or choose the backend torch."
+            )
+        if self._own.analyse and Activity.NPU in self._own.activities:
+            cann.check_msprof()
+        from torch_npu.profiler import experimental_config
+
+        import profdeck_npu.recorder  # noqa: F401  # paid for now rather than in the first captured step
+        from profdeck_npu import experimental
+
+        experimental.experimental_config(self._own, experimental_config, torch_npu.__version__)
+        if self._own.with_stack:
+            logger.warning(
+                "options.with_stack: with it, some releases of torch_npu, such as 2.10.0.post4, crash at the end of a "
+                "capture, and every step slows down. Leave it off unless it is needed."
+            )
+
+    def identify(self) -> Identity | None:
+        """Return the rank that ``torch.distributed`` knows, if it is initialised."""
+        if importlib.util.find_spec("torch") is None:
+            return None
+        cann.load()
+        return distributed_identity()
+
+    def devices(self) -> tuple[str, ...]:
+        """Name the NPU that this process uses, as the host calls it."""
+        if Activity.NPU not in self._own.activities:
+            return ()
+        npu = cann.load().npu
+        index = npu.current_device()
+        uuid = str(getattr(npu.get_device_properties(index), "uuid", ""))
+        if uuid.strip("0-"):  # zeros where the driver does not tell
+            return (f"npu-{uuid}",)
+        return (f"npu-{cann.physical_device(index)}",)
+
+    @classmethod
+    def diagnose(cls, error: BaseException) -> str | None:
+        """Recognise imports that fail because torch_npu finds no CANN."""
+        return cann.diagnose(error)
+
+    @hookimpl
+    def profile_start(self, capture: Capture) -> None:
+        """Begin to record."""
+        from profdeck_npu.recorder import Recorder
+
+        if self._recorder is not None:
+            raise CaptureError("This backend is recording already; one capture at a time.")
+        recorder = Recorder(self._own, capture)
+        recorder.start()
+        self._recorder = recorder
+
+    @hookimpl
+    def profile_step(self, capture: Capture, step: Step) -> None:
+        """Pass a boundary of the unit that the capture counts; others leave the recording as it is."""
+        if self._recorder is not None and step.unit is capture.unit:
+            self._recorder.step()
+
+    @hookimpl
+    def profile_stop(self, capture: Capture) -> Sequence[Output]:
+        """End the recording; what checks its files, and asks for their analysis, is returned."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return ()
+        recorder.stop()
+        if not self._own.analyse or not recorder.outputs:
+            return recorder.outputs
+        *others, last = recorder.outputs
+
+        def check_and_analyse() -> Artifact:
+            artifact = last() if callable(last) else last
+            from profdeck_npu import analysis
+
+            analysis.request(recorder.directories, capture, self._own)
+            return artifact
+
+        return [*others, check_and_analyse]

@@ -1,0 +1,285 @@
+"""Analyses by the real torch_npu, in processes of their own, of what it recorded over the stub driver.
+
+Device rows come from the stand-in for msprof and are made up; so no time here means anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from profdeck.run import is_running, process_started
+from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
+from profdeck.traces.ascend.check import check_directory
+from profdeck_npu import process_group
+from profdeck_npu.analysis import analyse, is_analysed
+
+PATIENCE_S = 240.0
+CAPTURES = """
+import torch, torch_npu
+from torch_npu import profiler as p
+from torch_npu.profiler.experimental_config import ProfilerLevel
+
+CPU, NPU = p.ProfilerActivity.CPU, p.ProfilerActivity.NPU
+x = torch.ones(4).to("npu")
+
+def record(name, activities=(CPU, NPU), level=ProfilerLevel.Level1, **config):
+    config = p._ExperimentalConfig(profiler_level=level, **config)
+    handler = p.tensorboard_trace_handler("raw", name, analyse_flag=False)
+    schedule = p.schedule(wait=0, warmup=1, active=2, repeat=1)
+    prof = p.profile(activities=activities, schedule=schedule, on_trace_ready=handler, experimental_config=config)
+    prof.start()
+    for _ in range(3):
+        x + 1
+        torch.npu.synchronize()
+        prof.step()
+    prof.stop()
+
+record("text")
+record("db", export_type=["db"])
+record("both", export_type=["text", "db"])
+record("cpu", activities=(CPU,))
+record("ranges", level=ProfilerLevel.Level_none, mstx=True)
+"""
+
+Raw = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def recorded(driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("recorded")
+    with driver.jobs(home) as jobs:
+        jobs(CAPTURES)
+    return home / "raw"
+
+
+@pytest.fixture
+def raw(recorded: Path, tmp_path: Path) -> Raw:
+    """Copy one of the captures."""
+
+    def copy(name: str, to: str = "") -> Path:
+        (source,) = recorded.glob(f"{name}_*_ascend_pt")
+        return shutil.copytree(source, tmp_path / source.name.replace(name, to or name, 1))
+
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def _with_driver(driver, msprof_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes that this one starts find the stub driver and the stand-in for msprof."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", driver.environ["LD_LIBRARY_PATH"])
+    monkeypatch.setenv("PATH", msprof_path)
+    monkeypatch.setenv("STUB_MSPROF_PIDS", str(tmp_path / "msprof_pids"))
+
+
+def hanging(tmp_path: Path, timeout_s: float = PATIENCE_S) -> tuple[int, list[int]] | None:
+    """Wait until msprof hangs; return it, and all processes of the analysis, it and its leader included."""
+    file = tmp_path / "msprof_pids"
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        for pid in map(int, file.read_text().split()) if file.exists() else ():
+            with contextlib.suppress(OSError):
+                if b"--export=on" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid, process_group._members(os.getpgid(pid))
+        time.sleep(0.02)
+    return None
+
+
+def runs(pid: int) -> bool:
+    return is_running(socket.gethostname(), pid, process_started(pid))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Read the raw data."""
+    files = [*directory.glob("FRAMEWORK/*"), *directory.glob("PROF_*/*/data/*"), *directory.glob("profiler_*.json")]
+    return {str(file.relative_to(directory)): file.read_bytes() for file in files}
+
+
+@contextlib.contextmanager
+def analysing(directory: Path, **options) -> Iterator[Callable[[], AnalysisState]]:
+    """Analyse in another thread; what this yields waits for it and returns its state."""
+    states: list[AnalysisState] = []
+    with contextlib.closing(process_group.Cancellation()) as cancellation:
+        thread = threading.Thread(
+            target=lambda: states.append(analyse(directory, cancellation=cancellation, **options))
+        )
+        thread.start()
+
+        def state() -> AnalysisState:
+            thread.join(PATIENCE_S)
+            assert states, "the analysis does not end"
+            return states[0]
+
+        try:
+            yield state
+        finally:
+            cancellation.cancel()
+            thread.join()
+
+
+def test_text_is_read_back_whole(raw: Raw) -> None:
+    directory = raw("text")
+    before = contents(directory)
+    assert "raw data only" in check_directory(directory).notes[0]
+    state = analyse(directory)
+    assert (state.state, state.problems) == ("done", ())
+    assert state.expected == ("trace_view.json", "kernel_details.csv")
+    check = check_directory(directory)
+    assert (check.whole, check.problem) == (True, None)
+    assert check.events
+    assert (directory / OUTPUT / "communication.json").exists()
+    assert contents(directory) == before
+    assert is_analysed(directory)
+
+
+def test_each_capture_leaves_what_is_expected_of_it(raw: Raw) -> None:
+    for name, patterns in (
+        ("db", ("ascend_pytorch_profiler*.db",)),
+        ("both", ("trace_view.json", "kernel_details.csv", "ascend_pytorch_profiler*.db")),
+        ("ranges", ("trace_view.json",)),
+    ):
+        directory = raw(name)
+        state = analyse(directory)
+        assert (state.state, state.expected) == ("done", patterns), state.problems
+        assert check_directory(directory).problem is None
+
+
+def test_the_host_alone_needs_no_msprof(raw: Raw, driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", driver.environ["PATH"])
+    assert shutil.which("msprof") is None
+    directory = raw("cpu")
+    state = analyse(directory)
+    assert (state.state, state.problems, state.expected) == ("done", (), ("trace_view.json",))
+    assert check_directory(directory).whole
+
+
+def test_without_msprof_nothing_starts(raw: Raw, driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", driver.environ["PATH"])
+    directory = raw("text")
+    state = analyse(directory)
+    assert state.state == "failed"
+    assert "msprof" in state.problems[0]
+    assert not (directory / OUTPUT).exists()
+
+
+def test_without_cann_it_says_what_to_do(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    directory = raw("text")
+    (problem,) = analyse(directory).problems
+    assert problem.startswith("it could not begin: ")
+    assert "set_env.sh" in problem
+    assert not (directory / OUTPUT).exists()
+
+
+def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = raw("text")
+    before = contents(directory)
+    monkeypatch.setenv("STUB_MSPROF", "fail")
+    state = analyse(directory)
+    assert state.state == "failed"
+    assert f"{OUTPUT}/kernel_details.csv is missing" in state.problems[0]
+    assert any("Failed to export CANN TEXT Profiling data" in problem for problem in state.problems[1:])
+    assert (directory / OUTPUT / "analyse.done").exists()  # so says torch_npu
+    check = check_directory(directory)
+    assert not check.whole
+    assert f"run: profdeck npu analyse {directory}" in (check.problem or "")
+    assert contents(directory) == before
+    monkeypatch.delenv("STUB_MSPROF")
+    state = analyse(directory)
+    assert (state.state, state.problems) == ("done", ())
+    assert check_directory(directory).whole
+    assert contents(directory) == before
+
+
+def test_an_msprof_that_writes_nothing_fails_it(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = raw("text")
+    monkeypatch.setenv("STUB_MSPROF", "nothing")
+    state = analyse(directory, timeout_s=PATIENCE_S)
+    assert state.state == "failed"
+    assert not is_analysed(directory)
+
+
+def test_a_hanging_msprof_is_ended_with_all_processes(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory = raw("text")
+    before = contents(directory)
+    monkeypatch.setenv("STUB_MSPROF", "hang")
+    for timeout_s in (8, 32, 128):
+        with analysing(directory, timeout_s=timeout_s) as state:
+            found = hanging(tmp_path, timeout_s)
+            problems = state().problems
+        if found:  # else the machine is slow, and msprof had not been started yet
+            break
+    assert found
+    msprof, group = found
+    assert len(group) >= 4  # the leader, its worker, the worker's export, msprof
+    assert msprof in group
+    (took_s,) = re.fullmatch(r"it was ended at its deadline, after (\d+) s", problems[0]).groups()
+    assert int(took_s) >= timeout_s
+    assert not any(map(runs, group))
+    assert not is_analysed(directory)
+    assert contents(directory) == before
+    monkeypatch.delenv("STUB_MSPROF")
+    assert analyse(directory).state == "done"
+
+
+def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = raw("text")
+    monkeypatch.setenv("STUB_MSPROF", "hang")
+    with analysing(directory) as state:
+        found = hanging(tmp_path)
+        assert found, "msprof was never started"
+        msprof, group = found
+        leader = os.getpgid(msprof)
+        (worker,) = map(int, Path(f"/proc/{leader}/task/{leader}/children").read_text().split())
+        os.kill(worker, signal.SIGKILL)  # as the system does when the memory runs out
+        os.kill(
+            msprof, signal.SIGKILL
+        )  # what the worker had started goes on, and torch_npu waits for it, to exit with 0
+        problems = state().problems
+    assert problems[0] == "torch_npu ended before it was through, as when the memory runs out"
+    assert not any(map(runs, group))
+
+
+REQUEST = """
+import sys
+from pathlib import Path
+from profdeck import Capture, Identity
+from profdeck.run import Recorder, write_manifest
+from profdeck_npu.analysis import request
+from profdeck_npu.options import NpuOptions
+
+directory = Path(sys.argv[1])
+capture = Capture(id="step10", directory=directory.parent, identity=Identity(), first_step=10, current_step=10)
+write_manifest(capture, Recorder(backend="npu", versions={}, options={}, expected_ranks=(0,)))
+request([directory], capture, NpuOptions())
+"""
+
+
+def test_an_analysis_outlives_its_job(job, msprof: Path, raw: Raw) -> None:
+    directory = raw("text", "rank_0000.step10")
+    job(REQUEST, directory)
+    state = read_state(directory)
+    assert state is not None
+    if state.under_way:
+        handle = os.pidfd_open(state.pid)
+        try:
+            assert select.select([handle], [], [], PATIENCE_S)[0]
+        finally:
+            os.close(handle)
+    state = read_state(directory)
+    assert state is not None
+    assert (state.state, state.problems) == ("done", ())
+    assert check_directory(directory).whole

@@ -1,0 +1,91 @@
+"""`profdeck npu analyse` on captures of the backend `npu`: the real torch_npu over the stub driver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.cli._exit import ExitCode
+
+JOB = """
+import sys
+import torch, torch_npu
+from profdeck import Identity, Profiler
+
+x = torch.ones(4).to("npu")
+settings = {
+    "output": "profiles", "run": "job", "steps": [1], "on_error": "raise", "trainer.backend": "npu",
+    "trainer.ranks": "all", "trainer.options.analyse": False,
+}
+for rank in range(2):
+    with Profiler.from_config(identity=Identity(rank=rank, world_size=2), settings=settings) as profiler:
+        for step in range(3):
+            with profiler.capture(step):
+                x + 1
+                torch.npu.synchronize()
+"""
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def run(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks, not analysed."""
+    home = tmp_path_factory.mktemp("run")
+    with driver.jobs(home, PATH=msprof_path, PROFDECK_LEASE_DIR=str(home / "leases")) as jobs:
+        jobs(JOB)
+    return home / "profiles" / "job"
+
+
+@pytest.fixture
+def profdeck(driver, msprof_path: str, tmp_path: Path) -> Program:
+    """Run a command line to its end."""
+
+    def program(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "profdeck", *map(str, arguments)]
+        environ = driver.environ | {"PATH": msprof_path} | environ
+        return subprocess.run(command, cwd=tmp_path, env=environ, check=False, capture_output=True, text=True)
+
+    return program
+
+
+def document(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_is_recorded_analysed_listed_and_summarised(run: Path, profdeck: Program) -> None:
+    before = document(profdeck("ls", "--json", run))
+    assert before["status"] == "complete"  # of raw data nobody can tell more than that they are there
+    done = profdeck("npu", "analyse", "--processes", "2", run, STUB_MSPROF="fail")
+    assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
+    assert "2 directories: 2 failed" in done.stdout
+    assert "Failed to export CANN TEXT Profiling data" in done.stdout
+    assert profdeck("ls", run).returncode == ExitCode.INCOMPLETE
+
+    done = profdeck("npu", "analyse", "--json", run)
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    entries = document(done)["directories"]
+    assert [entry["outcome"] for entry in entries] == ["done", "done"]
+    assert all(entry["problems"] == [] for entry in entries)
+    listed = profdeck("ls", "--json", run)
+    assert listed.returncode == ExitCode.OK, listed.stdout
+    assert document(listed)["totals"]["events"] > 0
+    summary = document(profdeck("summary", "--json", run))
+    assert [rank["rank"] for rank in summary["ranks"]] == [0, 1]
+    assert all(rank["kernels"] for rank in summary["ranks"])
+
+    again = document(profdeck("npu", "analyse", "--json", run))["directories"]
+    assert [entry["outcome"] for entry in again] == ["kept", "kept"]
+
+
+def test_without_cann_it_says_what_to_do(run: Path, profdeck: Program) -> None:
+    done = profdeck("npu", "analyse", "--force", run, LD_LIBRARY_PATH="")
+    assert done.returncode == ExitCode.INCOMPLETE
+    assert "set_env.sh" in done.stdout

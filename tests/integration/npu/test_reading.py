@@ -1,0 +1,224 @@
+"""What the real torch_npu writes is what is read: its own analysis, over made-up rows of the stand-in for msprof."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.errors import TraceError
+from profdeck.traces.ascend.check import check_directory
+from profdeck.traces.ascend.directory import AscendDirectory
+from profdeck.traces.reading import read_trace
+from profdeck.traces.select import step_window
+from profdeck.traces.sources import find_sources
+from profdeck.traces.summary import summarise_trace
+from profdeck.traces.trim import trim_trace
+
+RECORD = """
+import os, sys
+import torch, torch_npu
+from torch_npu.profiler import AiCMetrics, ProfilerActivity, ProfilerLevel
+from torch_npu.profiler import _ExperimentalConfig, profile, schedule, tensorboard_trace_handler
+from torch_npu.profiler.profiler import analyse
+
+CPU, NPU = ProfilerActivity.CPU, ProfilerActivity.NPU
+
+def record(name, export, level=ProfilerLevel.Level1, activities=(CPU, NPU), **options):
+    config = _ExperimentalConfig(
+        profiler_level=level, aic_metrics=AiCMetrics.AiCoreNone, export_type=export, **options
+    )
+    prof = profile(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=1, active=3, repeat=1),
+        on_trace_ready=tensorboard_trace_handler(".", name, analyse_flag=False),
+        experimental_config=config,
+    )
+    x = torch.ones(4).to("npu")
+    prof.start()
+    for _ in range(4):
+        x + 1
+        x * 2
+        torch.npu.synchronize()
+        prof.step()
+    prof.stop()
+    return prof.prof_if.prof_path
+"""
+ANALYSED = (
+    RECORD
+    + """
+os.environ["RANK"] = "3"
+for name, export, options in (
+    ("level1", "text", {}),
+    ("level0", "text", {"level": ProfilerLevel.Level0}),
+    ("both", ["text", "db"], {"mstx": True}),
+    ("database", "db", {}),
+    ("device", "text", {"activities": (NPU,)}),
+    ("host", "text", {"activities": (CPU,)}),
+):
+    analyse(record(name, export, **options), 1)
+record("raw", "text")
+os.environ["STUB_DRIVER_LOSE_TASKS"] = "2"
+analyse(record("lost", "text"), 1)
+os.environ["STUB_MSPROF"] = "fail"
+analyse(record("failed", "text"), 1)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def folder(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Directories of one process, by what they begin with."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with driver.jobs(folder, PATH=msprof_path) as jobs:
+        jobs(ANALYSED)
+        yield folder
+
+
+@pytest.fixture
+def directory(folder: Path, request: pytest.FixtureRequest) -> Path:
+    (found,) = folder.glob(f"{request.param}_*_ascend_pt")
+    return found
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    table = AscendDirectory(directory).kernel_details
+    assert table is not None
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    trace = AscendDirectory(directory).trace_view
+    assert trace is not None
+    return json.loads(trace.read_text(encoding="utf-8"))
+
+
+def test_all_are_found(folder: Path) -> None:
+    sources = find_sources([folder])
+    assert len(sources) == len(list(folder.glob("*_ascend_pt")))
+    assert {(source.rank, source.label) for source in sources} == {(3, "rank 3")}
+
+
+@pytest.mark.parametrize("directory", ["level1", "level0", "both"], indirect=True)
+def test_a_directory_is_whole_and_read_row_by_row_and_event_by_event(directory: Path) -> None:
+    table, trace = rows(directory), events(directory)
+    check = check_directory(directory)
+    assert (check.whole, check.problem, check.notes) == (True, None, ())
+    assert check.events == sum("ph" in event for event in trace)
+    summary = summarise_trace(directory)
+    assert (summary.whole, summary.problem, summary.events, summary.rank) == (True, None, check.events, 3)
+    assert sum(kernel.count for kernel in summary.kernels) == len(table)
+    assert {kernel.name for kernel in summary.kernels} == {row["Type"] for row in table}
+    assert [(kernel.type, kernel.kind) for kernel in summary.kernels] == [
+        (kernel.name, "kernel") for kernel in summary.kernels
+    ]
+    assert summary.busy_us == pytest.approx(sum(float(row["Duration(us)"]) for row in table), abs=0.01)
+    operators = [event for event in trace if event.get("cat") == "cpu_op" and not event["name"].startswith("Profiler")]
+    assert sum(operator.count for operator in summary.operators) == len(operators) > 0
+    assert set(read_trace(directory).process_names.values()) >= {"Python", "Ascend Hardware"}
+
+
+@pytest.mark.parametrize("directory", ["level1", "both"], indirect=True)
+@pytest.mark.parametrize("devices_only", [False, True])
+def test_steps_are_those_of_the_host_with_the_kernels_of_the_table(directory: Path, devices_only: bool) -> None:
+    expected: dict[int, float] = {}
+    for row in rows(directory):
+        expected[int(row["Step Id"])] = expected.get(int(row["Step Id"]), 0.0) + float(row["Duration(us)"])
+    marks = {event["name"]: event["dur"] for event in events(directory) if event.get("cat") == "cpu_op"}
+    steps = summarise_trace(directory, devices_only=devices_only).steps
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert [step.duration_us for step in steps] == [pytest.approx(marks[step.name], abs=0.001) for step in steps]
+    assert {step.step: step.device_us for step in steps} == {
+        step: pytest.approx(device_us, abs=0.01) for step, device_us in expected.items()
+    }
+
+
+@pytest.mark.parametrize("directory", ["level1"], indirect=True)
+def test_collectives_are_of_their_group_and_count_once(directory: Path) -> None:
+    columns = read_trace(directory).columns()
+    kernels = columns[columns.of_categories(frozenset({"kernel"}))]
+    called = [row for row in rows(directory) if row["Accelerator Core"] == "COMMUNICATION"]
+    streams = [row["Stream ID"] for row in rows(directory)]
+    assert {columns.tracks[track] for track in kernels.track} == {
+        (0, "group 123" if stream == "N/A" else int(stream)) for stream in streams
+    }
+    summary = summarise_trace(directory)
+    assert sum(kernel.count for kernel in summary.kernels if kernel.category == "communication") == len(called) > 0
+    # In trace_view.json alone the same are waits on a stream of the device, and lanes that are no device.
+    view = AscendDirectory(directory).trace_view
+    assert view is not None
+    assert sum(kernel.count for kernel in summarise_trace(view).kernels if kernel.name == "EVENT_WAIT") == len(called)
+    assert "EVENT_WAIT" not in {kernel.name for kernel in summary.kernels}
+
+
+@pytest.mark.parametrize("directory", ["level1"], indirect=True)
+def test_a_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> None:
+    check = trim_trace(directory, tmp_path / "part.json", step_window(directory, range(2, 3)))
+    assert check.whole
+    kept = [event for event in json.loads((tmp_path / "part.json").read_text()) if event["ph"] == "X"]
+    wanted = {float(row["Start Time(us)"]) for row in rows(directory) if row["Step Id"] == "2"}
+    assert wanted <= {float(event["ts"]) for event in kept}
+
+
+@pytest.mark.parametrize("directory", ["level0"], indirect=True)
+def test_level_0_has_no_streams(directory: Path) -> None:
+    table = rows(directory)
+    assert "Stream ID" not in table[0]
+    assert {stream.stream for device in summarise_trace(directory).devices for stream in device.streams} == {0}
+
+
+@pytest.mark.parametrize("directory", ["device"], indirect=True)
+def test_without_the_host_there_are_kernels_and_no_steps(directory: Path) -> None:
+    summary = summarise_trace(directory)
+    assert check_directory(directory).whole
+    assert (summary.steps, summary.operators) == ((), ())
+    assert sum(kernel.count for kernel in summary.kernels) == len(rows(directory))
+    assert "Step Id" not in rows(directory)[0]
+
+
+@pytest.mark.parametrize("directory", ["host"], indirect=True)
+def test_without_the_device_there_are_operators_and_steps(directory: Path) -> None:
+    summary = summarise_trace(directory)
+    assert check_directory(directory).whole
+    assert ([step.step for step in summary.steps], summary.kernels) == ([1, 2, 3], ())
+    assert summary.operators
+
+
+@pytest.mark.parametrize("directory", ["database"], indirect=True)
+def test_a_database_is_whole_and_not_read(directory: Path) -> None:
+    check = check_directory(directory)
+    assert (check.whole, check.events) == (True, None)
+    assert check.notes == ("a database only, which profdeck does not read",)
+    with pytest.raises(TraceError, match=r"has a database only \(ascend_pytorch_profiler_3\.db\)"):
+        read_trace(directory)
+
+
+@pytest.mark.parametrize("directory", ["raw"], indirect=True)
+def test_raw_data_are_whole_and_not_read(directory: Path) -> None:
+    check = check_directory(directory)
+    assert (check.whole, check.events, check.notes) == (True, None, ("raw data only, not analysed",))
+    with pytest.raises(TraceError, match="has raw data only"):
+        read_trace(directory)
+
+
+@pytest.mark.parametrize("directory", ["lost"], indirect=True)
+def test_device_data_lost_at_the_head_of_the_window_are_told(directory: Path) -> None:
+    assert check_directory(directory).problem == (
+        "There is no kernel of step 1: device data at the head of the window are lost."
+    )
+
+
+@pytest.mark.parametrize("directory", ["failed"], indirect=True)
+def test_an_analysis_that_failed_is_told(directory: Path) -> None:
+    problem = check_directory(directory).problem
+    assert problem is not None
+    # It had written what the host did, and left the array open for what the device did.
+    assert problem.startswith(
+        "kernel_details.csv is missing, though the device was recorded. trace_view.json: The JSON is not closed"
+    )
+    assert summarise_trace(directory).operators

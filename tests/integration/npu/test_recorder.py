@@ -1,0 +1,679 @@
+"""The life of captures with the real torch_npu: which calls reach the driver, in which order and thread, what is left.
+
+What leaves torch_npu as it was shares a process, since importing torch_npu takes seconds; what breaks it has its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from npu_captures import (
+    PREAMBLE,
+    START,
+    STOP,
+    WARM,
+    by_run,
+    directories,
+    info,
+    manifest,
+    manifests,
+    names,
+    operators,
+    steps,
+    told,
+)
+
+from profdeck import Status, lease
+from profdeck.traces.ascend.analysis_state import read_state
+from profdeck.verify import read_run
+
+ENGINE = """
+from profdeck.engine.recorder import EngineRecorder
+from profdeck.engine.request import Batch, CaptureRequest
+from profdeck.schedule import Iterations
+
+def on_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+def iterate(recorder, count):
+    for number in range(count):
+        recorder.begin(Batch.DECODE, f"execute_{number}")
+        work()
+        recorder.end()
+
+def ask(run, **given):
+    options = {"analyse": False}
+    return CaptureRequest(id="step1", output=Path(), run=run, role="rollout", first_step=1, options=options, **given)
+
+def flushed(recorder):
+    while recorder.reply().state in {"recording", "writing"}:
+        pass
+    return recorder.reply()
+"""
+
+CODE = """
+profiler = build("steps", steps=["2..4"])
+for number in range(6):
+    with profiler.capture(number), profiler.stage("forward"):
+        work()
+
+profiler = build("warm", steps=[5], **{"trainer.warmup_steps": 2})
+for number in range(8):
+    with profiler.capture(number), profiler.stage(f"step_{number}"):
+        work()
+
+profiler = build("row", steps=[1, 3, 5])
+for number in range(7):
+    with profiler.capture(number):
+        work()
+
+window = {"skip_first": 1, "wait": 1, "warmup": 1, "active": 2, "repeat": 0}
+profiler = build("window", **{"trainer.window": window})
+for number in range(3):
+    with profiler.capture(number):
+        for batch in range(8):
+            work()
+            profiler.step(batch, "mini_batch")
+
+profiler = build("whole_window", **{"trainer.window": {"active": 2, "repeat": 2}})
+with profiler.capture(1):
+    for batch in range(6):
+        work()
+        profiler.step(batch, "mini_batch")
+
+profiler = build("empty_cycle", **{"trainer.window": {"active": 2, "repeat": 0}})
+with profiler.capture(1):
+    for batch in range(2):
+        work()
+        profiler.step(batch, "mini_batch")
+
+profiler = build("short_window", **{"trainer.window": {"active": 4}})
+with profiler.capture(1):
+    work()
+    profiler.step(0, "mini_batch")
+    work()
+    profiler.close()
+
+profiler = build("in_warm_up", steps=[5], **{"trainer.warmup_steps": 2})
+for number in range(3, 5):
+    profiler.start(number)
+    work()
+profiler.close()
+capture("after_warm_up", {"level": "level0"})
+
+profiler = build("in_warm_up_of_a_cycle", **{"trainer.window": {"warmup": 2, "active": 1, "repeat": 0}})
+with profiler.capture(1):
+    for batch in range(4):
+        work()
+        profiler.step(batch, "mini_batch")
+
+profiler = build("discrete", mode="discrete", **{"trainer.stages": ["update"]})
+with profiler.capture(1):
+    for _ in range(2):
+        with profiler.stage("update"):
+            work()
+
+thread = threading.Thread(target=lambda: tell(thread=threading.get_native_id(), _=str(capture("thread"))))
+thread.start()
+thread.join()
+
+handler = torch_npu.profiler.tensorboard_trace_handler
+handler("elsewhere", "one", analyse_flag=False)
+profiler = build("handlers", steps=[1, 3])
+with profiler.capture(1):
+    handler("elsewhere", "two", analyse_flag=False)
+    work()
+other = build("handlers_other")
+with other.capture(1):
+    work()
+with profiler.capture(3):
+    work()
+
+os.environ["STUB_DRIVER_FAIL"] = "aclprofStart"
+capture("no_start")
+os.environ["STUB_DRIVER_FAIL"] = ""
+os.environ["STUB_DRIVER_NO_DEVICE_DATA"] = "1"
+capture("no_device_data")
+del os.environ["STUB_DRIVER_NO_DEVICE_DATA"]
+capture("good")
+os.mkdir("real")
+os.symlink(Path("real").absolute(), "link")
+capture("run", output="link")
+
+os.environ["RANK"], os.environ["WORLD_SIZE"] = "1", "2"
+capture("ranks", **{"trainer.ranks": "all"})
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+    """A process that makes captures one after the other, and its folder."""
+    directory = tmp_path_factory.mktemp("captures")
+    with driver.jobs(directory, PROFDECK_LEASE_DIR=str(directory / "leases")) as jobs:
+        yield jobs(PREAMBLE + CODE), directory
+
+
+def complete(run: Path) -> None:
+    found = manifest(run)
+    assert (found.status, found.problems) == (Status.COMPLETE, ())
+
+
+def test_adjacent_steps_are_one_recording_with_their_numbers(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    (recording,) = by_run(job.calls)["steps"]
+    assert names(recording) == START + STOP
+    complete(directory / "steps")
+    (left,) = directories(directory / "steps")
+    assert left.name.startswith("rank_0000.step2_")
+    assert steps(left) == [2, 3, 4]
+    assert operators(left).count(b"forward") == operators(left).count(b"aten::add") == 3
+
+
+def test_warm_up_is_of_the_driver_and_not_in_the_data(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    (recording,) = by_run(job.calls)["warm"]
+    assert names(recording) == WARM + STOP
+    complete(directory / "warm")
+    (left,) = directories(directory / "warm")
+    assert steps(left) == [5]
+    assert [number for number in range(8) if b"step_%d" % number in operators(left)] == [5]
+
+
+def test_captures_in_a_row_are_recordings_of_their_own(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    recordings = by_run(job.calls)["row"]
+    assert [names(recording) for recording in recordings] == [START + STOP] * 3
+    created = [call.arguments["config"] for recording in recordings for call in recording if "Create" in call.name]
+    assert len(set(created)) == 3
+    assert [steps(left) for left in directories(directory / "row")] == [[1], [3], [5]]
+    assert [found.status for found in manifests(directory / "row").values()] == [Status.COMPLETE] * 3
+
+
+def test_a_window_is_a_recording_per_cycle(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    recordings = by_run(job.calls)["window"]
+    assert [names(recording) for recording in recordings] == [WARM + STOP] * 2
+    complete(directory / "window")
+    assert [record.iterations for record in manifest(directory / "window").artifacts] == [(3, 4), (7, 7)]
+    left = directories(directory / "window")
+    assert [path.name.split("_")[1] for path in left] == ["0000.step1.mb0003", "0000.step1.mb0007"]
+    assert [steps(path)[: last - first + 1] for path, (first, last) in zip(left, [(3, 4), (7, 7)], strict=True)] == [
+        [3, 4],
+        [7],
+    ]
+
+
+def test_a_window_without_warm_up_and_one_that_ends_early(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    assert [names(recording) for recording in by_run(job.calls)["whole_window"]] == [START + STOP] * 2
+    complete(directory / "whole_window")
+    assert [steps(path) for path in directories(directory / "whole_window")] == [[0, 1], [2, 3]]
+    short = manifest(directory / "short_window")
+    assert short.status is Status.PARTIAL
+    (record,) = short.artifacts
+    assert (record.iterations, record.whole) == ((0, 1), True)
+
+
+def test_a_cycle_that_recorded_nothing_leaves_nothing(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    assert [names(recording) for recording in by_run(job.calls)["empty_cycle"]] == [START + STOP] * 2
+    complete(directory / "empty_cycle")
+    (left,) = directories(directory / "empty_cycle")
+    assert left.name.startswith("rank_0000.step1.mb0000_")
+
+
+def test_a_stop_in_the_warm_up_leaves_nothing_on_the_disk_nor_in_the_driver(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    (recording,) = by_run(job.calls)["in_warm_up"]
+    assert names(recording) == WARM + STOP
+    found = manifest(directory / "in_warm_up")
+    assert found.status is Status.FAILED
+    assert "The capture ended before anything was to be recorded." in found.problems
+    assert directories(directory / "in_warm_up") == []
+    (after,) = by_run(job.calls)["after_warm_up"]
+    assert names(after) == START + STOP
+    assert after[1].arguments["data_types"] == "0x801", "its own level"
+    complete(directory / "after_warm_up")
+    assert [names(recording) for recording in by_run(job.calls)["in_warm_up_of_a_cycle"]] == [WARM + STOP] * 2
+    assert [steps(path) for path in directories(directory / "in_warm_up_of_a_cycle")] == [[2]]
+
+
+def test_stages_can_be_captures(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    assert [names(recording) for recording in by_run(job.calls)["discrete"]] == [START + STOP] * 2
+    assert [path.name.rsplit("_", 4)[0] for path in directories(directory / "discrete")] == [
+        "rank_0000.step1-update",
+        "rank_0000.step1-update-2",
+    ]
+    assert read_run(directory / "discrete").status is Status.COMPLETE
+
+
+def test_all_of_a_recording_is_done_by_the_thread_that_began_it(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    (recording,) = by_run(job.calls)["thread"]
+    assert {call.tid for call in recording} == {told(job)["thread"]}
+    complete(directory / "thread")
+
+
+def test_handlers_of_others_do_not_send_a_capture_elsewhere(shared: tuple[Any, Path]) -> None:
+    job, directory = shared
+    assert not (directory / "elsewhere").exists()
+    assert len(by_run(job.calls)["handlers"]) == 2
+    assert [steps(path) for path in directories(directory / "handlers")] == [[1], [3]]
+    assert [steps(path) for path in directories(directory / "handlers_other")] == [[1]]
+
+
+@pytest.mark.parametrize("run", ["no_start", "no_device_data"])
+def test_a_driver_that_gave_nothing_is_noticed(shared: tuple[Any, Path], run: str) -> None:
+    _, directory = shared
+    found = manifest(directory / run)
+    assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
+    (problem,) = found.problems
+    assert "torch_npu left no PROF_*/device_* (the data of the device); CANN's logs may say why" in problem
+    complete(directory / "good")
+
+
+def test_an_output_may_be_a_link(shared: tuple[Any, Path]) -> None:
+    _, directory = shared
+    complete(directory / "real" / "run")
+    assert len(directories(directory / "link" / "run")) == 1
+
+
+def test_the_rank_is_in_torch_npus_notes(shared: tuple[Any, Path]) -> None:
+    _, directory = shared
+    (left,) = directories(directory / "ranks")
+    assert left.name.startswith("rank_0001.step1_")
+    assert (left / "profiler_info_1.json").exists()
+    complete(directory / "ranks")
+
+
+def test_a_recording_says_what_it_is_of(shared: tuple[Any, Path]) -> None:
+    _, directory = shared
+    (left,) = directories(directory / "good")
+    about = json.loads((left / "profiler_metadata.json").read_text())["profdeck"]
+    assert (about["capture"], about["role"], about["options"]["level"]) == ("step1", "trainer", "level1")
+    assert info(left)["common_config"]["schedule"] == {}
+
+
+def test_torch_npu_has_nothing_to_complain_about(shared: tuple[Any, Path]) -> None:
+    job, _ = shared
+    assert [line for line in job.stdout.splitlines() if "[WARNING]" in line or "[ERROR]" in line] == []
+    assert "Traceback" not in job.stderr
+
+
+# Refusals.
+
+OTHERS = """
+from torch_npu.profiler import ProfilerAction, profile, tensorboard_trace_handler
+
+def refused(run, options=(), **given):
+    capture(run, options, **given)
+
+def foreign(name, plan):
+    handler = tensorboard_trace_handler(name, "theirs", analyse_flag=False)
+    return profile(on_trace_ready=handler, schedule=plan)
+
+theirs = foreign("recording", lambda _: ProfilerAction.RECORD)
+theirs.start()
+refused("beside_recording")
+work()
+theirs.stop()
+theirs = foreign("warming", lambda step: ProfilerAction.RECORD if step else ProfilerAction.WARMUP)
+theirs.start()
+refused("beside_warm_up")
+theirs.step()
+work()
+theirs.stop()
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as kineto:
+    refused("beside_torch")
+    torch.ones(2) + 1
+tell(kineto=[event.key for event in kineto.key_averages()])
+capture("free")
+
+for run, steps, inside in (("late", ["3..4"], False), ("never", [3], False), ("still", [3], True)):
+    profiler = build(run, steps=steps, **{"trainer.warmup_steps": 1})
+    profiler.start(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as kineto:
+        profiler.start(3)
+        torch.ones(2) + 1
+        if inside:
+            profiler.stop()
+    if run == "late":
+        profiler.start(4)
+        work()
+    profiler.stop()
+    tell(**{run: [event.key for event in kineto.key_averages()]})
+    capture(f"after_{run}")
+"""
+
+
+def test_other_profilers_of_the_process_are_found_and_left_alone(job: Any) -> None:
+    done = job(PREAMBLE + OTHERS)
+    for run in ("beside_recording", "beside_warm_up", "beside_torch"):
+        found = manifest(job.directory / run)
+        assert (found.status, found.artifacts) == (Status.FAILED, ())
+        assert "A profiler of torch or torch_npu that is not profdeck's is already active" in found.problems[0]
+    for theirs in ("recording", "warming"):
+        (left,) = (job.directory / theirs).iterdir()
+        assert b"aten::add" in operators(left)
+    assert "aten::add" in told(done)["kineto"]
+    complete(job.directory / "free")
+    # torch_npu does not begin beside one that came during the warm-up, and says nothing.
+    for run, status in (("late", Status.PARTIAL), ("never", Status.FAILED), ("still", Status.FAILED)):
+        found = manifest(job.directory / run)
+        assert found.status is status
+        assert "npu at global_step 2: A torch profiler that is not profdeck's became active while" in found.problems[0]
+        assert "aten::add" in told(done)[run]
+    (left,) = directories(job.directory / "late")
+    assert steps(left) == [4]
+    assert directories(job.directory / "never") == []
+    complete(job.directory / "after_late")
+    complete(job.directory / "after_never")
+    # What warms up can only be ended by recording.
+    after = manifest(job.directory / "after_still")
+    assert "An earlier recording of this process could not be ended" in after.problems[0]
+
+
+BAD_PLACES = """
+def one(run, **given):
+    capture(run, **given)
+
+one("strange", output="out@put")
+long = Identity(parallel={f"dim{letter}": 10**12 for letter in "abcdefghijkl"})
+one("long", identity=long)
+
+from profdeck import Capture
+from profdeck_npu import NpuBackend, NpuOptions
+
+def direct(directory):
+    backend = NpuBackend(NpuOptions(analyse=False))
+    backend.preflight()
+    capture = Capture(id="step1", directory=Path(directory), identity=Identity(), first_step=1, current_step=1)
+    try:
+        backend.profile_start(capture)
+    except ProfdeckError as error:
+        return str(error)
+    return [item() if callable(item) else item for item in backend.profile_stop(capture)]
+
+tell(unwritable=direct("/proc/self/nowhere"))
+capture("good")
+one_role, another = build("one_role"), build("another")
+one_role.start(1)
+another.start(1)
+one_role.stop()
+another.stop()
+"""
+
+
+def test_places_that_torch_npu_cannot_write_to_are_refused_and_leave_no_trace(job: Any) -> None:
+    done = job(PREAMBLE + BAD_PLACES)
+    strange = manifest(job.directory / "out@put" / "strange")
+    assert strange.status is Status.FAILED
+    assert (
+        "has '@' in it, which torch_npu does not take. It takes letters, digits, spaces and . _ - ~ only"
+        in strange.problems[0]
+    )
+    long = manifest(job.directory / "long")
+    assert long.status is Status.FAILED
+    assert "characters, and torch_npu has room for" in long.problems[0]
+    assert told(done)["unwritable"].startswith(
+        "The profiler of torch_npu did not start: RuntimeError: Failed to make directory: /proc/"
+    )
+    assert list(job.directory.glob("profiler_info*")) == []
+    complete(job.directory / "good")
+    assert [names(recording) for recording in by_run(done.calls)["good"]] == [START + STOP]
+    assert {*by_run(done.calls)} == {"good", "one_role"}
+    complete(job.directory / "one_role")
+    assert "npu-0, held by this process (trainer, step1)" in manifest(job.directory / "another").problems[0]
+
+
+STARTS = """
+def start(**environ):
+    os.environ.update(environ)
+    try:
+        build("none")
+    except ProfdeckError as error:
+        return str(error)
+    finally:
+        for name in environ:
+            del os.environ[name]
+
+tell(
+    mode=start(PROFILING_MODE="dynamic"),
+    daemon=start(MSMONITOR_USE_DAEMON="1"),
+)
+try:
+    build("none", {"analyse": True})
+except ProfdeckError as error:
+    tell(msprof=str(error))
+"""
+
+
+def test_what_would_record_nothing_is_refused_at_start_up(job: Any) -> None:
+    done = job(PREAMBLE + STARTS)
+    found = told(done)
+    assert found["mode"].startswith("PROFILING_MODE=dynamic says that msprof profiles this process")
+    assert found["daemon"].startswith("MSMONITOR_USE_DAEMON=1 lets the msMonitor daemon")
+    assert "CANN's program msprof, which is not on the PATH" in found["msprof"]
+    code = PREAMBLE.replace('x = torch.ones(4).to("npu")\n', "") + "try:\n    build('none')\n"
+    code += "except ProfdeckError as error:\n    tell(device=str(error))"
+    done = job(code, env={"STUB_DRIVER_DEVICES": "0"})
+    assert told(done)["device"].startswith("torch_npu 2.13.0 sees no NPU, and its profiler needs one.")
+    assert done.calls == []
+
+
+def test_a_device_that_another_process_records_is_waited_for(job: Any) -> None:
+    held = lease.acquire(["npu-5"], holder="rollout, step1")
+    try:
+        code = "capture('run')"
+        job(PREAMBLE + code, env={"ASCEND_RT_VISIBLE_DEVICES": "5"})
+    finally:
+        held.release()
+    missing = manifest(job.directory / "run")
+    assert missing.status is Status.MISSING
+    assert f"npu-5, held by process {os.getpid()} (rollout, step1)" in missing.problems[0]
+    done = job(PREAMBLE + "capture('free')", env={"ASCEND_RT_VISIBLE_DEVICES": "5"})
+    complete(job.directory / "free")
+    assert names(by_run(done.calls)["free"][0]) == START + STOP
+
+
+# Ends.
+
+ELSEWHERE = """
+profiler = build("elsewhere", steps=["1..9"])
+profiler.start(1)
+work()
+on_thread(profiler.close)
+(path,) = Path("elsewhere").glob("step_*/trainer/rank_*.json")
+tell(pending=json.loads(path.read_text()), thread=threading.get_native_id())
+work()
+profiler.step(1)
+tell(active=profiler.active is not None)
+capture("next")
+"""
+
+
+def test_a_stop_from_another_thread_is_pending_until_the_next_step(job: Any) -> None:
+    done = job(PREAMBLE + ENGINE + ELSEWHERE)
+    found = told(done)
+    assert found["pending"]["status"] == "recording"
+    assert found["pending"]["notes"][0].endswith("is carried out at the owner's next boundary.")
+    assert found["active"] is False
+    (recording,) = by_run(done.calls)["elsewhere"]
+    assert names(recording) == START + STOP
+    assert {call.tid for call in recording} == {found["thread"]}
+    (left,) = directories(job.directory / "elsewhere")
+    assert operators(left).count(b"aten::add") == 2
+    assert manifest(job.directory / "elsewhere").problems == ("The profiler was closed in mid-capture.",)
+    complete(job.directory / "next")
+
+
+ITERATIONS = """
+recorder = EngineRecorder(Identity(), "npu", {"toy-engine": "1.0"})
+recorder.start(ask("window", iterations=Iterations(count=3, skip=2)))
+iterate(recorder, 8)
+tell(window=flushed(recorder).problems)
+
+recorder.start(ask("open"))
+iterate(recorder, 4)
+recorder.stop()
+tell(open=flushed(recorder).problems)
+
+recorder.start(ask("kinds", stages=(Batch.PREFILL, Batch.DECODE), iterations=Iterations(count=1)))
+for batch in (Batch.DECODE, Batch.PREFILL):
+    recorder.begin(batch, str(batch))
+    work()
+    recorder.end()
+flushed(recorder)
+
+recorder.start(ask("elsewhere"))
+iterate(recorder, 2)
+on_thread(recorder.stop)
+tell(pending=recorder.reply().problems, state=recorder.reply().state)
+iterate(recorder, 2)
+tell(elsewhere=flushed(recorder).problems, thread=threading.get_native_id())
+
+recorder.start(ask("window"))
+tell(again=recorder.reply().request)
+recorder.stop()
+"""
+
+
+def test_iterations_of_an_engine_are_recorded_through_cores_recorder(job: Any) -> None:
+    done = job(PREAMBLE + ENGINE + ITERATIONS)
+    found, recordings = told(done), by_run(done.calls)
+    for run, iterations in (("window", (2, 4)), ("open", (0, 3)), ("elsewhere", (0, 1))):
+        assert found[run] == []
+        (recording,) = recordings[run]
+        assert names(recording) == START + STOP
+        assert {call.tid for call in recording} == {found["thread"]}
+        (left,) = directories(job.directory / run)
+        first, last = iterations
+        assert steps(left) == [*range(first, last + 1)]
+        assert operators(left).count(b"execute_") == last - first + 1
+        held = manifests(job.directory / run)["step1"]
+        assert (held.status, held.artifacts[0].iterations) == (Status.COMPLETE, iterations)
+        assert (held.backend, held.versions) == ("npu", {"torch-npu": "2.13.0", "toy-engine": "1.0"})
+    assert found["pending"] == ["The end of the recording is pending until the engine's next iteration."]
+    assert found["state"] == "recording"
+    assert {name: held.status for name, held in manifests(job.directory / "kinds").items()} == {
+        "step1-decode": Status.COMPLETE,
+        "step1-prefill": Status.COMPLETE,
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "reason"),
+    [
+        ("sys.exit(3)", 3, "The process ended in mid-capture."),
+        ("os.kill(os.getpid(), 15)", -15, "SIGTERM in mid-capture."),
+    ],
+)
+def test_the_end_of_the_process_ends_the_recording_before_the_driver(
+    job: Any, end: str, code: int, reason: str
+) -> None:
+    done = job(PREAMBLE + f"profiler = build('run')\nprofiler.start(1)\nwork()\n{end}", check=False)
+    assert done.returncode == code, done.stderr
+    found = manifest(job.directory / "run")
+    assert (found.status, found.problems) == (Status.PARTIAL, (reason,))
+    assert found.artifacts[0].whole
+    assert names(by_run(done.calls)["run"][0]) == START + STOP
+
+
+def test_a_device_that_fails_at_the_end_leaves_a_partial_capture_and_closes_the_process_to_others(job: Any) -> None:
+    code = """
+profiler = build("failed")
+with profiler.capture(1):
+    work()
+    os.environ["STUB_DRIVER_FAIL"] = "aclrtSynchronizeDevice"
+os.environ["STUB_DRIVER_FAIL"] = ""
+capture("next")
+"""
+    job(PREAMBLE + code)
+    found = manifest(job.directory / "failed")
+    assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
+    assert "the recording could not be ended: RuntimeError: " in found.problems[0]
+    after = manifest(job.directory / "next")
+    assert after.status is Status.FAILED
+    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "Restart the process to capture again." in after.problems[0]
+
+
+@pytest.fixture
+def old_cann(job: Any, driver: Any) -> str:
+    """A stub driver without the libraries that only some options need, and older CANN lacks."""
+    without = job.directory / "without"
+    shutil.copytree(driver.libraries, without, ignore=shutil.ignore_patterns("libms_tools_ext.so", "libascend_dump.so"))
+    return str(without)
+
+
+def test_ranges_that_cannot_be_recorded_are_said(job: Any, old_cann: str) -> None:
+    code = "capture('plain')\ncapture('lost', {'mstx': True})\n"
+    code += "capture('not_asked', {'mstx': True, 'mstx_domain_include': ['other']})\ncapture('next')"
+    job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
+    found = manifest(job.directory / "lost")
+    assert found.status is Status.PARTIAL
+    assert "No mstx range is recorded: CANN's library of mstx (libms_tools_ext.so) cannot be used" in found.problems[0]
+    for run in ("plain", "not_asked", "next"):
+        complete(job.directory / run)
+
+
+def test_a_start_that_fails_half_way_is_said_and_closes_the_process_to_others(job: Any, old_cann: str) -> None:
+    code = "capture('lost', {'record_op_args': True})\ncapture('next')"
+    done = job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
+    found = manifest(job.directory / "lost")
+    assert (found.status, len(found.problems)) == (Status.FAILED, 1)
+    assert found.problems[0].startswith("The profiler of torch_npu did not start: RuntimeError: ")
+    assert "libascend_dump.so" in found.problems[0]
+    (recording,) = by_run(done.calls)["lost"]
+    assert names(recording) == START + STOP[:2], "the driver was stopped as far as torch_npu can"
+    assert directories(job.directory / "lost") == []
+    after = manifest(job.directory / "next")
+    assert "An earlier recording of this process could not be ended" in after.problems[0]
+
+
+ANALYSED = """
+profiler = build("run", {"analyse": True}, steps=["1..2"])
+for number in range(4):
+    with profiler.capture(number):
+        work()
+profiler = build("window", {"analyse": True}, **{"trainer.window": {"active": 1, "repeat": 2}})
+with profiler.capture(1):
+    for batch in range(3):
+        work()
+        profiler.step(batch, "mini_batch")
+"""
+
+
+@pytest.mark.usefixtures("msprof")
+def test_captures_are_analysed_and_read_back_as_complete(job: Any) -> None:
+    job(PREAMBLE + ANALYSED)
+    runs = [job.directory / "run", job.directory / "window"]
+    left = [directory for run in runs for directory in directories(run)]
+    assert len(left) == 3
+    for directory in left:
+        state = read_state(directory)
+        assert state is not None
+        if state.under_way:
+            process = os.pidfd_open(state.pid)
+            try:
+                assert select.select([process], [], [], 120)[0]
+            finally:
+                os.close(process)
+        state = read_state(directory)
+        assert state is not None
+        assert (state.state, state.problems) == ("done", ())
+        assert list(directory.glob("ASCEND_PROFILER_OUTPUT/kernel_details.csv"))
+    for run in runs:
+        report = read_run(run)
+        assert (report.status, report.problems) == (Status.COMPLETE, ())
+        assert all(artifact.events for artifact in report.captures[0].ranks[0].artifacts)

@@ -1,0 +1,147 @@
+"""The real torch_npu where there is no CANN: `import torch` fails, and whoever meets that learns what to do.
+
+Nothing here has the stub driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+REMEDIES = ("source CANN's set_env.sh", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "uninstall torch_npu")
+RANK = {"RANK": "0", "WORLD_SIZE": "1"}
+OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+# As most do: profiling is set up first, and the job goes on without it.
+HOST = """
+import sys
+from profdeck import Profiler
+from profdeck.errors import PluginError
+
+backend, on_error = sys.argv[1:]
+for attempt in range(3):
+    try:
+        Profiler.from_config(settings={"steps": [1], "trainer.backend": backend, "on_error": on_error})
+    except PluginError as error:
+        print(f"{attempt} {type(error).__name__}: {error}")
+"""
+
+ROLES = """
+output: profiles
+steps: [1]
+roles:
+  trainer: {backend: torch}
+  ref: {backend: torch}
+  reward: {backend: npu}
+  critic: {backend: npu}
+  chat: {backend: vllm}
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Program:
+    """Run Python without CANN and without the stub driver."""
+    foreign = ("LD_LIBRARY_PATH", "ASCEND_", "TORCH_DEVICE_", "RANK", "WORLD_SIZE")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            check=False,
+            cwd=tmp_path,
+            env=environ | more,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return run
+
+
+def told(text: str, backend: str) -> bool:
+    """Whether a text says whose import failed, why, and what to do."""
+    installed = f"torch_npu {metadata.version('torch-npu')} is installed"
+    why = f"{installed}, and CANN's libhccl.so, which it needs, cannot be loaded."
+    return f"The backend '{backend}' cannot be used in this process: {why}" in text and all(
+        remedy in text for remedy in REMEDIES
+    )
+
+
+def test_torch_fails_here_as_the_other_tests_take_for_granted(python: Program) -> None:
+    done = python("-c", "import torch")
+    assert done.returncode == 1
+    assert "ImportError: libhccl.so: cannot open shared object file" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: Failed to load the backend extension: torch_npu.")
+
+
+@pytest.mark.parametrize("environment", [{}, RANK], ids=["alone", "with a launcher"])
+def test_a_check_says_it_for_each_role(python: Program, tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "a.yaml").write_text(ROLES, encoding="utf-8")
+    done = python("-m", "profdeck", "check", "a.yaml", "--here", "--json", **environment)
+    assert (done.returncode, done.stderr) == (3, "")
+    found = {check["what"]: check["detail"] for check in json.loads(done.stdout)["checks"] if not check["ok"]}
+    assert found.keys() == {f"roles.{role} on this machine" for role in ("trainer", "ref", "reward", "critic")}
+    assert told(found["roles.trainer on this machine"], "torch")
+    assert found["roles.ref on this machine"] == found["roles.trainer on this machine"]
+    # By then torch is half imported, and any other error may be what its import brings.
+    for role in ("reward", "critic"):
+        assert found[f"roles.{role} on this machine"].startswith("The backend 'npu' cannot be used in this process: ")
+        assert told(found[f"roles.{role} on this machine"], "torch")
+
+
+@pytest.mark.parametrize(("backend", "on_error", "environment"), [("torch", "warn", RANK), ("npu", "raise", {})])
+def test_a_host_learns_it_before_it_trains(
+    python: Program, backend: str, on_error: str, environment: dict[str, str]
+) -> None:
+    done = python("-c", HOST, backend, on_error, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    errors = done.stdout.splitlines()
+    assert len(errors) == 3
+    assert all(told(error, backend) for error in errors)
+
+
+def test_the_switch_of_torch_stays_as_it_was(python: Program) -> None:
+    """For what the host starts: torch_npu turns it off while it is imported."""
+    code = (
+        "import os\nfrom profdeck_npu import cann\nfrom profdeck.errors import PluginError\n"
+        "try: cann.load()\nexcept PluginError: print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))\n"
+    )
+    assert [python("-c", code, **environment).stdout for environment in ({}, OFF)] == ["None\n", "0\n"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["demo", "run --steps 1 script.py", "run --steps 1 --set trainer.backend=npu script.py"],
+)
+def test_commands_end_with_a_sentence(python: Program, tmp_path: Path, command: str) -> None:
+    (tmp_path / "script.py").write_text("import torch\n", encoding="utf-8")
+    done = python("-m", "profdeck", *command.split())
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert told(done.stderr, "npu" if "npu" in command else "torch")
+
+
+def test_what_it_says_helps(python: Program, tmp_path: Path) -> None:
+    """Without an NPU the autoload can be off: torch works, and the NPU's backend still says what it lacks."""
+    (tmp_path / "a.yaml").write_text(ROLES, encoding="utf-8")
+    done = python("-m", "profdeck", "check", "a.yaml", "--here", "--json", **OFF)
+    found = {check["what"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["roles.trainer on this machine"]["ok"], done.stdout
+    assert told(found["roles.reward on this machine"]["detail"], "npu")
+    assert done.returncode == 3
+
+
+def test_what_needs_no_torch_works(python: Program) -> None:
+    done = python("-m", "profdeck", "backends", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {"torch", "npu"} <= {backend["name"] for backend in json.loads(done.stdout)["backends"]}

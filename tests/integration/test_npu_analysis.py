@@ -1,0 +1,806 @@
+"""The analysis of NPU captures over a stand-in for torch_npu: processes, deadlines, states, the command line.
+
+The stand-in is tests/packages/torch_npu_stub; tests/integration/npu has the real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from typer.testing import CliRunner, Result
+
+from profdeck import Capture, Identity, lease
+from profdeck.capture import Status
+from profdeck.cli import app
+from profdeck.cli._exit import ExitCode
+from profdeck.run import Recorder, is_running, process_started, process_stat, write_manifest
+from profdeck.traces.ascend.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
+from profdeck.traces.ascend.check import check_directory, check_output
+from profdeck_npu import analysis, process_group
+from profdeck_npu.analysis import AnalysisUnderWayError, analyse, expected, is_analysed, request
+from profdeck_npu.options import NpuOptions
+
+STUB = Path(__file__).parents[1] / "packages" / "torch_npu_stub"
+PATIENCE_S = 120.0
+DEADLINES_S = (1, 4, 16, 64)
+RAW = ("FRAMEWORK/torch.op_range", "PROF_000001_1_A/device_0/data/x", "PROF_000001_1_A/host/data/y")
+
+Make = Callable[..., Path]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def _torch_npu_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let this process, and those that it starts, find the stand-ins for torch_npu and msprof."""
+    site, programs = tmp_path / "site", tmp_path / "bin"
+    about = site / "torch_npu-2.13.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUB), *filter(None, sys.path)]))
+    programs.mkdir()
+    (programs / "msprof").write_text("#!/bin/sh\n")
+    (programs / "msprof").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
+    for name in ("STUB_ANALYSIS", "STUB_ANALYSIS_PIDS", "COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(process_group, "TERM_GRACE_S", 0.1)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Make:
+    """Make a directory as torch_npu leaves it."""
+
+    def make(name: str = "rank_0000.step10", *, below: Path = tmp_path / "step_000010" / "trainer", **config) -> Path:
+        directory = below / f"{name}_4711_20260101000000000_ascend_pt"
+        for file in RAW:
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            (directory / file).write_text(f"raw {file}")
+        common = {"activities": config.pop("activities", ["ProfilerActivity.CPU", "ProfilerActivity.NPU"])}
+        experimental = {"_profiler_level": "Level1", "_export_type": ["text"]} | config
+        info = {"config": {"common_config": common, "experimental_config": experimental}}
+        (directory / "profiler_info.json").write_text(json.dumps(info))
+        return directory
+
+    return make
+
+
+@pytest.fixture
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The pipe by which a stand-in that is about to wait says which processes it has."""
+    pipe = tmp_path / "pids"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(pipe))
+    return pipe
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start Python on a piece of code; ends it if the test has not."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def cli(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)], prog_name="profdeck")
+
+
+def hanging(pipe: Path) -> list[int]:
+    """Wait until a stand-in hangs; return the ids of its processes."""
+    said = b""
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # which waits for no writer, who may have died
+    try:
+        while True:
+            assert select.select([descriptor], [], [], PATIENCE_S)[0], "nothing hangs"
+            if not (part := os.read(descriptor, 4096)):
+                return [int(line) for line in said.split()]
+            said += part
+    finally:
+        os.close(descriptor)
+
+
+def runs(pid: int) -> bool:
+    return is_running(socket.gethostname(), pid, process_started(pid))
+
+
+def await_end(pid: int) -> None:
+    """Wait for a process that is not our child."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            assert select.select([handle], [], [], PATIENCE_S)[0], f"process {pid} does not end"
+        finally:
+            os.close(handle)
+
+
+def await_line(file: Path, words: str) -> None:
+    """Wait until a log has a line with some words."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (file.exists() and words in file.read_text()):
+        assert time.monotonic() < deadline_s, f"{file} never said '{words}'"
+        time.sleep(0.02)
+
+
+def known(directory: Path) -> AnalysisState:
+    state = read_state(directory)
+    assert state is not None
+    return state
+
+
+def assert_raw_data_are_intact(directory: Path) -> None:
+    assert {file: (directory / file).read_text() for file in RAW} == {file: f"raw {file}" for file in RAW}
+
+
+# --- What is to be expected
+
+
+@pytest.mark.parametrize(
+    ("config", "export", "patterns"),
+    [
+        ({}, (), {"trace_view.json", "kernel_details.csv"}),
+        ({"activities": ["ProfilerActivity.CPU"]}, (), {"trace_view.json"}),
+        ({"_profiler_level": "Level_none"}, (), {"trace_view.json"}),
+        ({"_export_type": ["db"]}, (), {"ascend_pytorch_profiler*.db"}),
+        ({"_export_type": "db"}, (), {"ascend_pytorch_profiler*.db"}),
+        ({"_export_type": ["db"]}, ("text",), {"trace_view.json", "kernel_details.csv"}),
+        (
+            {"_export_type": ["db", "text"]},
+            (),
+            {"trace_view.json", "kernel_details.csv", "ascend_pytorch_profiler*.db"},
+        ),
+        ({"_export_type": []}, (), {"trace_view.json", "kernel_details.csv"}),
+    ],
+)
+def test_what_is_expected_is_what_was_recorded(raw: Make, config, export, patterns) -> None:
+    assert {*expected(raw(**config), export)} == patterns
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"config": 3}', "\udcff"])
+def test_without_notes_of_torch_npu_the_raw_data_tell(raw: Make, content: str | None) -> None:
+    directory = raw()
+    (directory / "profiler_info.json").unlink()
+    if content is not None:
+        (directory / "profiler_info_3.json").write_bytes(content.encode(errors="surrogateescape"))
+    assert expected(directory) == ("trace_view.json", "kernel_details.csv")
+    for file in (directory / "PROF_000001_1_A" / "device_0").rglob("*"):
+        file.rename(directory / "PROF_000001_1_A" / file.name)
+    (directory / "PROF_000001_1_A" / "device_0").rmdir()
+    assert expected(directory) == ("trace_view.json",)
+
+
+# --- One analysis
+
+
+def test_an_analysis_that_works(raw: Make) -> None:
+    directory = raw()
+    assert not is_analysed(directory)
+    begun_ns = time.time_ns()
+    state = analyse(directory)
+    assert state == read_state(directory)
+    assert (state.state, state.problems, state.pid, state.host) == ("done", (), os.getpid(), socket.gethostname())
+    assert state.process_started == process_started(os.getpid())
+    assert state.expected == ("trace_view.json", "kernel_details.csv")
+    assert state.ended_ns is not None
+    assert begun_ns < state.started_ns < state.ended_ns < time.time_ns()
+    assert is_analysed(directory)
+    check = check_directory(directory)
+    assert (check.whole, check.problem) == (True, None)
+    assert_raw_data_are_intact(directory)
+    (directory / OUTPUT / "kernel_details.csv").unlink()
+    assert not is_analysed(directory)
+
+
+def test_a_database_alone_is_proved_too(raw: Make) -> None:
+    directory = raw(_export_type=["db"])
+    assert analyse(directory).state == "done"
+    database = directory / OUTPUT / "ascend_pytorch_profiler_0.db"
+    assert check_output(directory, ["*.db"]) is None
+    database.write_bytes(b"no database of SQLite at all" * 100)
+    assert "not a database" in (check_output(directory, ["*.db"]) or "")
+
+
+def test_the_export_of_a_call_goes_before_that_of_the_recording(raw: Make) -> None:
+    directory = raw(_export_type=["db"])
+    assert analyse(directory, export=("text",)).expected == ("trace_view.json", "kernel_details.csv")
+    assert not [*directory.glob(f"{OUTPUT}/*.db")]
+
+
+@pytest.mark.parametrize(
+    ("todo", "problem"),
+    [
+        ("nothing", f"{OUTPUT}/trace_view.json is missing"),
+        ("damaged", "trace_view.json: "),
+        ("lost worker", "torch_npu ended before it was through, as when the memory runs out"),
+        ("killed", "its process was ended by signal 9, as the system does when the memory runs out"),
+        ("no library", "it could not begin: The backend 'npu' cannot be used in this process: torch_npu 2.13.0 is"),
+    ],
+)
+def test_what_counts_are_whole_files_and_not_the_exit_code(
+    raw: Make, monkeypatch: pytest.MonkeyPatch, todo: str, problem: str
+) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", todo)
+    state = analyse(directory)
+    assert state.state == "failed"
+    assert state.problems[0].startswith(problem)
+    assert state == read_state(directory)
+    assert not is_analysed(directory)
+    check = check_directory(directory)
+    assert check.problem is not None
+    assert not check.whole
+    assert f"run: profdeck npu analyse {directory}" in check.problem
+    assert_raw_data_are_intact(directory)
+    monkeypatch.setenv("STUB_ANALYSIS", "")
+    assert analyse(directory).problems == ()
+    assert check_directory(directory).whole
+
+
+def test_what_an_earlier_analysis_left_does_not_count(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = raw()
+    analyse(directory)
+    monkeypatch.setenv("STUB_ANALYSIS", "stale")
+    assert analyse(directory).state == "failed"
+    assert not is_analysed(directory)
+
+
+def test_what_torch_npu_complains_of_is_kept_once(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = raw()
+    (directory / "logs").mkdir()
+    old = "[2026-01-01-00:00:00.002] [ERROR] [AscendProfiler:98] of an earlier run.\n"
+    (directory / "logs" / "profiler_1_2.log").write_text(old)
+    monkeypatch.setenv("STUB_ANALYSIS", "complain")
+    state = analyse(directory)
+    assert state.state == "done"
+    assert state.problems == ("Task [KernelViewParser] run failed.", "Failed to generate x.csv. KeyError: 'y'")
+    monkeypatch.setenv("STUB_ANALYSIS", "nothing")
+    assert analyse(directory).problems[1:] == ("Failed to export CANN Profiling data. Error msg: it says why",)
+
+
+def test_only_so_many_complaints_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"[x] [ERROR] [1] error {number}\n" for number in range(25)))
+    found = analysis._complaints([log, tmp_path / "gone.log"])
+    assert found == [*(f"error {number}" for number in range(10)), "and 15 more errors in logs/"]
+
+
+def test_msprof_is_missed_before_anything_starts(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = raw()
+    analyse(directory)
+    before = {file: file.stat().st_mtime_ns for file in (directory / OUTPUT).iterdir()}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state = analyse(directory)  # again, where there is no CANN: what there is stays
+    assert state.state == "failed"
+    assert "msprof" in state.problems[0]
+    assert "set_env.sh" in state.problems[0]
+    assert known(directory).state == "done"
+    assert {file: file.stat().st_mtime_ns for file in (directory / OUTPUT).iterdir()} == before
+    (directory / STATE_FILE).unlink()  # torch_npu analysed it by itself
+    assert is_analysed(directory)
+    assert analyse(directory).state == "failed"
+    assert read_state(directory) is None
+    assert is_analysed(directory)
+    never = raw("rank_0001.step10")
+    assert analyse(never).state == "failed"
+    assert known(never).state == "failed"
+
+
+def test_without_device_data_msprof_is_not_needed(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = raw(activities=["ProfilerActivity.CPU"])
+    for path in sorted((directory / "PROF_000001_1_A").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (directory / "PROF_000001_1_A").rmdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert analyse(directory).state == "done"
+
+
+def test_a_directory_without_raw_data(tmp_path: Path) -> None:
+    directory = tmp_path / "x_ascend_pt"
+    directory.mkdir()
+    assert analyse(directory).problems == ("there are no raw data: neither FRAMEWORK nor PROF_* is in it",)
+
+
+def test_what_a_killed_msprof_left_is_removed_first(raw: Make) -> None:
+    directory = raw()
+    for left in ("PROF_000001_1_A/host/sqlite", "PROF_000001_1_A/device_0/sqlite"):
+        (directory / left).mkdir()
+        (directory / left / "half.db").touch()
+    assert analyse(directory).state == "done"
+    assert not [*directory.rglob("sqlite")]
+    assert_raw_data_are_intact(directory)
+
+
+UNWRITABLE = """
+import sys
+from pathlib import Path
+from profdeck_npu.analysis import analyse
+print(*analyse(Path(sys.argv[1])).problems)
+"""
+
+
+def test_a_directory_that_cannot_be_written_to(raw: Make) -> None:
+    directory = raw()
+    directory.chmod(0o555)
+    command = [sys.executable, "-c", UNWRITABLE, str(directory)]
+    if os.geteuid() == 0:  # who may write anywhere, unless that is taken away
+        command = ["/usr/bin/setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+        if not Path(command[0]).exists():
+            pytest.skip("root may write anywhere, and there is no setpriv to forbid it")
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    finally:
+        directory.chmod(0o755)
+    assert done.stdout.startswith("it cannot be analysed: PermissionError: [Errno 13] Permission denied:")
+    assert done.stdout.endswith("; copy it to where you may write, and analyse the copy\n")
+    assert "cannot be written" in done.stderr
+    assert not (directory / STATE_FILE).exists()
+    assert analyse(directory).state == "done"
+
+
+# --- Deadlines, interruptions, and what is left of processes
+
+
+def test_at_the_deadline_all_processes_are_ended(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
+    for timeout_s in DEADLINES_S:
+        state = analyse(directory, timeout_s=timeout_s)
+        if (tmp_path / "file").exists():  # else the machine is slow, and the analysis had not begun yet
+            break
+    found = hanging(tmp_path / "file")
+    assert len(found) == 2
+    assert not any(map(runs, found))
+    assert state.state == "failed"
+    assert state.problems == (f"it was ended at its deadline, after {timeout_s:.0f} s",)
+    assert known(directory) == state
+    monkeypatch.setenv("STUB_ANALYSIS", "")
+    assert analyse(directory).state == "done"
+
+
+def test_what_the_analysis_leaves_behind_is_ended(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STUB_ANALYSIS", "orphan")
+    monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
+    assert analyse(raw()).state == "done"
+    (pid,) = hanging(tmp_path / "file")
+    assert not runs(pid)
+
+
+def test_another_thread_ends_it(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    with contextlib.closing(process_group.Cancellation()) as cancellation:
+        states: list[AnalysisState] = []
+        worker = threading.Thread(target=lambda: states.append(analyse(directory, cancellation=cancellation)))
+        worker.start()
+        found = hanging(pids)
+        cancellation.cancel()
+        cancellation.cancel()
+        worker.join()
+    assert not any(map(runs, found))
+    assert states[0].problems == ("it was interrupted",)
+
+
+ANALYSE = """
+import sys
+from pathlib import Path
+from profdeck_npu.analysis import analyse
+from profdeck_npu import process_group
+process_group.TERM_GRACE_S = 0.1
+with process_group.terminable():
+    analyse(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_caller_ends_it(
+    raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start, number: signal.Signals
+) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    caller = start(ANALYSE, directory)
+    found = hanging(pids)
+    assert known(directory).under_way
+    assert "under way" in (check_directory(directory).problem or "")
+    caller.send_signal(number)
+    assert caller.wait(PATIENCE_S) == (-signal.SIGINT if number == signal.SIGINT else 128 + signal.SIGTERM)
+    assert not any(map(runs, found))
+    assert (known(directory).state, known(directory).problems) == ("failed", ("it was interrupted",))
+    assert_raw_data_are_intact(directory)
+
+
+def test_a_killed_caller_takes_it_along(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    caller = start(ANALYSE, directory)
+    found = hanging(pids)
+    caller.kill()
+    for pid in found:
+        await_end(pid)
+    assert known(directory).state == "running"  # nobody was left to say more
+    assert not known(directory).under_way  # even before the caller is waited for
+    problem = check_directory(directory).problem or ""
+    assert "its analysis ended without a result; run: profdeck npu analyse" in problem
+    monkeypatch.setenv("STUB_ANALYSIS", "")
+    assert analyse(directory).state == "done"
+
+
+def test_two_at_once_are_refused(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    caller = start(ANALYSE, directory)
+    found = hanging(pids)
+    running = known(directory)
+    with pytest.raises(AnalysisUnderWayError, match=rf"is being analysed by process {caller.pid} on "):
+        analyse(directory)
+    assert known(directory) == running
+    result = cli("npu", "analyse", "--json", "--force", directory)
+    assert result.exit_code == ExitCode.INCOMPLETE
+    (entry,) = json.loads(result.stdout)["directories"]
+    assert entry["outcome"] == "busy"
+    assert f"process {caller.pid}" in entry["problems"][0]
+    assert all(map(runs, found))
+
+
+def test_what_a_killed_analysis_leaves_is_ended(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    states: list[AnalysisState] = []
+    worker = threading.Thread(target=lambda: states.append(analyse(directory)))
+    worker.start()
+    leader, child = hanging(pids)
+    os.kill(leader, signal.SIGKILL)
+    worker.join()
+    assert not runs(child)
+    assert states[0].problems[0].startswith("its process was ended by signal 9")
+
+
+# --- On behalf of a job
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Capture:
+    directory = tmp_path / "step_000010" / "trainer"
+    directory.mkdir(parents=True)
+    return Capture(id="step10", directory=directory, identity=Identity(), first_step=10, current_step=10)
+
+
+RECORDER = Recorder(backend="npu", versions={}, options={}, expected_ranks=(0, 1))
+
+
+def ask(directories: list[Path], capture: Capture, **options) -> int:
+    """Ask for analyses; return the process that has them to do."""
+    request(directories, capture, NpuOptions(**options))
+    (pid,) = {known(directory).pid for directory in directories}
+    return pid
+
+
+def test_a_supervisor_analyses_and_leaves_nothing(raw: Make, capture: Capture) -> None:
+    directories = [raw("rank_0000.step10.mb0000-0003"), raw("rank_0000.step10.mb0004-0007")]
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text()
+    pid = ask(directories, capture)
+    assert children.read_text() == before  # it is nobody's child here, so never a zombie
+    state = known(directories[0])
+    assert state.pid == pid != os.getpid()
+    assert state.expected == ("trace_view.json", "kernel_details.csv")
+    await_end(pid)
+    for directory in directories:
+        assert (known(directory).state, known(directory).pid) == ("done", pid)
+        assert check_directory(directory).whole
+    log = (directories[0] / "logs" / "profdeck_supervisor.log").read_text()
+    assert "Traceback" not in log
+
+
+def test_a_rank_that_still_records_delays_it(raw: Make, capture: Capture, start: Start) -> None:
+    directory = raw()
+    other = start("print(flush=True); input()")
+    rank = Capture(
+        id="step10",
+        directory=capture.directory,
+        identity=Identity(rank=1, world_size=2, pid=other.pid),
+        first_step=10,
+        current_step=10,
+    )
+    write_manifest(rank, RECORDER)
+    elsewhere = attrs.evolve(rank.identity, rank=2, world_size=3, host="another-host")
+    write_manifest(
+        Capture(id="step10", directory=capture.directory, identity=elsewhere, first_step=10, current_step=10), RECORDER
+    )
+    (capture.directory / "rank_0003.step10.json").write_text("damaged")
+    pid = ask([directory], capture)
+    await_line(directory / "logs" / "profdeck_supervisor.log", f"Waiting for rank 1 (process {other.pid})")
+    assert (known(directory).state, known(directory).under_way) == ("pending", True)
+    assert "under way" in (check_directory(directory).problem or "")
+    busy = cli("npu", "analyse", directory)
+    assert busy.exit_code == ExitCode.INCOMPLETE
+    assert f"it is being analysed by process {pid}" in busy.stdout
+    stopped_ns = time.time_ns()
+    rank.status = Status.COMPLETE
+    write_manifest(rank, RECORDER)
+    await_end(pid)
+    assert known(directory).state == "done"
+    assert known(directory).started_ns > stopped_ns
+
+
+def test_a_rank_that_never_stops_fails_it(raw: Make, capture: Capture) -> None:
+    directory = raw()
+    write_manifest(capture, RECORDER)  # by this process
+    pid = ask([directory], capture, analyse_timeout_s=0.1)
+    await_end(pid)
+    state = known(directory)
+    assert state.state == "failed"
+    assert state.problems == (
+        f"it did not begin, as this was still recording after 0.1 s: rank 0 (process {os.getpid()})",
+    )
+
+
+def test_a_rank_that_died_delays_nothing(raw: Make, capture: Capture, start: Start) -> None:
+    other = start("")
+    write_manifest(attrs_with_pid(capture, other.pid), RECORDER)
+    other.wait()
+    directory = raw()
+    await_end(ask([directory], capture))
+    assert known(directory).state == "done"
+
+
+def attrs_with_pid(capture: Capture, pid: int) -> Capture:
+    identity = attrs.evolve(capture.identity, pid=pid)
+    return Capture(id="step10", directory=capture.directory, identity=identity, first_step=10, current_step=10)
+
+
+def test_only_so_many_supervisors_of_a_host_analyse_at_once(raw: Make, capture: Capture) -> None:
+    names = [f"analysis-{os.getuid()}-{number}" for number in range(analysis.default_processes())]
+    slots = lease.acquire(names, holder="the test")
+    directory = raw()
+    try:
+        pid = ask([directory], capture)
+        await_line(directory / "logs" / "profdeck_supervisor.log", "Waiting for one of")
+        assert known(directory).state == "pending"
+    finally:
+        slots.release()
+    await_end(pid)
+    assert known(directory).state == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_supervisor_takes_its_analysis_along(
+    raw: Make, capture: Capture, monkeypatch: pytest.MonkeyPatch, pids: Path, number: signal.Signals
+) -> None:
+    directories = [raw("rank_0000.step10.mb0000"), raw("rank_0000.step10.mb0001")]
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    pid = ask(directories, capture)
+    found = hanging(pids)
+    os.kill(pid, number)
+    for process in (pid, *found):
+        await_end(process)
+    states = [known(directory) for directory in directories]
+    if number == signal.SIGTERM:
+        assert [(state.state, state.problems) for state in states] == [("failed", ("it was interrupted",))] * 2
+    else:
+        assert [(state.state, state.under_way) for state in states] == [("running", False), ("pending", False)]
+    for directory in directories:
+        assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
+    monkeypatch.setenv("STUB_ANALYSIS", "")
+    assert cli("npu", "analyse", capture.directory).exit_code == ExitCode.OK
+    assert all(check_directory(directory).whole for directory in directories)
+
+
+def test_who_was_faster_is_left_alone(raw: Make, capture: Capture) -> None:
+    directory = raw()
+    names = [f"analysis-{os.getuid()}-{number}" for number in range(analysis.default_processes())]
+    slots = lease.acquire(names, holder="the test")
+    try:
+        pid = ask([directory], capture)
+        done = analyse(directory)
+    finally:
+        slots.release()
+    await_end(pid)
+    assert known(directory) == done
+
+
+def test_a_supervisor_that_cannot_start_is_a_failed_analysis(
+    raw: Make, capture: Capture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = raw()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: 1 / 0)
+    request([directory], capture, NpuOptions())
+    state = known(directory)
+    assert (state.state, state.problems[0]) == (
+        "failed",
+        "it could not be started: ZeroDivisionError: division by zero",
+    )
+    assert "cannot be started" in caplog.text
+
+
+def test_a_supervisor_that_dies_at_once_is_not_under_way(
+    raw: Make, capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = raw()
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    request([directory], capture, NpuOptions())
+    assert not known(directory).under_way
+    assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
+
+
+def test_nothing_to_analyse_starts_nothing(capture: Capture) -> None:
+    request([], capture, NpuOptions())
+
+
+def test_a_directory_that_is_gone_does_no_harm(raw: Make, capture: Capture, tmp_path: Path) -> None:
+    request([tmp_path / "gone_ascend_pt"], capture, NpuOptions())
+
+
+# --- The command line
+
+
+def test_a_run_is_analysed_and_then_kept(raw: Make, tmp_path: Path) -> None:
+    ranks = [raw(f"rank_{rank:04d}.step10") for rank in range(3)]
+    (ranks[0] / "PROF_000001_1_A" / "x_ascend_pt").mkdir()  # what is in a directory is torch_npu's
+    result = cli("npu", "analyse", "--processes", "2", tmp_path, ranks[1])
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "3 directories: 3 done" in result.stdout
+    assert all(check_directory(directory).whole for directory in ranks)
+    states = [known(directory) for directory in ranks]
+    result = cli("npu", "analyse", "--json", tmp_path)
+    assert result.exit_code == ExitCode.OK
+    entries = json.loads(result.stdout)["directories"]
+    assert entries == [
+        {"path": str(directory), "outcome": "kept", "duration_s": None, "problems": [], "remedy": None}
+        for directory in ranks
+    ]
+    assert [known(directory) for directory in ranks] == states
+    cli("npu", "analyse", "--force", ranks[0])
+    assert known(ranks[0]).started_ns > states[0].started_ns
+
+
+def test_a_failure_is_told_with_what_to_do(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = raw()
+    monkeypatch.setenv("STUB_ANALYSIS", "nothing")
+    result = cli("npu", "analyse", tmp_path)
+    assert result.exit_code == ExitCode.INCOMPLETE
+    assert "kernel_details.csv is missing" in result.stdout
+    assert "it says why" in result.stdout
+    assert "Raw data are as they were" in result.stdout
+    result = cli("npu", "analyse", "--json", directory)
+    (entry,) = json.loads(result.stdout)["directories"]
+    assert entry["remedy"] == f"profdeck npu analyse {directory}"
+    assert (entry["outcome"], entry["duration_s"] > 0) == ("failed", True)
+
+
+def test_export_and_timeout_are_passed_on(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = raw()
+    result = cli("npu", "analyse", "--export", "text", "--export", "db", directory)
+    assert result.exit_code == ExitCode.OK, result.output
+    assert len(known(directory).expected) == 3
+    assert "1 kept" in cli("npu", "analyse", "--export", "db", directory).stdout
+    analyse(directory, export=("text",))
+    assert "1 done" in cli("npu", "analyse", "--export", "db", directory).stdout
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
+    result = cli("npu", "analyse", "--force", "--timeout", "0.5", directory)
+    assert result.exit_code == ExitCode.INCOMPLETE
+    assert "it was ended at its deadline, after" in result.stdout
+
+
+CLI = """
+from profdeck.cli import main
+from profdeck_npu import process_group
+process_group.TERM_GRACE_S = 0.1
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_ends_all_that_it_started(
+    raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    ranks = [raw(f"rank_{rank:04d}.step10") for rank in range(2)]
+    monkeypatch.setenv("STUB_ANALYSIS", "hang")
+    command = start(CLI, "npu", "analyse", "--processes", "1", tmp_path)
+    found = hanging(pids)
+    command.send_signal(number)
+    stdout, _ = command.communicate(timeout=PATIENCE_S)
+    assert command.returncode == (ExitCode.INTERRUPTED if number == signal.SIGINT else 128 + signal.SIGTERM), stdout
+    assert not any(map(runs, found))
+    assert (known(ranks[0]).state, known(ranks[0]).problems) == ("failed", ("it was interrupted",))
+    assert read_state(ranks[1]) is None
+    for directory in ranks:
+        assert_raw_data_are_intact(directory)
+
+
+def test_what_is_still_recorded_is_not_touched(raw: Make, capture: Capture) -> None:
+    directory = raw()
+    write_manifest(capture, RECORDER)
+    result = cli("npu", "analyse", "--force", capture.directory)
+    assert result.exit_code == ExitCode.INCOMPLETE
+    assert f"process {os.getpid()} is still recording" in result.stdout
+    assert not (directory / OUTPUT).exists()
+
+
+def test_what_another_host_is_to_analyse_needs_force(raw: Make) -> None:
+    directory = raw()
+    state = AnalysisState(state="pending", host="another-host", pid=1, process_started="1", started_ns=1)
+    write_state(directory, state)
+    result = cli("npu", "analyse", directory)
+    assert result.exit_code == ExitCode.INCOMPLETE
+    assert "process 1 on another-host" in result.stdout
+    assert "--force" in result.stdout
+    assert cli("npu", "analyse", "--force", directory).exit_code == ExitCode.OK
+    assert known(directory).state == "done"
+
+
+def test_a_damaged_state_is_replaced(raw: Make) -> None:
+    directory = raw()
+    (directory / STATE_FILE).write_text("{")
+    assert cli("npu", "analyse", directory).exit_code == ExitCode.OK
+    assert known(directory).state == "done"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [(".", "nothing below it ends in _ascend_pt"), ("gone", "does not exist"), ("file", "is no directory")],
+)
+def test_where_there_is_nothing_to_analyse(tmp_path: Path, path: str, words: str) -> None:
+    (tmp_path / "file").touch()
+    result = cli("npu", "analyse", tmp_path / path)
+    assert result.exit_code == ExitCode.UNREADABLE
+    assert words in result.stderr
+
+
+def test_without_torch_npu_it_says_what_to_install(raw: Make, tmp_path: Path) -> None:
+    directory = raw()
+    (about,) = (tmp_path / "site").glob("*.dist-info")
+    (about / "METADATA").unlink()
+    about.rmdir()
+    result = cli("npu", "analyse", directory)
+    assert result.exit_code == ExitCode.PLUGIN
+    assert "pip install 'profdeck[npu]'" in result.stderr
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[sys.argv[1]], 0)  # exit(2), of this thread alone
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="the number of exit(2) is not known")
+def test_a_process_has_ended_when_all_of_its_threads_have() -> None:
+    """Until then it holds its files, and with them the lock of the directory."""
+    command = [sys.executable, "-c", FIRST_THREAD_ENDS, platform.machine()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        pause = threading.Event()
+        while process_stat(process.pid)[0] != "Z":
+            pause.wait(0.01)
+        assert process_group._members(process.pid) == [process.pid]
+        assert is_running(socket.gethostname(), process.pid, process_started(process.pid))
+        os.kill(process.pid, signal.SIGKILL)
+        while process_group._members(process.pid):
+            pause.wait(0.01)
+        assert process_stat(process.pid)[0] == "Z"  # nobody has waited for it
+        assert not is_running(socket.gethostname(), process.pid, process_started(process.pid))

@@ -1,0 +1,310 @@
+"""The NPU backend where there is no torch_npu: what it says of its environment, and how it survives other releases.
+
+`Release` and its like are written by hand after torch_npu's own `_ExperimentalConfig`; tests/contract reads the wheels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profdeck.errors import ConfigError, MissingLibraryError
+from profdeck_npu import NpuBackend, NpuOptions, cann, identity
+from profdeck_npu.experimental import experimental_config
+from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
+
+# What would keep its profiler from recording.
+
+
+def test_an_ordinary_environment_is_fine() -> None:
+    cann.check_environment({"PATH": "/bin", "MSMONITOR_USE_DAEMON": "0", "KINETO_USE_DAEMON": "", "PROFILING_MODE": ""})
+    cann.check_environment({"MSMONITOR_USE_DAEMON": "yes"})  # torch_npu takes it for 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("PROFILING_MODE", "dynamic", "msprof profiles this process, and torch_npu's profiler records nothing then"),
+        ("PROFILER_SAMPLECONFIG", "{}", "Start the job without msprof and unset PROFILER_SAMPLECONFIG"),
+        ("PROF_CONFIG_PATH", "/x", "torch_npu's dynamic profiling, which starts captures of its own"),
+        ("MSMONITOR_USE_DAEMON", "1", "lets the msMonitor daemon start captures in this process"),
+        ("MSMONITOR_USE_DAEMON", " 01", "Unset MSMONITOR_USE_DAEMON"),
+        ("KINETO_USE_DAEMON", "1", "Unset KINETO_USE_DAEMON"),
+    ],
+)
+def test_another_way_of_profiling_is_refused(name: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cann.check_environment({name: value})
+    assert str(caught.value).startswith(f"{name}={value} ")
+    assert text in str(caught.value)
+
+
+def test_the_environment_is_looked_at_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILING_MODE", "dynamic")
+    with pytest.raises(ConfigError, match="PROFILING_MODE=dynamic"):
+        NpuBackend(NpuOptions()).preflight()
+
+
+def test_without_msprof_there_is_no_analysis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"msprof, which is not on the PATH\. Either source CANN's set_env\.sh"
+    ) as caught:
+        cann.check_msprof()
+    assert "set options.analyse to false and run `profdeck npu analyse` where msprof is" in str(caught.value)
+    program = tmp_path / "msprof"
+    program.touch(0o755)
+    cann.check_msprof()
+
+
+# Its libraries.
+
+
+def no_cann() -> ImportError:
+    return ImportError("libhccl.so: cannot open shared object file: No such file or directory")
+
+
+def as_torch_raises_it() -> RuntimeError:
+    error = RuntimeError("Failed to load the backend extension: torch_npu. You can disable extension auto-loading ...")
+    error.__cause__ = no_cann()
+    return error
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Make torch_npu an installed distribution, with nothing in it."""
+    about = tmp_path / "torch_npu-2.13.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_missing_cann_is_recognised() -> None:
+    told = NpuBackend.diagnose(as_torch_raises_it())
+    assert told is not None
+    assert told.startswith("torch_npu 2.13.0 is installed, and CANN's libhccl.so, which it needs, cannot be loaded.")
+    assert "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh)" in told
+    assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch_npu" in told
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "error",
+    [
+        no_cann(),  # of whom?
+        ImportError("No module named 'torch_npu._C'"),
+        RuntimeError("Failed to load the backend extension: torch_npu."),
+    ],
+)
+def test_other_failures_are_not_taken_for_a_missing_cann(error: Exception) -> None:
+    assert NpuBackend.diagnose(error) is None
+
+
+@pytest.mark.parametrize("name", ["torch_npu", "torch"])
+def test_what_does_not_load_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, installed: None
+) -> None:
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    lines = [
+        "import os",
+        "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'",  # as torch_npu does
+        "raise ImportError('libhccl.so: cannot open shared object file') from None",
+    ]
+    for module in ("torch", "torch_npu"):
+        package = tmp_path / module
+        package.mkdir()
+        (package / "__init__.py").write_text("\n".join(lines) if module == name else "")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(MissingLibraryError, match="The backend 'npu' cannot be used in this process: ") as caught:
+        NpuBackend(NpuOptions()).preflight()
+    assert isinstance(caught.value.__cause__, ImportError)
+    assert "libhccl.so" in str(caught.value)
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in os.environ
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+def test_it_can_be_described_and_built_without_torch() -> None:
+    backend = NpuBackend(NpuOptions(activities=("cpu",)))
+    assert backend.devices() == ()
+    assert (NpuBackend.name, NpuBackend.device_types, NpuBackend.thread_bound) == ("npu", ("npu",), True)
+    (library,) = NpuBackend.libraries
+    assert library.names == ("torch-npu",)
+    assert callable(identity)
+    assert NpuBackend(NpuOptions()).profile_stop(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "number"),
+    [
+        (None, 3, 3),
+        ("", 1, 1),
+        ("4,5,6", 0, 4),
+        ("4,5,6", 2, 6),
+        ("4,5,6", 3, 3),
+        ("7", 0, 7),
+        ("1,0", 0, 1),
+        ("2,3;4", 1, 3),
+        ("2,3;4", 2, 2),
+        (" 5", 0, 0),
+    ],
+)
+def test_devices_have_the_numbers_of_the_host(visible: str | None, index: int, number: int) -> None:
+    environ = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
+    assert cann.physical_device(index, environ) == number
+
+
+# Releases of torch_npu.
+
+
+class Release:
+    """What torch_npu 2.13 does with the arguments, as far as it matters here."""
+
+    def __init__(
+        self,
+        *,
+        profiler_level: str = "Level0",
+        aic_metrics: str = "ACL_AICORE_PIPE_UTILIZATION",
+        l2_cache: bool = False,
+        msprof_tx: bool = False,
+        mstx: bool = False,
+        data_simplification: bool = True,
+        record_op_args: bool = False,
+        op_attr: bool = False,
+        gc_detect_threshold: float | None = None,
+        export_type: str | list[str] = "text",
+        host_sys: list[str] | None = None,
+        mstx_domain_include: list[str] | None = None,
+        mstx_domain_exclude: list[str] | None = None,
+        sys_io: bool = False,
+        sys_interconnection: bool = False,
+    ) -> None:
+        self._profiler_level = profiler_level
+        self._aic_metrics = aic_metrics
+        self._l2_cache = l2_cache
+        self._msprof_tx = msprof_tx
+        self._mstx = mstx
+        self._data_simplification = data_simplification
+        self.record_op_args = record_op_args
+        self._op_attr = op_attr
+        self._gc_detect_threshold = gc_detect_threshold
+        self._export_type = list(set(export_type))
+        self._host_sys = list(set(host_sys or []))
+        self._mstx_domain_include = list(set(mstx_domain_include or []))
+        self._mstx_domain_exclude = list(set(mstx_domain_exclude or []))
+        self._sys_io = sys_io
+        self._sys_interconnection = sys_interconnection
+
+
+class Release26:
+    """torch_npu 2.6: fewer arguments, and metrics that are reset."""
+
+    def __init__(
+        self,
+        *,
+        profiler_level: str = "Level0",
+        aic_metrics: str = "ACL_AICORE_NONE",
+        l2_cache: bool = False,
+        msprof_tx: bool = False,
+        data_simplification: bool = True,
+        record_op_args: bool = False,
+        op_attr: bool = False,
+        gc_detect_threshold: float | None = None,
+        export_type: str | list[str] | None = None,
+    ) -> None:
+        self._profiler_level = profiler_level
+        none = aic_metrics == "ACL_AICORE_NONE"
+        self._aic_metrics = "ACL_AICORE_PIPE_UTILIZATION" if none and profiler_level != "Level0" else aic_metrics
+        self._l2_cache = l2_cache
+        self._msprof_tx = msprof_tx
+        self._data_simplification = data_simplification
+        self.record_op_args = record_op_args
+        self._op_attr = op_attr
+        self._gc_detect_threshold = gc_detect_threshold
+        self._export_type = list(export_type or [])
+
+
+def module(config: type, *, hosts: str = "CPU MEM DISK NETWORK OSRT NUMA") -> Any:
+    """Make the module `torch_npu.profiler.experimental_config` of a release."""
+    return SimpleNamespace(
+        _ExperimentalConfig=config,
+        ProfilerLevel=SimpleNamespace(Level_none="Level_none", Level0="Level0", Level1="Level1", Level2="Level2"),
+        AiCMetrics=SimpleNamespace(
+            PipeUtilization="ACL_AICORE_PIPE_UTILIZATION", AiCoreNone="ACL_AICORE_NONE", MemoryUB="ACL_AICORE_MEMORY_UB"
+        ),
+        ExportType=SimpleNamespace(Db="db", Text="text"),
+        HostSystem=SimpleNamespace(**{name: name.lower() for name in hosts.split()}),
+    )
+
+
+def test_options_in_words_of_torch_npu() -> None:
+    options = NpuOptions(
+        level=Level.LEVEL2,
+        aic_metrics=AicMetrics.MEMORY_UB,
+        mstx=True,
+        mstx_domain_include=("b", "a"),
+        host_sys=(HostSystem.MEM, HostSystem.CPU),
+        export=(Export.TEXT, Export.DB),
+        gc_detect_threshold_ms=1.5,
+        op_attr=True,
+        record_op_args=True,
+    )
+    with warnings.catch_warnings(action="error"):
+        config = experimental_config(options, module(Release), "2.13.0")
+    assert (config._profiler_level, config._aic_metrics) == ("Level2", "ACL_AICORE_MEMORY_UB")
+    assert (config._mstx, config._msprof_tx, sorted(config._mstx_domain_include)) == (True, False, ["a", "b"])
+    assert (sorted(config._host_sys), sorted(config._export_type)) == (["cpu", "mem"], ["db", "text"])
+    assert (config._gc_detect_threshold, config._op_attr, config.record_op_args) == (1.5, True, True)
+
+
+def test_an_older_release_gets_what_it_knows() -> None:
+    config = experimental_config(NpuOptions(mstx=True), module(Release26), "2.6.0")
+    assert (config._msprof_tx, config._profiler_level, config._export_type) == (True, "Level1", ["text"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            NpuOptions(sys_io=True),
+            "options.sys_io: torch_npu 2.6.0 does not have it. Remove it, or install a release that does.",
+        ),
+        (NpuOptions(mstx=True, mstx_domain_include=("a",)), "options.mstx_domain_include: torch_npu 2.6.0 does not"),
+        (NpuOptions(host_sys=(HostSystem.NUMA,)), "options.host_sys: NUMA: torch_npu 2.6.0 does not have it."),
+        (NpuOptions(host_sys=(HostSystem.CPU,)), "options.host_sys: torch_npu 2.6.0 does not have it."),
+        (
+            NpuOptions(aic_metrics=AicMetrics.L2_CACHE),
+            "options.aic_metrics: L2Cache: torch_npu 2.6.0 does not have it.",
+        ),
+        (
+            NpuOptions(aic_metrics=AicMetrics.NONE),
+            "options.aic_metrics: torch_npu 2.6.0 takes 'ACL_AICORE_PIPE_UTILIZATION' instead of 'ACL_AICORE_NONE'. ",
+        ),
+    ],
+)
+def test_what_a_release_lacks_or_resets_is_refused(options: NpuOptions, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        experimental_config(options, module(Release26, hosts="CPU MEM DISK NETWORK OSRT"), "2.6.0")
+    assert str(caught.value).startswith(message)
+
+
+class ForcesMstx(Release):
+    """As Release, but mstx is on whatever was asked for."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._mstx = True
+
+    __signature__ = inspect.signature(Release)
+
+
+def test_what_a_release_adds_is_refused_as_well() -> None:
+    with pytest.raises(ConfigError, match=r"options\.mstx: torch_npu 2\.13\.0 takes True instead of False"):
+        experimental_config(NpuOptions(), module(ForcesMstx), "2.13.0")

@@ -1,0 +1,169 @@
+"""The options of the NPU backend: what is refused, and in which words. torch_npu resets most of it and goes on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import attrs
+import pytest
+
+from profdeck import Activity
+from profdeck.errors import ConfigError
+from profdeck.options import describe
+from profdeck.strict import structure, unstructure
+from profdeck_npu import NpuBackend, NpuOptions
+from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
+
+WHERE = "roles.trainer.options"
+
+
+def options(**given: Any) -> NpuOptions:
+    return structure(given, NpuOptions, where=WHERE)
+
+
+def test_by_default_the_device_is_recorded() -> None:
+    plain = options()
+    assert plain == NpuOptions()
+    assert plain.activities == (Activity.CPU, Activity.NPU)
+    assert (plain.level, plain.aic_metrics) == (Level.LEVEL1, AicMetrics.PIPE_UTILIZATION)
+    assert (plain.export, plain.analyse, plain.data_simplification) == ((Export.TEXT,), True, True)
+    on = {name for name, value in attrs.asdict(plain).items() if value is True}
+    assert on == {"analyse", "data_simplification"}
+
+
+def test_everything_at_once() -> None:
+    given: dict[str, Any] = {
+        "activities": ["npu", "cpu"],
+        "record_shapes": True,
+        "with_stack": True,
+        "profile_memory": True,
+        "with_modules": True,
+        "with_flops": False,
+        "max_capture_s": 60.0,
+        "level": "level2",
+        "aic_metrics": "MemoryUB",
+        "l2_cache": True,
+        "op_attr": True,
+        "record_op_args": True,
+        "mstx": True,
+        "mstx_domain_include": [],
+        "mstx_domain_exclude": ["communication"],
+        "sys_io": True,
+        "sys_interconnection": True,
+        "host_sys": ["cpu", "mem", "disk", "network", "osrt", "numa"],
+        "gc_detect_threshold_ms": 0,
+        "data_simplification": False,
+        "export": ["text", "db"],
+        "analyse": False,
+        "analyse_timeout_s": 10,
+    }
+    assert unstructure(options(**given)) == given
+
+
+@pytest.mark.parametrize(
+    ("given", "metrics"),
+    [
+        ({"level": "level0"}, "AiCoreNone"),
+        ({"level": "level1"}, "PipeUtilization"),
+        ({"level": "level2"}, "PipeUtilization"),
+        ({"level": "level2", "aic_metrics": "AiCoreNone"}, "AiCoreNone"),
+        ({"level": "level0", "aic_metrics": "AiCoreNone"}, "AiCoreNone"),
+        ({"level": "level_none", "mstx": True}, "AiCoreNone"),
+        ({"activities": ["cpu"]}, "AiCoreNone"),
+    ],
+)
+def test_manifests_say_which_counters_were_read(given: dict[str, Any], metrics: str) -> None:
+    assert unstructure(options(**given))["aic_metrics"] == metrics
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"level": "level3"}, ".level: expected one of level_none, level0, level1, level2, got 'level3' (text)."),
+    ({"level": 1}, ".level: expected one of level_none, level0, level1, level2, got 1 (an integer)."),
+    ({"aic_metrics": "pipeutilization"}, ".aic_metrics: expected one of AiCoreNone, PipeUtilization, "),
+    ({"aic_metrics": "PipeUtilisation"}, "Did you mean 'PipeUtilization'?"),
+    ({"l2_cache": "true"}, ".l2_cache: expected true or false, got 'true' (text). Remove the quotes."),
+    ({"host_sys": ["cpu", "gpu"]}, ".host_sys[1]: expected one of cpu, mem, disk, network, osrt, numa, got 'gpu'"),
+    ({"host_sys": "cpu"}, ".host_sys: expected a list, got 'cpu' (text). Write it in brackets: [cpu]."),
+    ({"export": ["csv"]}, ".export[0]: expected one of text, db, got 'csv' (text)."),
+    ({"mstx_domain_include": "default"}, ".mstx_domain_include: expected a list, got 'default'"),
+    ({"gc_detect_threshold_ms": -1}, "gc_detect_threshold_ms"),
+    ({"gc_detect_threshold_ms": float("inf")}, "gc_detect_threshold_ms"),
+    ({"analyse": "subprocess"}, ".analyse: expected true or false, got 'subprocess' (text)."),
+    ({"analyse_timeout_s": 0}, "analyse_timeout_s"),
+    ({"msprof_tx": True}, "unknown key 'msprof_tx'."),
+    ({"l2cache": True}, "unknown key 'l2cache'. Did you mean 'l2_cache'?"),
+    # Against each other.
+    ({"activities": []}, "activities: the list is empty, so nothing would be recorded; remove the key"),
+    ({"activities": ["cpu", "cuda"]}, "activities: the backend npu does not record cuda; allowed: cpu, npu"),
+    (
+        {"level": "level0", "aic_metrics": "Memory"},
+        "aic_metrics: the device reads Memory at level1 and level2 only, and the level is level0; raise it, or remove",
+    ),
+    ({"level": "level_none", "mstx": True, "aic_metrics": "L2Cache"}, "and the level is level_none; raise it"),
+    ({"level": "level_none"}, "level: level_none records mstx ranges only, and mstx is off; turn it on, or choose"),
+    ({"mstx_domain_include": ["a", "b"]}, "mstx_domain_include: a, b are domains of mstx, which is off; turn mstx on"),
+    ({"mstx_domain_exclude": ["c"]}, "mstx_domain_exclude: c are domains of mstx, which is off; turn mstx on"),
+    (
+        {"mstx": True, "mstx_domain_include": ["a"], "mstx_domain_exclude": ["b"]},
+        "mstx_domain_exclude: give it or mstx_domain_include; torch_npu reads only one of them",
+    ),
+    ({"mstx": True, "mstx_domain_include": [""]}, "mstx_domain_include: the name of a domain is empty; expected"),
+    ({"op_attr": True}, "op_attr: attributes are only written to a database; add db to export, or turn op_attr off"),
+    ({"export": []}, "export: the list is empty, so the analysis would write nothing; remove the key"),
+    (
+        {"activities": ["npu"], "gc_detect_threshold_ms": 1},
+        "gc_detect_threshold_ms: garbage is collected on the host; add cpu to activities, or remove it",
+    ),
+    (
+        {"activities": ["cpu"], "level": "level2", "mstx": True},
+        "level: it has no effect without the device; add npu to activities, or remove level, mstx",
+    ),
+    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: it has no effect without the device; add npu"),
+    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: it has no effect without the device; add npu"),
+    ({"with_flops": True}, "with_flops: torch_npu's analysis does not read FLOPs, so nothing would show; turn it off"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
+def test_what_torch_npu_would_reset_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options(**given)
+    text = str(caught.value)
+    assert text.startswith(WHERE)
+    assert message in text
+
+
+def test_options_of_the_device_are_all_checked_against_its_absence() -> None:
+    on_host = {"activities", "gc_detect_threshold_ms", "data_simplification", "export"}
+    others = {"mstx_domain_include", "mstx_domain_exclude"}  # need mstx
+    own = set(inspect.get_annotations(NpuOptions)) - on_host - others
+    values = {
+        "level": "level2",
+        "aic_metrics": "Memory",
+        "host_sys": ["mem"],
+        **{name: True for name in own if inspect.get_annotations(NpuOptions)[name] == "bool" and name != "analyse"},
+    }
+    assert own == {*values, "analyse", "analyse_timeout_s"}
+    for name, value in values.items():
+        with pytest.raises(ConfigError, match=f"{name}: it has no effect without the device"):
+            options(activities=["cpu"], **{name: value})
+
+
+def test_words_are_those_of_torch_npu() -> None:
+    """Whoever looks them up finds them in its documentation; tests/contract reads the wheels."""
+    assert [*HostSystem] == ["cpu", "mem", "disk", "network", "osrt", "numa"]
+    assert len(AicMetrics) == 9
+    assert [*Level] == ["level_none", "level0", "level1", "level2"]
+
+
+def test_every_option_is_described() -> None:
+    for option in describe(NpuBackend.Options):
+        assert "default" in option.text.lower(), option.name
+    assert {option.name: option.default for option in describe(NpuOptions)}.items() >= {
+        "activities": "[cpu, npu]",
+        "level": "level1",
+        "aic_metrics": "automatic",
+        "host_sys": "[]",
+        "export": "[text]",
+    }.items()
