@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +14,7 @@ from profdeck.capture import Capture
 from profdeck.errors import IncompatibleLibraryError, MissingLibraryError
 from profdeck.identity import Identity
 from profdeck.options import CommonOptions
+from profdeck.outcome import Outcome
 
 
 @attrs.frozen
@@ -92,6 +94,16 @@ class Backend:
         """Name the devices that a capture occupies, the same in every process of the host that uses them."""
         return ()
 
+    @classmethod
+    def diagnose(cls, error: BaseException) -> str | None:
+        """Say what stands behind an error and what to do, if this backend's library causes it; else None.
+
+        Asked of all installed backends when any of them fails to load its library: torch, for one, imports all
+        extensions that are installed, and fails with them.
+        """
+        del error  # of a library that is none of this backend's
+        return None
+
 
 @attrs.define
 class EngineBackend(Backend):
@@ -102,11 +114,23 @@ class EngineBackend(Backend):
     """
 
     thread_bound: ClassVar[bool] = False
+    health: ClassVar[str] = "/health"
+    """The route by which a server says that it is well, at next to no cost."""
+
+    outcome: Outcome | None = attrs.field(default=None, init=False)
+    """How the last start or stop came out, where the backend tells; None for a start that has raised."""
+    fix: str | None = attrs.field(default=None, init=False)
+    """What to do about that, where more is known than `Outcome.fix` says."""
 
     @property
     def blocking(self) -> bool:
         """Whether the bound target has only blocking calls, so that the hooks return no awaitables."""
         return False
+
+    @property
+    def late_fix(self) -> str:
+        """What to do when the bound target does not answer in time, where more is known than of any."""
+        return ""
 
     def bind(self, target: object) -> str:
         """Take the target, an engine object or a URL, and return its name for manifests.
@@ -120,6 +144,24 @@ class EngineBackend(Backend):
     async def recognises(cls, url: str) -> bool:
         """Tell whether this backend controls the server at a URL, whose answers may be anything."""
         raise NotImplementedError
+
+    async def reach(self) -> None:
+        """Find out whether the bound target can be asked at all, before a start that has to be quick.
+
+        Raises:
+            CaptureError: it cannot be reached, or does not let us in.
+        """
+
+    def release(self) -> None:
+        """Give back what `reach` keeps for a start that does not follow."""
+
+    def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:  # noqa: ARG002  # for those that can
+        """Await the gate in the next start as late as possible, so that many targets start at the same moment.
+
+        Returns:
+            Whether it does. If not, the gate is awaited before the start.
+        """
+        return False
 
     async def output(self) -> Path | None:
         """Return the directory that the bound target writes below, if it is on this host and the target chooses it.
@@ -146,3 +188,5 @@ class TargetState:
     """Whether every rank has recorded its window; the capture can then be stopped without losing anything."""
     iterations: int
     """Iterations recorded so far by the rank that has the fewest."""
+    waits_for: str | None = None
+    """What a rank waits for before it can record, and who holds that; None if none waits."""

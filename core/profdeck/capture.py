@@ -20,6 +20,7 @@ from profdeck.schedule import Iterations, Window
 
 if TYPE_CHECKING:
     from profdeck.engine.request import CaptureRequest
+    from profdeck.fleet.records import FleetRecord
 
 
 class Unit(StrEnum):
@@ -58,6 +59,7 @@ class State(StrEnum):
 
     NEW = "new"
     STARTING = "starting"
+    """Also as long as it waits for its turn: `Capture.waits_for`."""
     RECORDING = "recording"
     STOPPING = "stopping"
     ENDED = "ended"
@@ -144,6 +146,8 @@ class Capture:
     """The engine iterations that were asked for; None for all until the stop."""
     first_iteration: int | None = None
     """In a process of an engine: the first iteration that is recorded, counted from the start of the request."""
+    passed_over: int = 0
+    """Mini-batches of the window that went by before the recording began, as another one held the device."""
     target: str | None = None
     """What is asked to record, when that is not this process: an engine or a server. Its processes write manifests
     of their own, and this capture's is about the target as a whole."""
@@ -151,6 +155,10 @@ class Capture:
     """What the target's processes are asked for, here and in each of them."""
     expected_ranks: tuple[int, ...] | None = None
     """The ranks that should have recorded, where the backend learns that from the target."""
+    fleet: FleetRecord | None = None
+    """What came of each target, when many are asked together."""
+    demand: str | None = None
+    """The token of the request that it was asked for with while the job ran; None for what the config selects."""
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     """Makes a context manager that marks a stage in the recording; the backend sets it at start."""
     owner: Owner = attrs.field(factory=Owner)
@@ -165,6 +173,10 @@ class Capture:
     ended_ns: int | None = None
     stall_s: float | None = None
     """For how many seconds its start and stop kept an engine's process from its work."""
+    waits_for: str | None = None
+    """While it waits for its turn, and when that never came: what is held and by whom."""
+    waited_s: float | None = None
+    """For how many seconds it waited for its turn; None if it did not wait, or still does."""
 
     @property
     def stem(self) -> str:
@@ -203,7 +215,7 @@ class Capture:
         if not recorded:
             if not self.problems:
                 self.problems.append("The backend left no file.")
-            self.status = Status.FAILED
+            self.status = Status.FAILED if self.waits_for is None else Status.MISSING  # it could not even try
         elif self.problems or not all(item.whole for item in artifacts):
             self.status = Status.PARTIAL
         else:

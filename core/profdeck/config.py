@@ -17,6 +17,7 @@ from attrs import validators
 
 from profdeck.identity import NAME
 from profdeck.schedule import Iterations, Schedule, Window
+from profdeck.targets import TargetsConfig
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -72,6 +73,10 @@ class RoleConfig:
     iterations: Iterations | None = None
     """Engine iterations to record inside a capture, for backends of engines. Default: all from start to stop."""
 
+    targets: TargetsConfig | None = None
+    """The engines that record together for this role, for backends of engines. Default: the one target that the host
+    names."""
+
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """The backend's own options; `profdeck backends NAME` explains each."""
 
@@ -93,6 +98,29 @@ class RoleConfig:
 
 
 @attrs.frozen(kw_only=True)
+class FinishConfig:
+    """What is run when a capture has ended in all processes of the job."""
+
+    command: str | None = attrs.field(default=None)
+    """A command for `/bin/sh -c`, run once per capture when all processes that take part have ended it and its files
+    have been read back, whatever came of it. It gets a JSON document as its input. Default: none."""
+
+    timeout_s: float = attrs.field(default=600.0, validator=validators.gt(0.0))
+    """How long the command may take, and each listener, in seconds; then it is ended with all that it has started in
+    its process group. Default: 600."""
+
+    wait_s: float = attrs.field(default=300.0, validator=validators.ge(0.0))
+    """How long processes are waited for of which nothing is heard, in seconds: a rank that was killed, a role that
+    takes no part. It begins anew whenever one of them begins or ends the capture, and as long as one is known to be
+    recording. Default: 300."""
+
+    @command.validator
+    def _not_empty(self, _: object, command: str | None) -> None:
+        if command is not None and not command.strip():
+            raise ValueError("command: it is empty; remove the key to run nothing")
+
+
+@attrs.frozen(kw_only=True)
 class Config:
     """The whole config of a job, the same for all of its processes."""
 
@@ -104,6 +132,10 @@ class Config:
 
     steps: Schedule = attrs.field(factory=Schedule)
     """The global steps to capture, each entry as `profdeck.schedule.GRAMMAR` says. Default: none."""
+
+    on_demand: bool = True
+    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. It costs a look at the
+    run directory per global step, and the directory is made when the job starts. Default: true."""
 
     mode: Mode = Mode.CONTINUOUS
     """``continuous``: adjacent steps share one capture (default); ``discrete``: one capture per stage."""
@@ -119,6 +151,9 @@ class Config:
 
     listeners: tuple[str, ...] = attrs.field(default=(), validator=_names("listener"))
     """Plugins that are told of every capture, by entry-point name. Default: none."""
+
+    finish: FinishConfig = attrs.field(factory=FinishConfig)
+    """What is run when a capture has ended in all processes of the job. Default: nothing."""
 
     @run.validator
     def _one_path_component(self, _: object, run: str | None) -> None:

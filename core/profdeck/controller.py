@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 
 import attrs
 
 from profdeck import exits
 from profdeck.backend import EngineBackend, TargetState
-from profdeck.capture import Capture, Owner, Status, Step, Unit
+from profdeck.capture import Capture, Owner, State, Status, Step, Unit
 from profdeck.config import Mode, OnError
 from profdeck.errors import CaptureError
 from profdeck.plugins import Settle
@@ -78,8 +78,10 @@ class Controller:
         return isinstance(self._session.backend, EngineBackend) and not self._session.backend.blocking
 
     def idle_at(self, step: int) -> bool:
-        """Tell whether beginning that global step has no effect."""
-        return self._recording is None and self._armed is None and not self._session.wants(step)
+        """Pass the boundary into a global step, and tell whether there is nothing else to do in order to begin it."""
+        recording = self._recording
+        self._session.look(step, None if recording is None else recording.capture)
+        return recording is None and self._armed is None and not self._session.wants(step)
 
     def under_way(self, step: int) -> bool:
         """Tell whether that global step has been begun by an earlier start."""
@@ -96,7 +98,7 @@ class Controller:
                 return self.capture
             self._armed = None
             if self._session.config.mode is Mode.DISCRETE:
-                self._armed = step if self._session.selects(step) else None
+                self._armed = step if self._session.arms(step) else None
             elif self._session.wants(step):
                 await self._begin(step, settle)
             return self.capture
@@ -108,10 +110,10 @@ class Controller:
                 return
             capture = self._recording.capture
             if step.unit is not Unit.GLOBAL_STEP:
-                await self._recording.passed(step, settle)
+                await self._passed(self._recording, step, settle)
             elif step.index != capture.current_step:
                 self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
-            elif self._session.continues(capture):  # at the last step nothing passes: stop follows
+            elif self._follows(capture):  # at the last step nothing passes: stop follows
                 await self._advance(self._recording, settle)
                 self._expected = capture.current_step
 
@@ -121,6 +123,7 @@ class Controller:
         announced = self._expected is not None  # by step(): the next global step follows
         if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
             await self.end(None, settle)
+        self._session.rest()
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
         """Wait until a target has recorded its window."""
@@ -141,17 +144,28 @@ class Controller:
         """End whatever runs, before its time."""
         self._armed = None
         await self.end(reason, settle)
+        self._session.rest()
+
+    def leave(self) -> None:
+        """Take no requests for captures until the next global step."""
+        self._session.leave()
 
     async def end(self, reason: str | None, settle: Settle) -> None:
         """End the running capture, now or as soon as the owner's thread is free to."""
         if self._recording is None and not self._busy:
             return
         self._ending = _Ending(reason)  # kept for a recording that is just starting
-        async with self._exclusive("stop", settle):
-            pass  # an ending that waits is carried out on the way in
+        async with self._exclusive("stop", settle) as free:  # an ending that waits is carried out on the way in
+            recording = self._recording
+            if not free and recording is not None:
+                recording.publish()  # so that whoever asked sees that the end is pending
 
     async def enter_stage(self, name: str, settle: Settle) -> AbstractContextManager[object] | None:
         """Begin a stage: its own capture (None is returned) or a mark in the running one (to be entered)."""
+        if self._recording is not None and self._recording.waiting:
+            async with self._exclusive(f"stage {name}", settle) as free:
+                if free:
+                    await self._take_turn(self._recording, settle)
         if self._recording is not None:
             return self._recording.capture.annotate(name)
         # Of an engine they are kinds of batches, and not those of the host.
@@ -165,6 +179,12 @@ class Controller:
                 begun = await self._begin(self._armed, settle, stage=name, count=self._counts[self._armed, name])
         return None if begun else contextlib.nullcontext()
 
+    def _follows(self, capture: Capture) -> bool:
+        """Pass the boundary into the next global step, and tell whether it belongs to the same capture."""
+        if capture.stage is None:  # the stages of a step are not over with it
+            self._session.look(capture.current_step + 1, capture)
+        return self._session.continues(capture)
+
     async def _goes_on(self, recording: Recording, step: int, settle: Settle) -> bool:
         """Carry a running capture into a global step; False once it has been ended because it cannot go on."""
         capture = recording.capture
@@ -172,6 +192,7 @@ class Controller:
             if self._expected != step:
                 self._note(f"start({step}) while {capture.id} was recording: ignored.")
             self._expected = None
+            await self._take_turn(recording, settle)
             return True
         continues = self._session.continues(capture)
         if continues and step == capture.current_step + 1:
@@ -182,9 +203,36 @@ class Controller:
         return False
 
     async def _advance(self, recording: Recording, settle: Settle) -> None:
-        capture = recording.capture
-        await recording.passed(Step(Unit.GLOBAL_STEP, capture.current_step), settle)
-        capture.current_step += 1
+        step = Step(Unit.GLOBAL_STEP, recording.capture.current_step)
+        await self._passed(recording, step, settle)
+        recording.capture.current_step = step.index + 1
+
+    async def _passed(self, recording: Recording, step: Step, settle: Settle) -> None:
+        """Pass a boundary; what waits for its turn tries to begin there."""
+        await self._trying(recording, recording.passed(step, settle))
+
+    async def _take_turn(self, recording: Recording, settle: Settle) -> None:
+        """Begin what waits for its turn, if that has come."""
+        if recording.waiting:
+            await self._trying(recording, recording.start(settle))
+
+    async def _trying(self, recording: Recording, attempt: Awaitable[object]) -> None:
+        try:
+            await attempt
+        except BaseException as error:
+            if recording.capture.state is not State.ENDED:  # it records, and is interrupted in a hook
+                raise
+            self._quieten()
+            self._over(recording)
+            if not self._excused(error):
+                raise
+
+    def _excused(self, error: BaseException) -> bool:
+        """Tell whether the job goes on without a capture that could not start."""
+        if not isinstance(error, CaptureError) or self._session.config.on_error is OnError.RAISE:
+            return False
+        logger.warning("%s The job goes on without this capture.", error)
+        return True
 
     async def _begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> bool:
         exits.watch(self, self._finish_at_exit)  # while it starts as well: an ending then waits until it has
@@ -193,9 +241,8 @@ class Controller:
         except BaseException as error:
             self._ending = None
             exits.unwatch(self)
-            if not isinstance(error, CaptureError) or self._session.config.on_error is OnError.RAISE:
+            if not self._excused(error):
                 raise
-            logger.warning("%s The job goes on without this capture.", error)
             return False
         self._expected = None
         limit_s = self._session.backend.options.max_capture_s
@@ -210,15 +257,23 @@ class Controller:
         if recording is None:
             self._ending = None
             return
-        self._on_change(None)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._quieten()
+        reason = reason or self._session.cut(recording.capture)
         try:
             await recording.end(reason, settle)
         finally:
-            self._recording = self._ending = None
-            exits.unwatch(self)  # a SIGTERM that waited for the trace is delivered here
+            self._over(recording)
         self._report(recording.capture, early=reason is not None)
+
+    def _quieten(self) -> None:
+        self._on_change(None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _over(self, recording: Recording) -> None:
+        self._session.ended(recording.capture)
+        self._recording = self._ending = None
+        exits.unwatch(self)  # a SIGTERM that waited for the trace is delivered here
 
     def _report(self, capture: Capture, *, early: bool) -> None:
         if capture.status is Status.COMPLETE:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+from profdeck.outcome import Outcome
 
 
 class ProfdeckError(Exception):
@@ -38,8 +41,33 @@ class CaptureError(ProfdeckError):
     """A capture could not start, step or stop."""
 
 
+class TargetError(CaptureError):
+    """A target refused, or could not be reached: `outcome` is the code of it, `fix` what to do."""
+
+    def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
+        """Args:
+        text: the whole message.
+        outcome: how the operation came out.
+        fix: what to do, where more is known than `Outcome.fix` says.
+        """
+        super().__init__(text)
+        self.outcome = outcome
+        self.fix = outcome.fix if fix is None else fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.outcome, self.fix)  # it crosses processes, such as those of Ray
+
+
 class LeaseError(CaptureError):
-    """Another recording holds the device."""
+    """Another recording holds the device, or what records it."""
+
+    def __init__(self, text: str, held: str = "a device") -> None:
+        """Args:
+        text: the whole message.
+        held: what is held and by whom, as whoever waits for it says that.
+        """
+        super().__init__(text)
+        self.held = held
 
 
 class TraceError(ProfdeckError):
@@ -57,3 +85,15 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def target_error(error: BaseException) -> TargetError:
+    """Return what an operation on a target failed of: the `TargetError` that was wrapped, or one made of the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TargetError):
+            return cause
+        if isinstance(cause, TimeoutError):
+            return TargetError(describe(error), Outcome.TIMED_OUT)
+        cause = cause.__cause__
+    return TargetError(describe(error), Outcome.REFUSED)

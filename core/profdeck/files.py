@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,24 @@ from typing import BinaryIO
 # What file systems without hard links answer: FAT, some network and user-space ones.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _COPY_BYTES = 1 << 20
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if there is none: whoever reads it says so."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def size_of_tree(path: Path) -> int:
+    """Return the size in bytes of all files below a directory; links and what has vanished count nothing."""
+    return sum(
+        size
+        for directory, _, names in os.walk(path)
+        for name in names
+        if (size := _own_size(os.path.join(directory, name)))  # noqa: PTH118 - raw data are thousands of files
+    )
 
 
 def publish(temporary: Path, path: Path) -> None:
@@ -69,6 +88,14 @@ def append_file(file: BinaryIO, path: Path) -> None:
                 pass
         while data := source.read(_COPY_BYTES):
             write_all(file, data)
+
+
+def _own_size(path: str) -> int:
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 def _sync_directory(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The whole extension surface of profdeck: three hooks.
+"""The whole extension surface of profdeck: three hooks, and one more for listeners.
 
 A backend (see `profdeck.Backend`) records; a listener (any object with these hooks, found under the entry-point
 group ``profdeck.listeners``) is told what happens, to upload or notify, say. Both implement the same hooks and
@@ -6,13 +6,14 @@ mark them with `hookimpl`; a hook may leave out arguments that it does not need.
 
 The order within one capture is always ``profile_start``, any number of ``profile_step``, ``profile_stop``.
 Backends are called before listeners. ``profile_stop`` is called for every plugin whose ``profile_start``
-returned, whatever happened in between and whatever the other plugins raise.
+returned, whatever happened in between and whatever the other plugins raise. All of these are called in every process
+that records. ``capture_finished`` is called once for all of them, after their last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -34,7 +35,9 @@ class Hooks:
 
         A backend names its files with ``capture.artifact_path(suffix)`` and may set ``capture.annotate`` to a
         function that makes a context manager from a name: stages then appear in the recording. To refuse, raise;
-        nothing of this plugin may then still be recording.
+        nothing of this plugin may then still be recording. A backend whose recorder is in use, such as by another
+        role of the same process, raises ``profdeck.errors.LeaseError``: the capture then waits for its turn, and the
+        hook is called again at each boundary until it starts.
         """
 
     @hookspec
@@ -54,4 +57,14 @@ class Hooks:
 
         Listeners are called after the backend, when ``capture.artifacts`` and ``capture.status`` are final and
         the manifest is written; what they return is ignored.
+        """
+
+    @hookspec
+    def capture_finished(self, manifest: Mapping[str, Any]) -> Awaitable[None] | None:
+        """A capture has ended in all processes that take part, and its files have been read back; for listeners.
+
+        Called once per capture of the run, whatever came of it, by a process that does nothing else: the listener is
+        built anew there, from its entry point. It must return within ``finish.timeout_s``, or its process is ended.
+        ``manifest`` is the document that the command of ``finish`` gets as its input. What this raises or prints is
+        in the record of the finish, and a listener that raises makes that ``failed``.
         """

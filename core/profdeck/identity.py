@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 from attrs import validators
@@ -75,6 +76,31 @@ def launcher_identity(role: str, environ: Mapping[str, str] = os.environ) -> Ide
                 local_rank=_number(environ, local_rank) if local_rank in environ else 0,
             )
     return None
+
+
+def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:
+    """Describe this process from an initialised ``torch.distributed``; a single process without one.
+
+    Args:
+        role: what the process does in the job.
+        mesh: a ``torch.distributed.device_mesh.DeviceMesh`` with named dimensions, such as ``("dp", "tp")``,
+            from which the parallel coordinates are taken.
+        replica: which copy of an engine this process belongs to.
+    """
+    import torch.distributed as dist
+
+    parallel = {}
+    if mesh is not None and mesh.get_coordinate() is not None:
+        parallel = dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate(), strict=False))
+    if not (dist.is_available() and dist.is_initialized()):
+        return Identity(role=role, parallel=parallel, replica=replica)
+    return Identity(
+        role=role,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        parallel=parallel,
+        replica=replica,
+    )
 
 
 def parallel_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, int]:

@@ -111,4 +111,6 @@ def _default_text(default: Any) -> str:
         return str(default).lower()
     if hasattr(default, "factory"):  # attrs.Factory, which type checkers take for a function
         default = default.factory()
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(str, default))}]"
     return "automatic" if default is None else str(default)

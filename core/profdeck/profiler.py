@@ -10,9 +10,9 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from profdeck.capture import Capture, Step, Unit
 from profdeck.errors import CaptureError, ConfigError
@@ -74,7 +74,8 @@ class Profiler:
             identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
                 backend's library knows them. Its role wins over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
-            target: what records, when it is not this process: an engine object or the URL of a server.
+            target: what records, when it is not this process: an engine object, the handle of a Ray actor that holds
+                one, or the URL of a server; or a list of them, or a Ray placement group, which are captured as one.
 
         Raises:
             ConfigError: the config or an option is wrong.
@@ -149,6 +150,7 @@ class Profiler:
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         self.close(_reason(error) or _CLOSED)
+        self._leave()
 
     # The async façade.
 
@@ -193,6 +195,7 @@ class Profiler:
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         await self.aclose(_reason(error) or _CLOSED)
+        self._leave()
 
     # Parts of a step.
 
@@ -211,11 +214,12 @@ class Profiler:
         Raises:
             ConfigError: the name cannot be used in file names.
         """
-        if not NAME.fullmatch(name):
-            raise ConfigError(
-                f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', as files are named so."
-            )
+        check_stage(name)
         return Stage(name, self._controller, self._settle_now)
+
+    def _leave(self) -> None:
+        if self._controller is not None:
+            self._controller.leave()
 
     def _changed(self, capture: Capture | None) -> None:
         self._recording = capture is not None
@@ -284,28 +288,8 @@ class Stage:
 
     def __call__(self, function: F) -> F:
         """Wrap a function or coroutine function, so that every call of it is the stage."""
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(
-                f"stage {self._name!r} cannot decorate the generator {function.__qualname__}: its body runs after "
-                "the call. Use 'with profiler.stage(...)' inside of it."
-            )
-        if self._controller is None:
-            return function
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def arun(*args: Any, **kwargs: Any) -> Any:
-                async with Stage(self._name, self._controller, self._settle_now):
-                    return await function(*args, **kwargs)
-
-            return cast("F", arun)
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with Stage(self._name, self._controller, self._settle_now):
-                return function(*args, **kwargs)
-
-        return cast("F", run)
+        new = functools.partial(Stage, self._name, self._controller, self._settle_now)
+        return decorated(function, self._name, None if self._controller is None else new)
 
     def __enter__(self) -> Self:
         if self._controller is not None:
@@ -336,6 +320,57 @@ class Stage:
         if mark is not None:
             mark.__exit__(*error)
         return mark is None
+
+
+class _Both(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
+    """A context manager, sync and async."""
+
+
+def check_stage(name: str) -> None:
+    """Check the name of a stage.
+
+    Raises:
+        ConfigError: it cannot be used in file names.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', as files are named so."
+        )
+
+
+def decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
+    """Wrap a function or coroutine function, so that every call of it is a stage.
+
+    Args:
+        function: what to wrap.
+        name: that of the stage.
+        new: makes the stage of one call; None if there is nothing to do.
+
+    Raises:
+        ConfigError: it is a generator.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"stage {name!r} cannot decorate the generator {function.__qualname__}: its body runs after the call. "
+            "Use 'with profiler.stage(...)' inside of it."
+        )
+    if new is None:
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            async with new():
+                return await function(*args, **kwargs)
+
+        return cast("F", arun)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with new():
+            return function(*args, **kwargs)
+
+    return cast("F", run)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -7,6 +7,10 @@
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.json
     <output>/<run>/step_000010/rollout/replica_002/rank_0001.step10.trace.json.gz
     <output>/<run>/step_000010/rollout/replica_002/target.step10.json    by whoever asked the engine for it
+    <output>/<run>/step_000010/rollout/target.step10.json                by whoever asked a fleet of engines for it
+    <output>/<run>/step_000010/finish.step10.json                        what was run when all of it had ended
+
+`profdeck.demand` tells of the files with which captures are asked for, and `profdeck.finish` of that of a finish.
 
 A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
 costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.
@@ -15,10 +19,13 @@ costs one rank at most. The first manifest is written before recording starts: a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
+import secrets
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +35,9 @@ import msgspec
 from profdeck.capture import Artifact, Capture, ClockAnchor, Status
 from profdeck.errors import CaptureError, ProfdeckError
 from profdeck.files import publish
+from profdeck.fleet.records import TargetRecord
 from profdeck.identity import Identity
+from profdeck.targets import Policy
 
 SCHEMA = 1
 RUN_FILE = "run.json"
@@ -79,23 +88,53 @@ class Manifest:
     """The engine or server that this manifest is about, which has a manifest per rank besides; None for a rank."""
     request: str | None = None
     """The capture of the target that asked for this one; the target's own capture names itself."""
+    request_token: str | None = None
+    """The token of that request, which tells it from others of the same id."""
+    policy: Policy | None = None
+    """Of a fleet, whose targets have manifests of their own besides: how many had to start; None for all others."""
+    needed: int | None = None
+    """The same as a number; None as long as the number of targets is unknown."""
+    start_skew_ms: float | None = None
+    """Of a fleet: the time between the first and the last start that was sent; None if fewer than two were."""
+    targets: tuple[TargetRecord, ...] = ()
+    """Of a fleet: what came of each target, by replica."""
     iterations: dict[str, int | None] | None = None
     """The engine iterations that were asked for, as in the config; None for all."""
+    demand: str | None = None
+    """The token of the request that the capture was asked for with while the job ran; None where the config selects."""
     backend: str
     versions: dict[str, str]
     """Versions of what recorded, by distribution."""
     options: dict[str, Any]
     expected_ranks: tuple[int, ...]
     """The ranks of this role and replica that should have recorded this capture."""
+    more_follow: bool = False
+    """Whether this process may capture other stages of the same step; said in discrete mode, where a finish waits."""
     status: Status
     started_ns: int
     ended_ns: int | None
     stall_s: float | None = None
     """For how many seconds the start and the stop kept an engine's process from its work; None where nobody measured.
     The cost of recording while it runs is not in it."""
+    waits_for: str | None = None
+    """While it waits for its turn on a device, and when that never came: what is held and by whom."""
+    waited_s: float | None = None
+    """For how many seconds it waited for its turn; None if it did not wait, or still does."""
+    collected_from: str | None = None
+    """Of a copy: the host that it was fetched from, a colon and its path there; see `profdeck.engine.collect`."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     artifacts: tuple[ArtifactRecord, ...] = ()
+
+    @property
+    def role_and_replica(self) -> str:
+        """The role, and behind a slash the replica if it has any: ``rollout/2``."""
+        return self.role if self.replica is None else f"{self.role}/{self.replica}"
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a process that still runs is recording; of another host that cannot be known, and no is said."""
+        return self.status is Status.RECORDING and is_running(self.host, self.pid, self.process_started)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,6 +145,9 @@ class Recorder:
     versions: Mapping[str, str]
     options: Mapping[str, Any]
     expected_ranks: tuple[int, ...]
+    more_follow: bool = False
+    write: Callable[[Path, bytes], None] = lambda path, content: replace(path, content, durable=True)
+    """How a manifest takes the place of the one before; a fleet writes those of its targets together."""
 
 
 def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -135,6 +177,8 @@ class RunDirectory:
         self.path = output / name
         self._output = output
         self._about = about
+        self._inside: set[Path] = set()
+        """Directories that have been found to be inside of the output directory."""
 
     def prepare(self) -> None:
         """Create the run directory and its ``run.json``; whoever comes first writes it.
@@ -149,7 +193,7 @@ class RunDirectory:
             return
         record = {"schema": SCHEMA, "created_ns": time.time_ns(), **self._about}
         with contextlib.suppress(FileExistsError):
-            _write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+            write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
     def claim(self, capture: Capture, recorder: Recorder) -> None:
         """Create the capture's directory and first manifest; moves on to a free id if the names are taken.
@@ -160,12 +204,11 @@ class RunDirectory:
             OSError: something cannot be created or written.
             CaptureError: the directory leads out of the output directory.
         """
-        self._check_inside(capture.directory)
-        capture.directory.mkdir(parents=True, exist_ok=True)
+        self._make(capture.directory)
         wanted, take = capture.id, 1
         while True:
             try:
-                _write_new(capture.manifest_path, _encode(_manifest(capture, recorder)))
+                write_new(capture.manifest_path, _encode(_manifest(capture, recorder)))
             except FileExistsError:
                 take += 1
                 capture.id = f"{wanted}-take{take}"
@@ -175,7 +218,17 @@ class RunDirectory:
     def directory(self, first_step: int, identity: Identity) -> Path:
         """Name the directory of a step's artifacts for a process."""
         directory = self.path / f"step_{first_step:06d}" / identity.role
-        return directory if identity.replica is None else directory / f"replica_{identity.replica:03d}"
+        return directory if identity.replica is None else replica_directory(directory, identity.replica)
+
+    def _make(self, directory: Path) -> None:
+        """Create a directory of a role or a replica, which no link may lead out of the output directory."""
+        if directory.parent in self._inside:
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()  # what is new in there is inside as well; a fleet has a directory per replica
+                return
+        self._check_inside(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._inside.add(directory.parent)
 
     def _check_inside(self, path: Path) -> None:
         output = self._output.resolve()
@@ -186,18 +239,18 @@ class RunDirectory:
             )
 
 
+def replica_directory(role: Path, replica: int) -> Path:
+    """Name the directory of a replica, in that of its role."""
+    return role / f"replica_{replica:03d}"
+
+
 def write_manifest(capture: Capture, recorder: Recorder) -> None:
-    """Replace the capture's manifest by its present state.
+    """Replace the capture's manifest by its present state, in the way of the recorder.
 
     Raises:
         OSError: it cannot be written.
     """
-    temporary = _temporary(capture.manifest_path)
-    try:
-        _write(temporary, _encode(_manifest(capture, recorder)), durable=True)
-        temporary.replace(capture.manifest_path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    recorder.write(capture.manifest_path, _encode(_manifest(capture, recorder)))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -229,18 +282,59 @@ def is_manifest(file: Path) -> bool:
 def process_started(pid: int) -> str | None:
     """Say when a process of this host started, in clock ticks since boot; None if that cannot be known.
 
-    Source: field 22 of ``/proc/<pid>/stat``, counted after the name in parentheses (proc(5)).
+    Source: field 22 of ``/proc/<pid>/stat`` (proc(5)).
     """
+    fields = process_stat(pid)
+    return fields[19] if len(fields) > 19 else None  # noqa: PLR2004  # as above, counted from the third
+
+
+def is_running(host: str, pid: int, started: str | None) -> bool:
+    """Tell whether a process still runs; on another host that cannot be known, and no is said.
+
+    Args:
+        host: its host, as `socket.gethostname` names it there.
+        pid: its process id.
+        started: what `process_started` said of it, which tells it from a later process with the same id.
+    """
+    if host != socket.gethostname():
+        return False
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not has_ended(process_stat(pid)) and process_started(pid) == started
+
+
+def has_ended(stat: list[str]) -> bool:
+    """Tell of what `process_stat` says whether a process has ended, and its parent has not asked for its exit code yet.
+
+    One whose first thread has ended is a zombie already, and holds its files and locks until the last one has. Source:
+    fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
+    """
+    return stat[:1] in (["Z"], ["X"]) and int(stat[17]) <= 1
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` from the third one, the state, on; none if they cannot be read."""
+    try:
+        # The second is the name, in parentheses; it may have any characters.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+@functools.lru_cache(maxsize=1)
+def _started(own_pid: int) -> str | None:
+    """Say when this process started, which does not change; a fleet has a manifest per target."""
+    return process_started(own_pid)
 
 
 def _manifest(capture: Capture, recorder: Recorder) -> Manifest:
     from profdeck import __version__
 
-    identity = capture.identity
+    identity, fleet = capture.identity, capture.fleet
     return Manifest(
         schema=SCHEMA,
         profdeck=__version__,
@@ -252,22 +346,31 @@ def _manifest(capture: Capture, recorder: Recorder) -> Manifest:
         parallel=dict(identity.parallel),
         host=identity.host,
         pid=identity.pid,
-        process_started=process_started(identity.pid),
+        process_started=_started(identity.pid),
         first_step=capture.first_step,
         last_step=capture.current_step,
         stage=capture.stage,
         window=attrs.asdict(capture.window) if capture.window else None,
         target=capture.target,
         request=capture.request.id if capture.request else None,
+        request_token=capture.request.token if capture.request else None,
+        policy=fleet.policy if fleet else None,
+        needed=fleet.needed if fleet else None,
+        start_skew_ms=fleet.start_skew_ms if fleet else None,
+        targets=fleet.targets if fleet else (),
         iterations=attrs.asdict(capture.iterations) if capture.iterations else None,
+        demand=capture.demand,
         backend=recorder.backend,
         versions=dict(recorder.versions),
         options=dict(recorder.options),
         expected_ranks=recorder.expected_ranks if capture.expected_ranks is None else capture.expected_ranks,
+        more_follow=recorder.more_follow,
         status=capture.status,
         started_ns=capture.started_ns,
         ended_ns=capture.ended_ns,
         stall_s=None if capture.stall_s is None else round(capture.stall_s, 6),
+        waits_for=capture.waits_for,
+        waited_s=None if capture.waited_s is None else round(capture.waited_s, 6),
         problems=tuple(capture.problems),
         notes=tuple(capture.notes),
         artifacts=tuple(_artifact_record(artifact, capture.directory) for artifact in capture.artifacts),
@@ -280,30 +383,62 @@ def _artifact_record(artifact: Artifact, directory: Path) -> ArtifactRecord:
 
 
 def _encode(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(attrs.asdict(manifest)), indent=1)
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that must not exist yet, whole or not at all."""
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that must not exist yet, whole or not at all. Of several who try, one succeeds.
+
+    Raises:
+        FileExistsError: it exists.
+        OSError: it cannot be written.
+    """
     temporary = _temporary(path)
     try:
         # Somebody waits for a start: what a power failure takes then, the end of the capture writes again.
         _write(temporary, content, durable=False)
         publish(temporary, path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace(path: Path, content: bytes, *, durable: bool) -> None:
+    """Write a file in the place of the one that may be there.
+
+    Args:
+        path: its path.
+        content: all of it.
+        durable: whether it must outlast a power failure from now on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = _temporary(path)
+    try:
+        _write(temporary, content, durable=durable)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _write(path: Path, content: bytes, *, durable: bool) -> None:
-    with path.open("wb") as file:
-        file.write(content)
+    # Few system calls, between which other threads run: a fleet writes a thousand manifests at once.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
         if durable:
-            file.flush()
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # By chance: processes of several hosts and containers can have the same pid.
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _component(name: str) -> str:

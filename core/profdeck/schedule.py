@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -128,6 +129,100 @@ class Schedule:
         """The last selected step; None if the schedule has no end."""
         ends = [span.last for span in self.spans]
         return None if None in ends else max((end for end in ends if end is not None), default=-1)
+
+
+@attrs.define(eq=False)
+class Demand:
+    """Global steps that were asked for while the job ran, ``first`` to ``last``, both included."""
+
+    token: str
+    first: int
+    last: int
+    begun: bool = False
+    """Whether their capture has begun, or in discrete mode their first step."""
+    captures: list[str] = attrs.field(factory=list)
+    """The ids of what was begun for them."""
+
+
+@attrs.define
+class Steps:
+    """The global steps that a process captures: those that the config selects, and those that were asked for.
+
+    What was asked for is captured by itself, from its first step on, wherever it lies: a capture that the config
+    began before ends there, and another one goes on behind. So who knew of the request early and who learnt of it
+    at its first step record the same.
+    """
+
+    schedule: Schedule
+    final_step: int | None = None
+    warmup_steps: int = 0
+    demands: list[Demand] = attrs.field(factory=list)
+    """What was asked for and is not over. Changed by `add` and `remove` only."""
+    _quiet: tuple[float, float] = attrs.field(default=(0, 0), init=False)
+    """From and below these steps nothing begins: found once, so that idle steps need not look."""
+
+    def add(self, demand: Demand) -> None:
+        """Take steps that were asked for."""
+        self.demands.append(demand)
+        self._quiet = (0, 0)
+
+    def remove(self, demand: Demand) -> None:
+        """Forget steps that are over, or will not be captured."""
+        self.demands = [other for other in self.demands if other is not demand]
+        self._quiet = (0, 0)
+
+    def configures(self, step: int) -> bool:
+        """Tell whether the config selects a step."""
+        return step in self.schedule and (self.final_step is None or step <= self.final_step)
+
+    def demand_at(self, step: int) -> Demand | None:
+        """Return what was asked for at a step, if anything."""
+        return next((demand for demand in self.demands if demand.first <= step <= demand.last), None)
+
+    def selects(self, step: int) -> bool:
+        """Tell whether a step is captured."""
+        return self.configures(step) or self.demand_at(step) is not None
+
+    def begins(self, step: int) -> tuple[int, Demand | None] | None:
+        """Return the first step of the capture that must begin at ``step``, to warm up or to record, and its demand."""
+        if self._quiet[0] <= step < self._quiet[1]:
+            return None
+        coming: list[tuple[int, Demand | None]] = [
+            (demand.first, demand) for demand in self.demands if not demand.begun and step <= demand.first
+        ]
+        selected = self.schedule.after(step - 1)
+        if selected is not None and self.configures(selected):
+            coming.append((selected, None))
+        first, demand = min(coming, key=lambda one: one[0], default=(None, None))  # what was asked for goes first
+        if first is None or step < first - self.warmup_steps:
+            self._quiet = (step, math.inf if first is None else first - self.warmup_steps)
+            return None
+        return first, demand
+
+    def continues(self, first_step: int, current_step: int, token: str | None) -> bool:
+        """Tell whether the next step belongs to the same capture.
+
+        Args:
+            first_step: the first step that the capture records.
+            current_step: the step that is under way.
+            token: of the demand that the capture is of, if any.
+        """
+        following = current_step + 1
+        if any(demand.first == following and not demand.begun for demand in self.demands):
+            return False
+        if following <= first_step:
+            return True
+        if token is None:
+            return self.configures(following)
+        return any(demand.token == token and following <= demand.last for demand in self.demands)
+
+    def is_one_capture(self, first: int, last: int) -> bool:
+        """Tell whether the config makes one capture of just these steps."""
+        return not self.configures(first - 1) and not self.configures(last + 1) and self.are_all_configured(first, last)
+
+    def are_all_configured(self, first: int, last: int) -> bool:
+        """Tell whether the config selects all of these steps."""
+        return all(map(self.configures, range(first, last + 1)))
 
 
 class Phase(StrEnum):

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from profdeck import run
 from profdeck.backend import Backend, EngineBackend
-from profdeck.capture import Capture, Unit
+from profdeck.capture import Capture, State, Status, Unit
 from profdeck.config import Config, Mode, RoleConfig
+from profdeck.demand import Process, Watch
 from profdeck.engine.request import Batch, CaptureRequest
-from profdeck.errors import ConfigError
+from profdeck.entry_points import installed
+from profdeck.entry_points import load as load_object
+from profdeck.errors import CaptureError, ConfigError, PluginError, ProfdeckError, describe
+from profdeck.hookspecs import NAMESPACE
 from profdeck.identity import Identity, launcher_identity, parallel_from_environment
 from profdeck.layers import load
 from profdeck.options import CommonOptions
-from profdeck.plugins import Plugins, Settle, load_backend, load_plugins, require_libraries
-from profdeck.recording import Recording, claim
+from profdeck.plugins import BACKENDS, LISTENERS, Plugins, Settle, load_backend, load_plugins, require_libraries
+from profdeck.process import ProcessId
+from profdeck.recording import Recording, claim, give_up
+from profdeck.schedule import Demand, Steps
 from profdeck.strict import structure, unstructure
+from profdeck.targets import TargetsConfig
+
+if TYPE_CHECKING:
+    from profdeck.finish import Finishes
 
 logger = logging.getLogger("profdeck")
+
+# What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
+# after that, fails with another error at the second attempt and ends the process after the third.
+_unusable: dict[str, tuple[type[ProfdeckError], str]] = {}
 
 
 @attrs.define
@@ -35,9 +51,14 @@ class Session:
     backend: Backend
     target: str | None
     """What the backend controls, when that is not this process."""
+    steps: Steps
     _plugins: Plugins
     _run: run.RunDirectory
     _recorder: run.Recorder
+    _watch: Watch | None = None
+    """Looks for captures that are asked for while the job runs."""
+    _finishes: Finishes | None = None
+    """Has something run when captures have ended everywhere."""
 
     @classmethod
     def open(
@@ -56,7 +77,7 @@ class Session:
             role: which role of the config this process has.
             identity: who this process is, when neither the launcher nor the backend's library knows.
             settings: config values by dotted key.
-            target: the engine object or URL that the backend controls.
+            target: the engine object or URL that the backend controls, or a list of them.
 
         Raises:
             ConfigError: the config or an option is wrong.
@@ -73,44 +94,72 @@ class Session:
         if not isinstance(backend, EngineBackend):  # which may control servers only
             require_libraries(type(backend))
         identity = identity or resolve_identity(name, backend)
-        bound = _bind(backend, chosen, name, target)
-        expected = () if bound else _expected_ranks(chosen, identity)
-        if (not bound and identity.rank not in expected) or not config.steps.spans:
+        if chosen.targets is not None and chosen.targets.discovers and identity.rank:
+            logger.info("Rank 0 captures the targets of the role '%s', so this rank does nothing.", name)
             return None
-        backend.preflight()
-        return cls(
+        recorder = run.Recorder(
+            backend=backend.name,
+            versions=dict(filter(None, (library.installed() for library in backend.libraries))),
+            options=unstructure(backend.options),
+            expected_ranks=(),
+        )
+        backend, bound = _bind(backend, chosen, identity, target, recorder)
+        expected = () if bound else _expected_ranks(chosen, identity)
+        if (not bound and identity.rank not in expected) or not (config.steps.spans or config.on_demand):
+            return None
+        prepare(backend)
+        session = cls(
             config=config,
             role=chosen,
             identity=identity,
             backend=backend,
             target=bound,
+            steps=Steps(config.steps, config.final_step, chosen.warmup_steps),
             plugins=load_plugins(backend, config.listeners),
             run=run.RunDirectory(
                 config.output.absolute(),
                 run.run_name(config.run),
                 about={"config": unstructure(config), "roles": [*config.roles]},
             ),
-            recorder=run.Recorder(
-                backend=backend.name,
-                versions=dict(filter(None, (library.installed() for library in backend.libraries))),
-                options=unstructure(backend.options),
-                expected_ranks=expected,
-            ),
+            recorder=attrs.evolve(recorder, expected_ranks=expected),
         )
+        listeners = tuple(name for name in config.listeners if _is_told_at_the_finish(name))
+        if config.finish.command is not None or listeners:
+            from profdeck.finish import Finishes
 
-    def selects(self, step: int) -> bool:
-        """Tell whether a global step is captured."""
-        return step in self.config.steps and (self.config.final_step is None or step <= self.config.final_step)
+            session._finishes = Finishes(session._run.path, config.finish, listeners)
+        if config.on_demand:
+            session._take_requests()
+        return session if config.steps.spans or session._watch is not None else None
+
+    def look(self, step: int, capture: Capture | None) -> None:
+        """Look for captures that are asked for, at the boundary into a global step.
+
+        Args:
+            step: the step that begins.
+            capture: the one that is under way.
+        """
+        if self._watch is not None:
+            self._watch.look(step, capture)
+
+    def arms(self, step: int) -> bool:
+        """Tell whether the stages of a global step are captured, in discrete mode."""
+        demand = self.steps.demand_at(step)
+        if demand is not None:
+            demand.begun = True
+        return self.steps.selects(step)
 
     def wants(self, step: int) -> bool:
-        """Tell whether something must happen at a global step: it is captured, or the warm-up of a later one."""
-        return any(self.selects(later) for later in range(step, step + self.role.warmup_steps + 1))
+        """Tell whether something must begin at a global step: it is captured, or the warm-up of a later one."""
+        if self.config.mode is Mode.DISCRETE and self.steps.demand_at(step) is not None:
+            return True
+        return self.steps.begins(step) is not None
 
     def continues(self, capture: Capture) -> bool:
         """Tell whether the next global step belongs to the same capture."""
         if self.config.mode is Mode.DISCRETE:
             return False
-        return capture.current_step < capture.first_step or self.selects(capture.current_step + 1)
+        return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
 
     async def begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> Recording:
         """Start a recording at global step ``step``.
@@ -124,57 +173,168 @@ class Session:
         Raises:
             CaptureError: it could not start; the reason is in the manifest, if that could be written.
         """
-        first = step if self.selects(step) else self.config.steps.after(step)
-        assert first is not None  # noqa: S101  # the caller asked `wants` first
+        found = self.steps.begins(step) if stage is None else (step, self.steps.demand_at(step))
+        assert found is not None  # noqa: S101  # the caller asked `wants` first
+        first, demand = found
         repeated = f"-{count}" if count > 1 else ""
-        capture = Capture(
-            id=f"step{first}" + (f"-{stage}{repeated}" if stage else ""),
+        capture = self._capture(first, demand, name=f"-{stage}{repeated}" if stage else "")
+        capture.current_step, capture.stage = step, stage
+        recorder = self._recorder_of(capture)
+        try:
+            claim(capture, self._run, recorder)
+            if demand is not None:
+                demand.begun = True
+                demand.captures.append(capture.id)
+                if step > first - self.role.warmup_steps:
+                    capture.notes.append(f"It warmed up for {first - step} of {self.role.warmup_steps} steps.")
+            if self.target:
+                capture.request = CaptureRequest(
+                    id=capture.id,
+                    output=self.config.output.absolute(),
+                    run=self._run.path.name,
+                    role=self.identity.role,
+                    replica=self.identity.replica,
+                    first_step=first,
+                    ranks=self.role.ranks,
+                    iterations=self.role.iterations,
+                    stages=tuple(map(Batch, self.role.stages)),
+                    owner=ProcessId(),
+                )
+            return await Recording.begin(capture, self._plugins, recorder, self.backend.devices, settle)
+        except BaseException as error:
+            self._over(capture, describe(error))
+            raise
+
+    def cut(self, capture: Capture) -> str | None:
+        """Say why a capture that ends now is not whole: another one, which was asked for, begins.
+
+        A capture that the config selected is whole: what is left of it follows behind. It gets a note.
+        """
+        following = capture.current_step + 1
+        demand = next((one for one in self.steps.demands if one.first == following and not one.begun), None)
+        if demand is None or capture.stage is not None:
+            return None
+        why = f"a capture of steps {demand.first} to {demand.last} was asked for"
+        own = next((one for one in self.steps.demands if one.token == capture.demand), None)
+        if following <= capture.first_step or (own is not None and following <= own.last):
+            return why
+        if own is None and self.steps.configures(following):
+            capture.notes.append(f"It ended after step {capture.current_step}: {why}.")
+        return None
+
+    def ended(self, capture: Capture) -> None:
+        """Answer whoever asked for the capture, which has ended."""
+        self._over(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
+
+    def rest(self) -> None:
+        """Answer whoever asked for the stages of a global step that has ended, and have them finished."""
+        if self._finishes is not None:
+            self._finishes.begin()
+        if self._watch is not None:
+            self._watch.rest()
+
+    def leave(self) -> None:
+        """Take no requests until the next global step."""
+        if self._watch is not None:
+            self._watch.leave()
+
+    def _take_requests(self) -> None:
+        try:
+            self._run.prepare()
+            self._watch = Watch(
+                self._run.path,
+                Process.of(self.identity, self.target, self.role.warmup_steps),
+                self.steps,
+                discrete=self.config.mode is Mode.DISCRETE,
+                miss=self._missed,
+            )
+        except (OSError, CaptureError) as error:
+            logger.warning("No capture can be asked for while the job runs: %s", describe(error))
+
+    def _missed(self, demand: Demand, reason: str) -> None:
+        """Leave a manifest of a capture that this process is too late for."""
+        capture = self._capture(demand.first, demand)
+        capture.expected_ranks = () if self.target else (self.identity.rank,)
+        claim(capture, self._run, self._recorder)
+        give_up(capture, self._recorder, reason)
+        self._finish(capture)
+        demand.captures.append(capture.id)
+
+    def _capture(self, first: int, demand: Demand | None, *, name: str = "") -> Capture:
+        return Capture(
+            id=f"step{first}{name}",
             directory=self._run.directory(first, self.identity),
             identity=self.identity,
             first_step=first,
-            current_step=step,
-            stage=stage,
+            current_step=first,
             unit=Unit.MINI_BATCH if self.role.window else Unit.GLOBAL_STEP,
             window=self.role.window,
             iterations=self.role.iterations,
             target=self.target,
+            demand=demand.token if demand else None,
         )
-        claim(capture, self._run, self._recorder)
-        if self.target:
-            capture.request = CaptureRequest(
-                id=capture.id,
-                output=self.config.output.absolute(),
-                run=self._run.path.name,
-                role=self.identity.role,
-                replica=self.identity.replica,
-                first_step=first,
-                ranks=self.role.ranks,
-                iterations=self.role.iterations,
-                stages=tuple(map(Batch, self.role.stages)),
-            )
-        return await Recording.begin(capture, self._plugins, self._recorder, self.backend.devices, settle)
+
+    def _over(self, capture: Capture, problem: str | None) -> None:
+        """End the demand of a capture, in continuous mode; further stages may come in discrete mode."""
+        self._finish(capture)
+        for demand in self.steps.demands:
+            if self._watch is not None and demand.token == capture.demand and self.config.mode is Mode.CONTINUOUS:
+                self._watch.finish(demand, problem)
+
+    def _recorder_of(self, capture: Capture) -> run.Recorder:
+        waited_for = self._finishes is not None and capture.stage is not None
+        return attrs.evolve(self._recorder, more_follow=True) if waited_for else self._recorder
+
+    def _finish(self, capture: Capture) -> None:
+        """Have a capture finished that has ended here; one of a stage, when its step has."""
+        if self._finishes is None or capture.state is not State.ENDED:  # as nothing could be written
+            return
+        self._finishes.add(capture, self._recorder_of(capture))
+        if capture.stage is None:
+            self._finishes.begin()
 
 
-def _bind(backend: Backend, role: RoleConfig, name: str, target: object) -> str | None:
-    """Give an engine's backend its target and return the target's name; None for a backend of this process."""
-    if isinstance(backend, EngineBackend):
-        if target is None:
+def _is_told_at_the_finish(listener: str) -> bool:
+    return hasattr(getattr(load_object(LISTENERS, listener), "capture_finished", None), f"{NAMESPACE}_impl")
+
+
+def _bind(
+    backend: Backend, role: RoleConfig, identity: Identity, target: object, recorder: run.Recorder
+) -> tuple[Backend, str | None]:
+    """Give an engine's backend its target, or make one of many for a list of them.
+
+    Returns:
+        The backend and the target's name; None for a backend of this process.
+    """
+    path, several = f"roles.{identity.role}", isinstance(target, list | tuple)
+    if not isinstance(backend, EngineBackend):
+        if target is not None:
             raise ConfigError(
-                f"roles.{name}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine "
-                "object or the server's URL, as in Profiler.from_config(..., target=llm)."
+                f"{path}.backend: '{backend.name}' records the process that it runs in and controls no target, such "
+                f"as {target!r}. Leave out the target, or choose the backend of its engine."
             )
-        if role.iterations and role.iterations.first is not None:
-            raise ConfigError(
-                f"roles.{name}.iterations.first: the engine then captures by itself, with no call from a host; a host "
-                "that starts captures says skip."
-            )
-        return backend.bind(target)
-    if target is not None:
+        return backend, None
+    if role.targets is None and target is None:
         raise ConfigError(
-            f"roles.{name}.backend: '{backend.name}' records the process that it runs in and controls no target, such "
-            f"as {target!r}. Leave out the target, or choose the backend of its engine."
+            f"{path}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine object, the "
+            "Ray actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
+            "targets where to find many."
         )
-    return None
+    if role.iterations and role.iterations.first is not None:
+        raise ConfigError(
+            f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
+            "that starts captures says skip."
+        )
+    from profdeck.fleet.actors import Group
+
+    if role.targets is None and not several and Group.of(target) is None:
+        return backend, backend.bind(target)
+    if identity.replica is not None:
+        raise ConfigError(f"{path}: many targets number their replicas by themselves; leave out that of the identity.")
+    from profdeck.fleet.backend import TITLE, FleetBackend
+
+    given = None if target is None else tuple(cast("Sequence[object]", target)) if several else (target,)
+    return FleetBackend(backend.options, type(backend), role.targets or TargetsConfig(), recorder, given), TITLE
 
 
 def _expected_ranks(role: RoleConfig, identity: Identity) -> tuple[int, ...]:
@@ -210,6 +370,8 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
     if not engine:
         if role.iterations:
             raise ConfigError(f"{path}.iterations: '{role.backend}' is not the backend of an engine; use window.")
+        if role.targets:
+            raise ConfigError(f"{path}.targets: '{role.backend}' records its own process and controls no targets.")
         if config.mode is Mode.CONTINUOUS and role.stages:
             raise ConfigError(
                 f"{path}.stages: continuous mode records whole steps; use mode: discrete, or remove stages."
@@ -229,8 +391,68 @@ def resolve_identity(role: str, backend: Backend) -> Identity:
         ConfigError: the environment contradicts itself.
     """
     try:
-        found = launcher_identity(role) or attrs.evolve(backend.identify() or Identity(), role=role)
+        found = launcher_identity(role) or attrs.evolve(_identify(backend) or Identity(), role=role)
         parallel = parallel_from_environment()
         return attrs.evolve(found, parallel=parallel) if parallel else found
     except ValueError as error:
         raise ConfigError(f"The identity of this process is wrong: {error.args[0]}.") from None
+
+
+def _identify(backend: Backend) -> Identity | None:
+    with _usable(backend):
+        return backend.identify()
+
+
+def prepare(backend: Backend) -> None:
+    """Check that a backend can record in this process, and let it import what it needs.
+
+    Raises:
+        ConfigError: not with its options.
+        PluginError: it cannot; its library may fail to load.
+    """
+    with _usable(backend):
+        backend.preflight()
+
+
+@contextlib.contextmanager
+def _usable(backend: Backend) -> Iterator[None]:
+    """Turn what fails in a backend or its library into an error that says whose it is and what stands behind it."""
+    if backend.name in _unusable:
+        kind, text = _unusable[backend.name]
+        raise kind(text)
+    try:
+        yield
+    except Exception as error:
+        told = error if isinstance(error, ProfdeckError) else _told(backend, error)
+        importing = any(
+            frame.f_code.co_name == "<module>" for link in _chain(error) for frame, _ in walk_tb(link.__traceback__)
+        )
+        if importing:
+            for _, first in [*_unusable.values()][:1]:  # what it left half imported may be all that is wrong now
+                told = type(told)(f"{told} Before that failed in this process: {first}")
+            _unusable[backend.name] = type(told), str(told)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _told(backend: Backend, error: Exception) -> PluginError:
+    why = _diagnose(error) or ", from ".join(describe(link).rstrip(".") for link in _chain(error)) + "."
+    return PluginError(f"The backend '{backend.name}' cannot be used in this process: {why}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _diagnose(error: BaseException) -> str | None:
+    """Ask all installed backends what stands behind an error."""
+    for name in installed(BACKENDS):
+        with contextlib.suppress(Exception):  # a broken plugin must not hide the error that is told
+            if found := load_backend(name).diagnose(error):
+                return found
+    return None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
 
 from profdeck.capture import Status
 from profdeck.errors import ProfdeckError
+from profdeck.files import size_of_tree
+from profdeck.fleet.records import TargetRecord
 from profdeck.progress import Meter, Progress
-from profdeck.run import RUN_FILE, ArtifactRecord, Manifest, is_manifest, process_started, read_manifest
+from profdeck.run import RUN_FILE, ArtifactRecord, Manifest, is_manifest, read_manifest, replica_directory
+from profdeck.targets import Policy
+from profdeck.traces.ascend.directory import KIND, files_below
 from profdeck.traces.integrity import check_trace
 
 # From the best to the worst; a capture or run is as good as its worst part.
@@ -32,6 +35,8 @@ class ArtifactReport:
     whole: bool
     problem: str | None
     iterations: tuple[int, int] | None
+    notes: tuple[str, ...] = ()
+    """What else there is to say of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,12 +84,20 @@ class CaptureReport:
 
 @attrs.frozen(kw_only=True)
 class TargetReport:
-    """What whoever asked an engine or a server for a capture says of it as a whole."""
+    """What whoever asked an engine, a server or a fleet of them for a capture says of it as a whole."""
 
     id: str
     role: str
     replica: int | None
     target: str
+    policy: Policy | None
+    """Of a fleet: how many targets had to start."""
+    needed: int | None
+    """The same as a number."""
+    start_skew_ms: float | None
+    """Of a fleet: the time between the first and the last start that was sent."""
+    targets: tuple[TargetRecord, ...]
+    """Of a fleet: what came of each target, each of which has a report of its own if it was asked."""
     first_step: int
     status: Status
     problems: tuple[str, ...]
@@ -115,25 +128,36 @@ def worst(statuses: Iterable[Status]) -> Status:
     return max(statuses, key=_ORDER.index, default=Status.COMPLETE)
 
 
-def read_run(path: Path, *, on_progress: Progress | None = None) -> RunReport:
+def read_run(
+    path: Path,
+    *,
+    only: Callable[[Manifest], bool] | None = None,
+    within: str = "step_*",
+    on_progress: Progress | None = None,
+) -> RunReport:
     """Read all manifests of a run and check every file that they mention.
 
     Args:
         path: a run directory.
+        only: tells which manifests count; all if None. What belongs to no capture is then no problem of the run.
+        within: the name of the steps' directories that are read, as a pattern.
         on_progress: told of the bytes read, for a progress bar.
 
     Raises:
         ProfdeckError: the path is not a run directory.
     """
-    roles = _check_is_run(path)
+    roles = list(read_about(path).get("roles", ()))
     manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
     targets: list[tuple[Path, Manifest]] = []
     problems = []
-    for file in filter(is_manifest, sorted(path.glob("step_*/**/*.json"))):
+    files = sorted(file for step in path.glob(within) for file in files_below(step))
+    for file in filter(is_manifest, files):
         try:
             manifest = read_manifest(file)
         except ProfdeckError as error:
             problems.append(str(error))
+            continue
+        if only is not None and not only(manifest):
             continue
         if manifest.target is not None:
             targets.append((file, manifest))
@@ -144,21 +168,76 @@ def read_run(path: Path, *, on_progress: Progress | None = None) -> RunReport:
     everything = [(file.parent, manifest) for file, manifest in (*ranks, *targets)]
     total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
     meter = Meter(total, on_progress)
-    captures = tuple(_capture(group, meter) for _, group in sorted(manifests.items()))
-    asked = tuple(_target(file, manifest, ranks, meter) for file, manifest in targets)
-    seen = {capture.role for capture in captures} | {target.role for target in asked}
-    problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
-    reports: tuple[RankReport | TargetReport, ...] = (*(rank for capture in captures for rank in capture.ranks), *asked)
-    known = {artifact.path for report in reports for artifact in report.artifacts}
-    problems += [f"{stray.relative_to(path)} is in no manifest." for stray in _strays(path, known)]
+    ends: dict[_Place, int] = {(file.parent, manifest.capture): manifest.last_step for file, manifest in targets}
+    captures = tuple(_capture(group, ends, meter) for _, group in sorted(manifests.items()))
+    there: dict[_Place, set[int]] = defaultdict(set)
+    for file, manifest in ranks:
+        there[file.parent, manifest.request].add(manifest.rank)
+    places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
+    asked = tuple(_target(file, manifest, there, places, meter) for file, manifest in targets)
+    if only is None:
+        seen = {capture.role for capture in captures} | {target.role for target in asked}
+        problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
+        ranked = (rank for capture in captures for rank in capture.ranks)
+        reports: tuple[RankReport | TargetReport, ...] = (*ranked, *asked)
+        known = {artifact.path for report in reports for artifact in report.artifacts}
+        problems += [
+            f"{stray.relative_to(path)} is in no manifest."
+            for stray in _strays(files, known)
+            if not str(stray).startswith(_begun(reports))
+        ]
     return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems))
 
 
-def _check_is_run(path: Path) -> list[str]:
-    """Return the roles of the run."""
+def plain(report: RunReport) -> dict[str, Any]:
+    """Turn a report into JSON data."""
+    return {
+        "path": str(report.path),
+        "status": report.status,
+        "problems": report.problems,
+        "totals": totals(report),
+        "captures": [
+            {
+                **attrs.asdict(capture, value_serializer=_paths_as_text),
+                "status": capture.status,
+                "ranks": [
+                    {
+                        **attrs.asdict(rank, value_serializer=_paths_as_text),
+                        "size_bytes": rank.size_bytes,
+                        "events": rank.events,
+                    }
+                    for rank in capture.ranks
+                ],
+            }
+            for capture in report.captures
+        ],
+        "targets": [attrs.asdict(target, value_serializer=_paths_as_text) for target in report.targets],
+    }
+
+
+def totals(report: RunReport) -> dict[str, Any]:
+    """Count what is in a report, as JSON data."""
+    ranks = [rank for capture in report.captures for rank in capture.ranks]
+    return {
+        "captures": len(report.captures),
+        "ranks_by_status": dict(Counter(str(rank.status) for rank in ranks)),
+        "size_bytes": sum(rank.size_bytes for rank in ranks),
+        "events": sum(rank.events for rank in ranks),
+    }
+
+
+def _paths_as_text(_: object, __: object, value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what the ``run.json`` of a run says.
+
+    Raises:
+        ProfdeckError: the path is not a run directory.
+    """
     try:
-        about = msgspec.json.decode((path / RUN_FILE).read_bytes())
-        return list(about.get("roles", ()))
+        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         runs = sorted(child.parent.name for child in path.glob(f"*/{RUN_FILE}"))
         if runs:
@@ -167,12 +246,15 @@ def _check_is_run(path: Path) -> list[str]:
             ) from None
         what = "has no" if path.is_dir() else "does not exist, so it has no"
         raise ProfdeckError(f"{path} {what} {RUN_FILE}: it is not the directory of a run.") from None
-    except (OSError, msgspec.MsgspecError, AttributeError) as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
 
 
-def _capture(group: list[tuple[Path, Manifest]], meter: Meter) -> CaptureReport:
+def _capture(group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], meter: Meter) -> CaptureReport:
     manifest = group[0][1]
+    # An engine knows no global steps. Without a window it has recorded to the end of those that its target was asked
+    # for; a window may end at any of them.
+    asked = [ends.get((file.parent, one.request), one.last_step) for file, one in group if one.iterations is None]
     ranks = [_rank(file, manifest, meter) for file, manifest in group]
     there = {rank.rank for rank in ranks}
     expected = {rank for _, manifest in group for rank in manifest.expected_ranks}
@@ -184,16 +266,27 @@ def _capture(group: list[tuple[Path, Manifest]], meter: Meter) -> CaptureReport:
         backend=manifest.backend,
         stage=manifest.stage,
         first_step=manifest.first_step,
-        last_step=max(manifest.last_step for _, manifest in group),
+        last_step=max([*(one.last_step for _, one in group), *asked]),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
 
 
-def _target(file: Path, manifest: Manifest, ranks: list[tuple[Path, Manifest]], meter: Meter) -> TargetReport:
+_Place = tuple[Path, str | None]
+"""A directory, and the id of the capture that was asked for there."""
+
+
+def _target(
+    file: Path, manifest: Manifest, ranks: Mapping[_Place, set[int]], places: set[_Place], meter: Meter
+) -> TargetReport:
     artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
-    there = {rank.rank for path, rank in ranks if path.parent == file.parent and rank.request == manifest.capture}
-    absent = [rank for rank in manifest.expected_ranks if rank not in there]
+    there = ranks.get((file.parent, manifest.capture), set())
+    absent = [f"Rank {rank}" for rank in manifest.expected_ranks if rank not in there]
+    absent += [
+        f"Replica {record.replica}"
+        for record in manifest.targets
+        if record.took_part and (replica_directory(file.parent, record.replica), record.capture) not in places
+    ]
     if absent:
         status = worst([status, Status.MISSING])
     return TargetReport(
@@ -201,9 +294,13 @@ def _target(file: Path, manifest: Manifest, ranks: list[tuple[Path, Manifest]], 
         role=manifest.role,
         replica=manifest.replica,
         target=manifest.target or "",
+        policy=manifest.policy,
+        needed=manifest.needed,
+        start_skew_ms=manifest.start_skew_ms,
+        targets=manifest.targets,
         first_step=manifest.first_step,
         status=status,
-        problems=(*problems, *(f"Rank {rank} should have recorded and left nothing." for rank in absent)),
+        problems=(*problems, *(f"{who} should have recorded and left nothing." for who in absent)),
         notes=manifest.notes,
         artifacts=artifacts,
         manifest=file,
@@ -232,7 +329,10 @@ def _rank(file: Path, manifest: Manifest, meter: Meter) -> RankReport:
         host=manifest.host,
         status=status,
         problems=problems,
-        notes=manifest.notes,
+        notes=(
+            *manifest.notes,
+            *(f"{artifact.path.name}: {note}" for artifact in artifacts for note in artifact.notes),
+        ),
         artifacts=artifacts,
         manifest=file,
     )
@@ -240,8 +340,9 @@ def _rank(file: Path, manifest: Manifest, meter: Meter) -> RankReport:
 
 def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[Status, tuple[str, ...]]:
     if manifest.status is Status.RECORDING:
-        if _alive(manifest):
-            return Status.RECORDING, (f"Process {manifest.pid} is still recording.",)
+        if manifest.under_way:
+            does = f"waits for its turn: for {manifest.waits_for}" if manifest.waits_for else "is still recording"
+            return Status.RECORDING, (f"Process {manifest.pid} {does}.",)
         return Status.MISSING, (f"Process {manifest.pid} on {manifest.host} ended without ending the capture.",)
     found = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]
     problems = tuple(dict.fromkeys([*manifest.problems, *found]))
@@ -256,56 +357,62 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
 def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> ArtifactReport:
     path = directory / record.name
     size_bytes = _size(path)
-    events, whole, problem = record.events, record.whole, record.problem
-    if not path.exists():
-        whole, problem = False, record.problem or "the file is gone"
-    elif record.kind == "trace":
-        try:
-            check = check_trace(path, on_progress=meter.within)
-        except (OSError, ProfdeckError) as error:
-            whole, problem = False, f"cannot be read: {error}"
-        else:
-            events, whole, problem = check.events, check.whole, check.problem
-    if whole and size_bytes != record.size_bytes:
-        whole, problem = False, f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
-    meter.passed(size_bytes)
-    return ArtifactReport(
+    report = ArtifactReport(
         path=path,
         kind=record.kind,
         size_bytes=size_bytes,
-        events=events,
-        whole=whole,
-        problem=problem,
+        events=record.events,
+        whole=record.whole,
+        problem=record.problem,
         iterations=record.iterations,
     )
+    if not path.exists():
+        report = attrs.evolve(report, whole=False, problem=record.problem or "the file is gone")
+    elif record.kind in {"trace", KIND}:
+        try:
+            report = _checked(report, meter)
+        except (OSError, ProfdeckError) as error:
+            report = attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
+    # What torch_npu left grows when it is analysed.
+    if report.whole and size_bytes != record.size_bytes and record.kind != KIND:
+        problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
+        report = attrs.evolve(report, whole=False, problem=problem)
+    meter.passed(size_bytes)
+    return report
 
 
-def _alive(manifest: Manifest) -> bool:
-    """Tell whether the process of a manifest still runs; on another host that cannot be known, and no is said."""
-    if manifest.host != socket.gethostname():
-        return False
-    try:
-        os.kill(manifest.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return process_started(manifest.pid) == manifest.process_started
+def _checked(report: ArtifactReport, meter: Meter) -> ArtifactReport:
+    if report.kind == KIND:
+        from profdeck.traces.ascend.check import check_directory  # takes more imports than all of the rest
+
+        found = check_directory(report.path, meter.within)
+        return attrs.evolve(
+            report,
+            events=found.events,
+            # The recorder may have seen what cannot be told any more.
+            whole=report.whole and found.whole,
+            problem=" ".join(filter(None, [report.problem, found.problem])) or None,
+            notes=found.notes,
+        )
+    check = check_trace(report.path, on_progress=meter.within)
+    return attrs.evolve(report, events=check.events, whole=check.whole, problem=check.problem)
 
 
 def _size(path: Path) -> int:
     """Return the size of a file, or of all files in a directory; 0 if there is nothing."""
     if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return size_of_tree(path)
     return path.stat().st_size if path.exists() else 0
 
 
-def _strays(path: Path, known: set[Path]) -> list[Path]:
-    return [
-        file
-        for file in sorted({*path.glob("step_*/**/rank_*"), *path.glob("step_*/**/target.*")})
-        if file.is_file()
-        and file not in known
-        and not any(parent in known for parent in file.parents)
-        and not is_manifest(file)
-    ]
+def _begun(reports: Iterable[RankReport | TargetReport]) -> tuple[str, ...]:
+    """Return how the paths of what is still being recorded begin: its manifest tells of it at the end."""
+    recording = [report.manifest for report in reports if report.status is Status.RECORDING and report.manifest]
+    return tuple(f"{file.with_suffix('')}{after}" for file in recording for after in "_.")
+
+
+def _strays(files: Iterable[Path], known: set[Path]) -> Iterator[Path]:
+    for file in files:
+        ours = file.name.startswith(("rank_", "target.")) and not is_manifest(file)
+        if ours and file not in known and not any(parent in known for parent in file.parents):
+            yield file

@@ -21,6 +21,7 @@ class SglangBackend(ControlBackend):
 
     name: ClassVar[str] = "sglang"
     Options: ClassVar[type[SglangOptions]] = SglangOptions
+    health: ClassVar[str] = "/server_info"  # which the schedulers answer; its /health generates a token
     libraries: ClassVar[tuple[Library, ...]] = (Library(("sglang",), ">=0.5.10,<0.6"),)
 
     @property

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from profdeck.engine.control import Engine
 from profdeck.engine.frontend import FrontendRecorder
 from profdeck.engine.request import Answer, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ConfigError, describe
+from profdeck.errors import CaptureError, ConfigError, TargetError, describe
+from profdeck.outcome import Outcome
 from profdeck.settle import drive
 from profdeck.strict import structure
 from profdeck_sglang import hooks, protocol
@@ -186,9 +187,10 @@ class EngineObject(SglangEngine):
         try:
             return await self._run(ask())
         except TimeoutError:
-            raise CaptureError(
+            raise TargetError(
                 f"The schedulers did not answer within rpc_timeout_s={self._timeout_s:g} seconds. Is one of them dead, "
-                "or in a forward pass that takes longer?"
+                "or in a forward pass that takes longer?",
+                Outcome.TIMED_OUT,
             ) from None
         except CaptureError:
             raise
@@ -268,6 +270,7 @@ class EngineObject(SglangEngine):
             token=request.token,
             problems=(text,),
             error=text if command == "start" else None,
+            refusal=Outcome.TIMED_OUT if command == "start" else None,
         )
 
     # Ends that nobody called for.
@@ -330,7 +333,8 @@ class EngineObject(SglangEngine):
         try:
             await self._run(call)
         except TimeoutError:
-            raise CaptureError(f"SGLang's profiler did not answer within {self._timeout_s:g} seconds.") from None
+            text = f"SGLang's profiler did not answer within {self._timeout_s:g} seconds."
+            raise TargetError(text, Outcome.TIMED_OUT) from None
         except CaptureError:
             raise
         except Exception as error:

@@ -140,6 +140,13 @@ class SglangCapture(NativeCapture[SglangEngine, SglangOptions]):
             yield "detailed_annotations, which SGLang has since 0.5.19"
         if environ.get("SGLANG_PROFILE_V2", "").lower() in {"1", "true", "yes", "y"}:
             yield "anything, with SGLANG_PROFILE_V2 in its environment"
+        yield from self._refused_of(device)
+
+    def _refused_of(self, device: str) -> Iterator[str]:
+        if device.partition(":")[0] == Activity.NPU:
+            # SGLang (0.5.23) puts torch_npu's profiler in the place of torch's by a function that torch_npu has no
+            # more: the stop fails. Where torch_npu (up to 2.10.0) has it, directories of torch_npu are left.
+            yield "the device npu, where it fails at its stop or leaves no traces, depending on torch_npu"
         for activity in self._options.activities or ():
             if activity not in _ACTIVITIES or (activity != Activity.CPU and str(activity) != device):
                 yield f"the activity {activity} on the device {device}"

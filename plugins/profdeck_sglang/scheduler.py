@@ -85,10 +85,11 @@ class Agent:
             self._wrap()
 
     def stop(self, reason: str | None) -> None:
-        """End the request and leave the scheduler as it was."""
+        """End the request and leave the scheduler as it was, now or, if that must wait, at its next iteration."""
         self._mark(on=True)  # the end of a recording is marked
         self.recorder.stop(reason)
-        self._unwrap()
+        if not self.recorder.active:
+            self._unwrap()
 
     def _pass_on(self, request: ProfileReq) -> None:
         """Send a command to the detokenizer, which the first ranks write to; the senders of the others are dummies."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from profdeck.engine.http import Response
 from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import CaptureError
+from profdeck.errors import CaptureError, TargetError
+from profdeck.outcome import Outcome
 from profdeck_sglang.engines import SglangEngine
 
 
@@ -18,7 +19,7 @@ class Server(RemoteEngine, SglangEngine):
 
     async def start_profile(self, **arguments: Any) -> None:
         """Call SGLang's route, which says no more than that it failed."""
-        self._native(await self.request("POST", "/start_profile", arguments))
+        self._native(await self.request("POST", "/start_profile", arguments, starts=True))
 
     async def stop_profile(self) -> None:
         """Call SGLang's route."""
@@ -28,7 +29,8 @@ class Server(RemoteEngine, SglangEngine):
         """Ask the server, which answers with its arguments."""
         info = await self._info()
         if info is None:
-            raise CaptureError(f"{self.name}/server_info does not answer as a server of SGLang does.")
+            text = f"{self.name}/server_info does not answer as a server of SGLang does."
+            raise TargetError(text, Outcome.NOT_ENABLED)
         return info
 
     async def is_sglang(self) -> bool:
@@ -40,13 +42,11 @@ class Server(RemoteEngine, SglangEngine):
 
     async def is_here(self) -> bool:
         """Tell by the address: other names of this host count as other hosts."""
-        return httpx.URL(self._url).host in {"127.0.0.1", "localhost", "::1"}
+        return self.url.host in {"127.0.0.1", "localhost", "::1"}
 
     async def environment(self) -> Mapping[str, str]:
         """Return that of the process which listens at the port; empty if that cannot be seen."""
-        url = httpx.URL(self._url)
-        port = url.port or (443 if url.scheme == "https" else 80)
-        return await self.call(_environment_of, port) if await self.is_here() else {}
+        return await self.call(_environment_of, self.url.port) if await self.is_here() else {}
 
     async def _info(self) -> dict[str, Any] | None:
         response = await self.request("GET", "/server_info")
@@ -56,12 +56,13 @@ class Server(RemoteEngine, SglangEngine):
             return None
         return info if isinstance(info, dict) and {"tp_size", "version", "internal_states"} <= info.keys() else None
 
-    def _native(self, response: httpx.Response) -> None:
-        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
-            path = response.request.url.path
-            raise CaptureError(
-                f"{self.name}: SGLang's {path} failed; why is only in the server's log. Is another profile active, or "
-                "did this one end by itself?"
+    def _native(self, response: Response) -> None:
+        if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise TargetError(
+                f"{self.name}: SGLang's {response.path} failed; why is only in the server's log. Is another profile "
+                "active, or did this one end by itself?",
+                Outcome.REFUSED,
+                "See the server's log.",
             )
         self.expect_success(response)
 

@@ -41,6 +41,10 @@ class VllmEngine(Engine):
     async def launched_with(self) -> Mapping[str, Any] | None:
         """Return the profiler config that it was launched with, ``{}`` for none; None where that cannot be known."""
 
+    async def device_type(self) -> str | None:
+        """Return what its workers run on, in torch's words; None where that cannot be known."""
+        return None
+
     async def world(self) -> int | None:
         """Return how many workers there are over all data-parallel engines; None where that cannot be known."""
         return None
@@ -165,6 +169,11 @@ class EngineObject(VllmEngine):
         if own is None or own.profiler is None:
             return {}
         return {name: getattr(own, name) for name in vars(own) if not name.startswith("_")}
+
+    async def device_type(self) -> str | None:
+        """Read the engine's config."""
+        device = getattr(self._config, "device_config", None)
+        return None if device is None else str(device.device_type)
 
     async def world(self) -> int | None:
         """Read the engine's config."""

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from profdeck import Activity
 from profdeck.engine.native import NativeCapture, Place
-from profdeck.errors import CaptureError
+from profdeck.errors import CaptureError, TargetError
+from profdeck.outcome import Outcome
 from profdeck.strict import unstructure
 from profdeck_vllm.engines import REMEDY, VllmEngine
 from profdeck_vllm.options import VllmOptions
@@ -36,6 +38,11 @@ _AT_LAUNCH = {
 }
 _NEVER = ("with_modules", "profile_by_stage", "device_options")
 
+# ``TorchNPUProfilerWrapper`` in vllm_ascend/profiler/torch_npu_profiler.py.
+_ON_NPU = (
+    "On an NPU vLLM's own profiler leaves directories of torch_npu and no traces that can be brought into the run."
+)
+
 
 class VllmCapture(NativeCapture[VllmEngine, VllmOptions]):
     """One capture by vLLM's own profiler."""
@@ -50,12 +57,15 @@ class VllmCapture(NativeCapture[VllmEngine, VllmOptions]):
         Raises:
             CaptureError: it cannot do what is asked for, or does not start.
         """
+        if await self._engine.device_type() == Activity.NPU:
+            raise CaptureError(f"{_ON_NPU} {REMEDY}")
         launched = await self._engine.launched_with()
         if launched is not None and not launched:
-            raise CaptureError(
+            raise TargetError(
                 f"{self._engine.name} was launched without a profiler, and its workers have not loaded profdeck. "
                 f"{REMEDY} Or launch it with --profiler-config.profiler=torch "
-                "--profiler-config.torch_profiler_dir=DIRECTORY (profiler_config={...} of an engine object)."
+                "--profiler-config.torch_profiler_dir=DIRECTORY (profiler_config={...} of an engine object).",
+                Outcome.NOT_ENABLED,
             )
         if refused := list(self._refusals(launched)):
             raise CaptureError(f"vLLM's own profiler cannot be told for one capture: {'; '.join(refused)}. {REMEDY}")
@@ -87,6 +97,8 @@ class VllmCapture(NativeCapture[VllmEngine, VllmOptions]):
     @property
     def remedy(self) -> str:
         """Where the engine tells what it failed to write."""
+        if self._directory is not None and any(self._directory.glob("*_ascend_pt")):
+            return f"{_ON_NPU} They are in {self._directory}. {REMEDY}"
         return "What vLLM failed to write is only in its log, after 'Failed to stop profiler'."
 
     def _arguments(self) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
-import httpx
 from packaging.version import InvalidVersion, Version
 
+from profdeck.engine.http import Response
 from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import CaptureError
+from profdeck.errors import CaptureError, TargetError
+from profdeck.outcome import Outcome
 from profdeck_vllm.engines import REMEDY, VllmEngine
 
 _PER_SESSION = Version("0.32.0")
@@ -24,11 +26,13 @@ class Server(RemoteEngine, VllmEngine):
         if arguments and await self._version() < _PER_SESSION:
             arguments.pop("profile_prefix", None)  # it only tells files apart, which their times do as well
             if arguments:
-                raise CaptureError(
+                raise TargetError(
                     f"{self.name} runs a vLLM older than {_PER_SESSION}, whose /start_profile passes over "
-                    f"{', '.join(arguments)}. {REMEDY}"
+                    f"{', '.join(arguments)}. {REMEDY}",
+                    Outcome.REFUSED,
+                    REMEDY,
                 )
-        self._native(await self.request("POST", "/start_profile", arguments))
+        self._native(await self.request("POST", "/start_profile", arguments, starts=True))
 
     async def stop_profile(self, **arguments: Any) -> None:
         """Call vLLM's route."""
@@ -37,7 +41,7 @@ class Server(RemoteEngine, VllmEngine):
     async def launched_with(self) -> Mapping[str, Any] | None:
         """Say at least whether there was one: vLLM has its routes only then, and no route tells more."""
         response = await self.request("GET", "/start_profile")
-        return {} if response.status_code == httpx.codes.NOT_FOUND else None
+        return {} if response.status_code == HTTPStatus.NOT_FOUND else None
 
     async def is_vllm(self) -> bool:
         """Tell whether the server is vLLM's."""
@@ -52,9 +56,11 @@ class Server(RemoteEngine, VllmEngine):
         try:
             return Version(response.json()["version"])
         except (ValueError, KeyError, TypeError, InvalidVersion):
-            raise CaptureError(f"{self.name}/version does not answer as a server of vLLM does.") from None
+            text = f"{self.name}/version does not answer as a server of vLLM does."
+            raise TargetError(text, Outcome.NOT_ENABLED) from None
 
-    def _native(self, response: httpx.Response) -> None:
-        if response.status_code == httpx.codes.CONFLICT:
-            raise CaptureError(f"{self.name}: somebody else's profile is active there; end it with /stop_profile.")
+    def _native(self, response: Response) -> None:
+        if response.status_code == HTTPStatus.CONFLICT:
+            text = f"{self.name}: somebody else's profile is active there; end it with /stop_profile."
+            raise TargetError(text, Outcome.ALREADY_ACTIVE)
         self.expect_success(response)

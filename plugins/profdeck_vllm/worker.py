@@ -122,10 +122,11 @@ class Agent:
             self._wrap()
 
     def stop(self, reason: str | None) -> None:
-        """End the request and leave the worker as it was."""
+        """End the request and leave the worker as it was, now or, if that must wait, at its next iteration."""
         self._end_iteration()
         self.recorder.stop(reason)
-        self._unwrap()
+        if not self.recorder.active:
+            self._unwrap()
 
     # An iteration is execute_model and, where that returns None, the sample_tokens that follows.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -175,6 +177,21 @@ def new_file(destination: Path) -> Path:
                 "traces: choose an --output elsewhere."
             )
     return destination
+
+
+@contextmanager
+def writing(destination: Path) -> Iterator[None]:
+    """Say what keeps a new trace from being written.
+
+    Raises:
+        ConfigError: Something has come to be there, or the file system refuses.
+    """
+    try:
+        yield
+    except FileExistsError:
+        raise taken(destination) from None
+    except OSError as error:
+        raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
 
 
 def taken(destination: Path) -> ConfigError:

@@ -1,93 +1,191 @@
-"""`profdeck capture`: one capture of a running server, from the command line."""
+"""`profdeck capture`: one capture of running servers or of a running job, from the command line."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import attrs
 import typer
 
-from profdeck.backend import EngineBackend, TargetState
-from profdeck.capture import Capture, Status
-from profdeck.cli import _output, ls, summary
+from profdeck import finish
+from profdeck.capture import Status
+from profdeck.cli import _demand, _fleet, _load, _output, ls, summary
 from profdeck.cli._exit import ExitCode
 from profdeck.cli._settings import Settings
-from profdeck.entry_points import installed
-from profdeck.errors import CaptureError, ConfigError, UnknownPluginError
-from profdeck.layers import gather, parse_setting
-from profdeck.plugins import BACKENDS, load_backend
-from profdeck.profiler import Profiler
-from profdeck.run import RUN_VARIABLE
+from profdeck.demand import MOST_STEPS
+from profdeck.errors import ConfigError
+from profdeck.layers import parse_setting
+from profdeck.run import RUN_FILE, RUN_VARIABLE
+from profdeck.targets import Policy, WorkerType
+
+_OF_SERVERS = (
+    *("worker_type", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests", "load", "ranks", "role"),
+    *("replica", "output", "backend", "settings"),
+)
+_OF_JOBS = ("in_steps", "steps")
+_TIMEOUT_OF_SERVERS_S = 300.0
+_TIMEOUT_OF_JOBS_S = 3600.0
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    url: Annotated[str, typer.Option(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
+    ctx: typer.Context,
     *,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A server to capture, such as http://127.0.0.1:8000. Repeatable."),
+    ] = None,
+    router: Annotated[
+        str | None, typer.Option(metavar="URL", help="A router whose workers are to be captured, as at its /workers.")
+    ] = None,
+    targets: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A YAML or TOML file that lists servers to capture.")
+    ] = None,
+    worker_type: Annotated[
+        list[WorkerType] | None, typer.Option(help="Capture only workers of this type. Repeatable.")
+    ] = None,
+    policy: Annotated[
+        Policy | None,
+        typer.Option(help="How many servers have to start; if fewer do, these are stopped again. Default: any."),
+    ] = None,
+    quorum: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --policy quorum: how many have to start.")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="The directory of a running job to capture. With servers, the name of the run; a new one by default.",
+        ),
+    ] = None,
+    in_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--in",
+            min=1,
+            max=MOST_STEPS,
+            metavar="N",
+            help="Of a job: begin N global steps later. Default: 2, and those of warm-up.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="Of a job: global steps to record.")
+    ] = 1,
     iterations: Annotated[int | None, typer.Option(min=1, metavar="N", help="Engine iterations to record.")] = None,
     skip: Annotated[int, typer.Option(min=0, metavar="N", help="Iterations to pass over first.")] = 0,
     stage: Annotated[
         list[str] | None,
         typer.Option(metavar="STAGE", help="Record only prefill, decode or mixed batches; counted apart. Repeatable."),
     ] = None,
-    ranks: Annotated[str, typer.Option(help="The engine's ranks that record: all, or numbers such as 0,8.")] = "0",
-    role: Annotated[str, typer.Option(help="What the server does in the job: names the files.")] = "server",
-    replica: Annotated[int | None, typer.Option(min=0, help="Which copy of the engine the server is.")] = None,
-    run: Annotated[str | None, typer.Option(metavar="NAME", help="The run. Default: a new one.")] = None,
+    warmup_requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Once all record, send each server N short completions, one after the other, so that an idle one has "
+            "iterations. They are recorded too: --skip passes over the first iterations.",
+        ),
+    ] = None,
+    load: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Once all record, send each server the requests in this file of JSON lines, over and over, until all "
+            "windows are full.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="The engine's ranks that record: all, or numbers such as 0,8. Default: 0.")
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="What the servers do in the job: names the files. Default: server; with --config alone, all roles "
+            "whose targets it names."
+        ),
+    ] = None,
+    replica: Annotated[int | None, typer.Option(min=0, help="Which copy of the engine a single server is.")] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the runs. Default: the server's own.")
+        Path | None, typer.Option(metavar="DIR", help="Directory of the runs. Default: the servers' own.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The server's backend. Default: the one that recognises it.")
+        str | None, typer.Option(metavar="NAME", help="The servers' backend. Default: the one that recognises them.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A config to start from.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A config to start from. Alone, it also says which servers to capture."),
+    ] = None,
     settings: Settings = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Stop then, with whatever has been recorded.")
-    ] = 300.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="Wait no longer: stop servers with whatever has been recorded (default: 300), or take back what a "
+            "job has not begun (default: 3600).",
+        ),
+    ] = None,
     json: _output.Json = False,
 ) -> None:
-    """Capture a running server; exit with 1 if a rank is incomplete."""
-    given = _Given(
-        url=url,
-        iterations=None if iterations is None else {"count": iterations, "skip": skip},
-        stages=stage or [],
-        ranks=ranks if ranks == "all" else _numbers(ranks),
-        role=role,
-        replica=replica,
-        settings={
-            **({"output": str(output)} if output else {}),
-            **dict(map(parse_setting, settings or ())),
-        },
-        backend=backend,
-        config=config,
-        timeout_s=timeout,
-    )
-    if run:
-        os.environ[RUN_VARIABLE] = run  # which is stronger than a config
+    """Capture running servers or a job; exit with 1 if incomplete."""
+    if not (url or router or targets or config):
+        if run is None:
+            raise ConfigError(
+                "Say what to capture: --url URL, a server, or --run RUN, the directory of a running job. Many servers "
+                "are named by several --url, by --router, --targets or --config."
+            )
+        _refuse(ctx, _OF_SERVERS, "is for servers, and needs --url. What a job records is said by its config.")
+        wish = _demand.Wish(run=Path(run), in_steps=in_steps, steps=steps, timeout_s=timeout or _TIMEOUT_OF_JOBS_S)
+        _demand.command(wish, json=json)
+        return
+    _refuse(ctx, _OF_JOBS, "is for jobs, and a server has no global steps. Use --iterations, or leave out --url.")
     if iterations is None and skip:
         raise ConfigError("--skip counts the iterations before those of --iterations, which is missing.")
-    with _output.progress(f"Recording {iterations or ''} iterations".replace("  ", " ")) as on_progress:
-        capture = asyncio.run(_capture(given, on_progress))
-    _report(capture, json=json)
+    if (policy is Policy.QUORUM) != (quorum is not None):
+        raise ConfigError("--quorum N goes with --policy quorum, which needs it; give both or neither.")
+    if warmup_requests and load:
+        raise ConfigError("--warmup-requests and --load both say what to send to the servers; give one.")
+    if run:
+        os.environ.pop(RUN_VARIABLE, None)  # which is stronger than a config
+    own: dict[str, Any] = {
+        "backend": backend,
+        "ranks": None if ranks is None else ranks if ranks == "all" else _numbers(ranks),
+        "iterations": None if iterations is None else {"count": iterations, "skip": skip},
+        "stages": stage,
+    }
+    given = _fleet.Given(
+        urls=tuple(url or ()),
+        router=router,
+        file=targets,
+        role=role,
+        replica=replica,
+        own={key: value for key, value in own.items() if value},
+        of_targets={
+            **({"worker_types": list(map(str, worker_type))} if worker_type else {}),
+            **({"policy": str(policy), "quorum": quorum} if policy else {}),
+        },
+        settings={
+            **({"output": str(output)} if output else {}),
+            **({"run": run} if run else {}),
+            **dict(map(parse_setting, settings or ())),
+        },
+        config=config,
+        load=_load.read(load) if load else _load.WarmUp(warmup_requests) if warmup_requests else None,
+        iterations=iterations,
+        timeout_s=timeout or _TIMEOUT_OF_SERVERS_S,
+    )
+    _report(asyncio.run(_fleet.capture(given)), json=json)
 
 
-@attrs.frozen(kw_only=True)
-class _Given:
-    url: str
-    iterations: dict[str, int] | None
-    stages: list[str]
-    ranks: str | list[int]
-    role: str
-    replica: int | None
-    settings: dict[str, Any]
-    backend: str | None
-    config: Path | None
-    timeout_s: float
+def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
+    given = [
+        option.opts[0]
+        for option in ctx.command.params
+        if option.name in names and getattr(ctx.get_parameter_source(option.name), "name", None) == "COMMANDLINE"
+    ]
+    if given:
+        raise ConfigError(f"{given[0]} {why}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -97,76 +195,31 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8.") from None
 
 
-async def _capture(given: _Given, on_progress: Callable[[int, int], None]) -> Capture:
-    from profdeck.identity import Identity
-
-    name = given.backend or await _recognised(given.url)
-    own = f"roles.{given.role}"
-    settings: dict[str, Any] = {f"{own}.backend": name, f"{own}.ranks": given.ranks, "on_error": "raise"}
-    if given.iterations:
-        settings[f"{own}.iterations"] = given.iterations
-    if given.stages:
-        settings[f"{own}.stages"] = given.stages
-    if "output" not in given.settings and "output" not in gather(given.config)[0]:
-        directory = await _output_of(name, given.url)
-        settings |= {"output": str(directory)} if directory else {}
-    profiler = Profiler.from_config(
-        given.config,
-        identity=Identity(role=given.role, replica=given.replica),
-        settings=settings | given.settings | {"steps": [0], "mode": "continuous"},
-        target=given.url,
-    )
-    wanted = (given.iterations or {}).get("count")
-
-    def told(state: TargetState) -> None:
-        on_progress(state.iterations, wanted or state.iterations)
-
-    try:
-        capture = await profiler.astart(0)
-        assert capture is not None  # noqa: S101  # step 0 is selected, and failures are raised
-        await profiler.await_window(given.timeout_s, told)
-        with contextlib.suppress(CaptureError):  # what is incomplete is in the report
-            await profiler.astop()
-    finally:
-        await profiler.aclose("interrupted")  # the server must not go on recording
-    return capture
-
-
-async def _recognised(url: str) -> str:
-    """Return the name of the backend that knows the server."""
-    asked = []
-    for name in installed(BACKENDS):
-        cls = load_backend(name)
-        if issubclass(cls, EngineBackend):
-            asked.append(name)
-            if await cls.recognises(url):
-                return name
-    raise UnknownPluginError(
-        f"No backend recognises the server at {url} (asked: {', '.join(asked) or 'none'}). Is it up, and is that its "
-        "address? --backend names the backend of a server that hides what it is."
-    )
-
-
-async def _output_of(name: str, url: str) -> Path | None:
-    cls = load_backend(name)
-    if not issubclass(cls, EngineBackend):
-        raise ConfigError(f"--backend {name}: it records its own process and controls no server.")
-    backend = cls(cls.Options())
-    backend.bind(url)
-    return await backend.output()
-
-
-def _report(capture: Capture, *, json: bool) -> None:
-    assert capture.request is not None  # noqa: S101  # it was of a server
-    run = capture.request.output / capture.request.run
-    report = ls.read(run)
-    complete = capture.status is Status.COMPLETE and report.status is Status.COMPLETE
+def _report(done: _fleet.Done, *, json: bool) -> None:
+    if done.sent is not None:
+        typer.echo(str(done.sent), err=True)
+    report = ls.read(done.run) if (done.run / RUN_FILE).exists() else None
+    with _output.progress("Waiting for the finish"):
+        finish.await_own()
+    captured = done.error is None and all(capture.status is Status.COMPLETE for capture in done.captures)
+    complete = captured and report is not None and report.status is Status.COMPLETE
     if json:
-        _output.print_json({"run": str(run), "complete": complete, "ls": ls.plain(report)})
-    else:
+        _output.print_json(
+            {
+                "run": str(done.run),
+                "complete": complete,
+                "problem": None if done.error is None else str(done.error),
+                "servers": [server.plain for server in done.servers],
+                "requests": None if done.sent is None else done.sent.plain,
+                "ls": None if report is None else ls.plain(report),
+            }
+        )
+    elif report is not None and done.error is None:
         ls.show(report)
         if any(rank.events for found in report.captures for rank in found.ranks):
             _output.stdout().print()
-            summary.command([capture.directory], top=8)
+            summary.command([capture.directory for capture in done.captures], top=8)
+    if done.error is not None:
+        raise done.error
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)

@@ -21,7 +21,7 @@ from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, des
 from profdeck.layers import load, parse_setting
 from profdeck.options import CommonOptions
 from profdeck.schedule import GRAMMAR
-from profdeck.session import build_backend, resolve_identity
+from profdeck.session import build_backend, prepare, resolve_identity
 
 
 @attrs.frozen
@@ -101,8 +101,12 @@ def _steps(config: Config) -> str:
     first = config.steps.after(-1)
     if first is None and config.roles and all(map(_is_of_an_engine, config.roles.values())):
         return "none: the engines are asked for captures, or their iterations say when"
+    if first is None and config.on_demand:
+        return "none: captures are asked for while the job runs"
     if first is None:
-        raise ConfigError(f"Nothing is selected, so nothing would be recorded. Set steps to a list of {GRAMMAR}.")
+        raise ConfigError(
+            f"Nothing is selected, so nothing would be recorded. Set steps to a list of {GRAMMAR}; or on_demand: true."
+        )
     if config.final_step is not None and first > config.final_step:
         raise ConfigError(f"The first selected step is {first}, but final_step is {config.final_step}.")
     return f"{', '.join(str(span.spec) for span in config.steps.spans)}; the first is {first}"
@@ -182,5 +186,5 @@ def _here(config: Config, name: str) -> str:
     identity = resolve_identity(name, backend)
     if identity.world_size > 1 and not config.roles[name].expected_ranks(identity.world_size):
         raise ConfigError(f"None of its ranks is in this job, whose ranks are 0 to {identity.world_size - 1}.")
-    backend.preflight()
+    prepare(backend)
     return "can record"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +11,13 @@ import attrs
 import typer
 from rich.text import Text
 
+from profdeck import verify
 from profdeck.capture import Status
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
 from profdeck.errors import ProfdeckError
+from profdeck.finish import FinishReport, FinishState, read_finishes
+from profdeck.run import Manifest
 from profdeck.verify import CaptureReport, RankReport, RunReport, TargetReport, read_run
 
 _STYLES = {
@@ -42,15 +44,15 @@ def command(
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def read(run: Path) -> RunReport:
-    """Read a run with progress.
+def read(run: Path, *, only: Callable[[Manifest], bool] | None = None) -> RunReport:
+    """Read a run with progress; the arguments are those of `read_run`.
 
     Raises:
         ProfdeckError: it cannot be read, or is not a run.
     """
     try:
         with _output.progress("Reading the traces") as on_progress:
-            return read_run(run, on_progress=on_progress)
+            return read_run(run, only=only, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 
@@ -59,16 +61,6 @@ def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
     for capture in report.captures:
         for rank in capture.ranks:
             yield capture, rank
-
-
-def _totals(report: RunReport) -> dict[str, Any]:
-    ranks = [rank for _, rank in _ranks(report)]
-    return {
-        "captures": len(report.captures),
-        "ranks_by_status": dict(Counter(str(rank.status) for rank in ranks)),
-        "size_bytes": sum(rank.size_bytes for rank in ranks),
-        "events": sum(rank.events for rank in ranks),
-    }
 
 
 def show(report: RunReport) -> None:
@@ -83,25 +75,68 @@ def show(report: RunReport) -> None:
             _rank(rank),
             Text(rank.status, style=_STYLES[rank.status]),
             _output.size(rank.size_bytes),
-            f"{rank.events:,}",
+            _events(rank),
         )
     if report.captures:
         console.print(table)
         console.print()
     for capture, rank in _ranks(report):
-        for problem in rank.problems:
+        notes = [f"{artifact.path.name}: {note}" for artifact in rank.artifacts for note in artifact.notes]
+        for text in (*rank.problems, *notes):
             stage = f", {_stage(capture)}" if capture.stage else ""
-            console.print(f"Step {_steps(capture)}, {_role(capture)}{stage}, rank {rank.rank}: {problem}")
-    for target in report.targets:
-        for problem in target.problems:
-            console.print(f"Step {target.first_step}, {_role(target)}, {target.target}: {problem}")
+            console.print(f"Step {_steps(capture)}, {_role(capture)}{stage}, rank {rank.rank}: {text}")
+    for line in _of_targets(report):
+        console.print(line)
     for problem in report.problems:
         console.print(problem)
-    totals = _totals(report)
-    statuses = ", ".join(f"{count} {status}" for status, count in totals["ranks_by_status"].items())
-    amount = f"{_output.size(totals['size_bytes'])}, {totals['events']:,} events"
-    captures = f"{totals['captures']} capture{'' if totals['captures'] == 1 else 's'}"
+    for line in filter(None, map(_of_finish, read_finishes(report))):
+        console.print(line)
+    counted = verify.totals(report)
+    statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
+    amount = f"{_output.size(counted['size_bytes'])}, {counted['events']:,} events"
+    captures = f"{counted['captures']} capture{'' if counted['captures'] == 1 else 's'}"
     console.print(f"{_output.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+
+
+def _of_targets(report: RunReport) -> Iterator[str]:
+    """Say what is wrong with each target; of those in a fleet, that is said with the fleet."""
+    poor = {
+        (fleet.first_step, fleet.role, record.replica, record.capture): record
+        for fleet in report.targets
+        for record in fleet.targets
+        if not (record.outcome and record.outcome.ends_well)
+    }
+    for target in report.targets:
+        if (target.first_step, target.role, target.replica, target.id) in poor:
+            continue
+        for problem in target.problems:
+            yield f"Step {target.first_step}, {_role(target)}, {target.target}: {problem}"
+        for record in target.targets:
+            if (target.first_step, target.role, record.replica, record.capture) in poor:
+                what = " ".join(filter(None, [record.reason, record.fix]))
+                who = f"{target.role}/{record.replica}, {record.name}"
+                yield f"Step {target.first_step}, {who}: {record.outcome or 'not asked'}: {what}"
+
+
+def _of_finish(finish: FinishReport) -> str | None:
+    """Say of a finish what must be known; nothing if all is well."""
+    others = ", ".join(finish.waits_for)
+    match finish.state:
+        case FinishState.DONE:
+            what = f"done, without {others}" if others else None
+        case FinishState.WAITING:
+            what = f"waiting for {others}" if others else "begins"
+        case FinishState.RUNNING:
+            what = "running" + (f", without {others}" if others else "")
+        case FinishState.NOT_RUN:
+            what = "not run: no host came to the end of the capture"
+        case state:
+            what = f"{state}: {finish.problem or 'its process was ended'}" + (f"; without {others}" if others else "")
+    if what is None:
+        return None
+    by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
+    see = f" See {_output.short(finish.record)}" if finish.record else ""
+    return f"Finish of {finish.capture}{by}: {what}.{see}"
 
 
 def _steps(capture: CaptureReport) -> str:
@@ -130,31 +165,15 @@ def _rank(rank: RankReport) -> str:
     return f"{rank.rank} {coordinates}".rstrip()
 
 
+def _events(rank: RankReport) -> str:
+    """Write how many there are; nothing where nobody knows, as of what is still to be analysed."""
+    unknown = rank.artifacts and all(artifact.whole and artifact.events is None for artifact in rank.artifacts)
+    return "" if unknown else f"{rank.events:,}"
+
+
 def plain(report: RunReport) -> dict[str, Any]:
-    """Turn a report into JSON data."""
-    return {
-        "path": str(report.path),
-        "status": report.status,
-        "problems": report.problems,
-        "totals": _totals(report),
-        "captures": [
-            {
-                **attrs.asdict(capture, value_serializer=_paths_as_text),
-                "status": capture.status,
-                "ranks": [
-                    {
-                        **attrs.asdict(rank, value_serializer=_paths_as_text),
-                        "size_bytes": rank.size_bytes,
-                        "events": rank.events,
-                    }
-                    for rank in capture.ranks
-                ],
-            }
-            for capture in report.captures
-        ],
-        "targets": [attrs.asdict(target, value_serializer=_paths_as_text) for target in report.targets],
-    }
-
-
-def _paths_as_text(_: object, __: object, value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    """Turn a report into JSON data, with the finishes of its captures."""
+    finishes = [attrs.asdict(finish) for finish in read_finishes(report)]
+    for finish in finishes:
+        finish["record"] = finish["record"] and str(finish["record"])
+    return {**verify.plain(report), "finishes": finishes}

@@ -90,13 +90,8 @@ def command(  # noqa: PLR0913  # the options of a command line
     count = _traces.cores(processes)
     pieces = list(map(Piece, sources, _shifts(sources, how, count), _selections(sources, part)))
     write = _write_slim if slim else _write_chrome
-    with _output.progress("Merging the traces") as on_progress:
-        try:
-            written = write(pieces, destination, count, on_progress)
-        except FileExistsError:
-            raise _select.taken(destination) from None
-        except OSError as error:
-            raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
+    with _output.progress("Merging the traces") as on_progress, _select.writing(destination):
+        written = write(pieces, destination, count, on_progress)
     for problem in written.problems:
         _output.warn(f"{problem} What is readable was merged.")
     _report(destination, sources, how, written, json=json)
@@ -114,10 +109,10 @@ def _chosen(sources: list[TraceSource], roles: list[str] | None, ranks: list[ran
         source
         for source in sources
         if (not roles or (source.manifest is not None and source.manifest.role in roles))
-        and (not ranks or (source.manifest is not None and any(source.manifest.rank in some for some in ranks)))
+        and (not ranks or any(source.rank in some for some in ranks))
     ]
     if not chosen:
-        there = sorted({source.label for source in sources if source.manifest})
+        there = sorted({source.label for source in sources if source.manifest or source.rank is not None})
         raise TraceError(f"No trace is of these roles and ranks. There are: {', '.join(there) or 'no manifests'}.")
     return chosen
 

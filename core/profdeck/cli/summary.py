@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,41 @@ from profdeck.cli import _output, _traces
 from profdeck.cli._exit import ExitCode
 
 if TYPE_CHECKING:
-    from profdeck.traces.model import DeviceSummary, GroupSkew, RankSummary, RunSummary
+    from profdeck.traces.model import CommunicationSummary, DeviceSummary, GroupSkew, RankSummary, RunSummary
 
 _MAX_DETAILED = 4
 _OF_A_RANK = ("path", "role", "replica", "rank")
-_OF_A_KERNEL = ("name", "category", "kind", "count", "total_us", "mean_us", "max_us", "share")
+_OF_A_KERNEL = ("name", "category", "kind", "count", "total_us", "mean_us", "max_us", "share", "type")
+_OF_A_CORE = ("core", "count", "total_us", "share")
+_OF_A_STEP = (
+    "device",
+    "step",
+    "compute_us",
+    "communication_us",
+    "overlap_us",
+    "exposed_communication_us",
+    "exposed_without_receives_us",
+    "idle_us",
+    "pipeline_bubble_us",
+    "pipeline_stage_us",
+    "preparation_us",
+)
+_OF_AN_OPERATION = ("kind", "group", "name")
+_OF_CALLS = ("count", "total_us", "max_us", "transit_us", "wait_us", "synchronisation_us", "idle_us")
+_OF_A_LINK = ("link", "size_bytes", "transit_us", "bytes_per_s", "packets", "large_packet_share")
+_BYTES_PER_GB = 1_000_000_000
+# How many digits of the number of a process group stand in the names of its kernels.
+_GROUP_DIGITS = 3
+
+
+class Rows(StrEnum):
+    """What rows ``--csv`` can print."""
+
+    KERNELS = "kernels"
+    CORES = "cores"
+    DEVICE_STEPS = "device-steps"
+    COMMUNICATION = "communication"
+    LINKS = "links"
 
 
 def command(  # noqa: PLR0913  # the options of a command line
@@ -38,17 +69,25 @@ def command(  # noqa: PLR0913  # the options of a command line
     processes: _traces.Processes = 0,
     ray: _traces.Ray = None,
     json: _output.Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
+    rows: Annotated[
+        Rows | None,
+        typer.Option(
+            "--rows", metavar="ROWS", help=f"What --csv prints: {', '.join(Rows)}; as far as traces have them."
+        ),
+    ] = None,
 ) -> None:
     """Summarise traces: kernels, operators, idle devices, steps."""
     if json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other: choose one.")
+    if rows and not as_csv:
+        raise typer.BadParameter("--rows says what --csv prints: give --csv as well.")
     run, problems = _traces.summarise_paths(paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray)
     limit = top or None
     if json:
         _output.print_json(run.to_dict())
     elif as_csv:
-        _print_csv(run.ranks)
+        _print_csv(run.ranks, rows or Rows.KERNELS)
     else:
         _print(_output.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
     for problem in problems:
@@ -60,12 +99,41 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
-def _print_csv(ranks: Iterable[RankSummary]) -> None:
+def _print_csv(ranks: Iterable[RankSummary], rows: Rows) -> None:
     writer = csv.writer(sys.stdout)
-    writer.writerow([*_OF_A_RANK, *_OF_A_KERNEL])
+    writer.writerow([*_OF_A_RANK, *_columns(rows)])
     for rank in ranks:
-        about = [getattr(rank, field) for field in _OF_A_RANK]
-        writer.writerows([*about, *(getattr(kernel, field) for field in _OF_A_KERNEL)] for kernel in rank.kernels)
+        about = _values(rank, _OF_A_RANK)
+        writer.writerows([*about, *row] for row in _rows(rank, rows))
+
+
+def _columns(rows: Rows) -> Sequence[str]:
+    return {
+        Rows.KERNELS: _OF_A_KERNEL,
+        Rows.CORES: _OF_A_CORE,
+        Rows.DEVICE_STEPS: _OF_A_STEP,
+        Rows.COMMUNICATION: (*_OF_AN_OPERATION, *_OF_CALLS),
+        Rows.LINKS: (*_OF_AN_OPERATION, *_OF_A_LINK),
+    }[rows]
+
+
+def _rows(rank: RankSummary, rows: Rows) -> Iterator[list[object]]:
+    if rows is Rows.LINKS:
+        for operation in rank.communication:
+            about = _values(operation, _OF_AN_OPERATION)
+            yield from ([*about, *_values(link, _OF_A_LINK)] for link in operation.links)
+        return
+    items: Sequence[object] = {
+        Rows.KERNELS: rank.kernels,
+        Rows.CORES: rank.cores,
+        Rows.DEVICE_STEPS: rank.device_steps,
+        Rows.COMMUNICATION: rank.communication,
+    }[rows]
+    yield from (_values(item, _columns(rows)) for item in items)
+
+
+def _values(item: object, fields: Iterable[str]) -> list[object]:
+    return [getattr(item, field) for field in fields]
 
 
 def _print(console: Console, run: RunSummary, limit: int | None, *, detailed: bool) -> None:
@@ -108,10 +176,26 @@ def _print_rank(console: Console, rank: RankSummary, limit: int | None) -> None:
     if rank.graph_launches:
         console.print(f"Launches of graphs: {rank.graph_launches:,}")
     _print_steps(console, rank, limit)
-    for table in (_categories(rank), _kernels(rank, limit), _copies(rank), _operators(rank, limit)):
+    _print_device_steps(console, rank, limit)
+    for table in (
+        _cores(rank),
+        _categories(rank),
+        _kernels(rank, limit),
+        _copies(rank),
+        _calls(rank, limit),
+        _links(rank, limit),
+        _operators(rank, limit),
+    ):
         if table.row_count:
             console.print("", table)
     console.print()
+
+
+def _cores(rank: RankSummary) -> Table:
+    table = _output.table("core", "kernels", "total ms", "share", numbers=("kernels", "total ms", "share"))
+    for core in rank.cores:
+        table.add_row(core.core, f"{core.count:,}", _ms(core.total_us), f"{core.share:.1%}")
+    return table
 
 
 def _categories(rank: RankSummary) -> Table:
@@ -145,6 +229,40 @@ def _copies(rank: RankSummary) -> Table:
     return table
 
 
+def _calls(rank: RankSummary, limit: int | None) -> Table:
+    numbers = ("calls", "total ms", "transit ms", "wait ms", "sync ms", "idle ms")
+    table = _output.table(*numbers, "group", "communication", numbers=numbers)
+    for operation in rank.communication[:limit]:
+        times_us = (operation.transit_us, operation.wait_us, operation.synchronisation_us, operation.idle_us)
+        table.add_row(
+            f"{operation.count:,}", _ms(operation.total_us), *map(_ms, times_us), _group(operation), operation.name
+        )
+    return table
+
+
+def _links(rank: RankSummary, limit: int | None) -> Table:
+    numbers = ("size", "transit ms", "GB/s", "packets", "large")
+    table = _output.table("link", *numbers, "group", "communication", numbers=numbers)
+    for operation in rank.communication[:limit]:
+        for link in operation.links:
+            table.add_row(
+                link.link,
+                _output.size(link.size_bytes),
+                _ms(link.transit_us),
+                "" if link.bytes_per_s is None else f"{link.bytes_per_s / _BYTES_PER_GB:,.1f}",
+                "" if link.packets is None else f"{link.packets:,}",
+                "" if link.large_packet_share is None else f"{link.large_packet_share:.1%}",
+                _group(operation),
+                operation.name,
+            )
+    return table
+
+
+def _group(operation: CommunicationSummary) -> str:
+    group = operation.group or ""
+    return group[-_GROUP_DIGITS:] if group.isdecimal() else group
+
+
 def _operators(rank: RankSummary, limit: int | None) -> Table:
     table = _output.table("operator", "calls", "self ms", "total ms", numbers=("calls", "self ms", "total ms"))
     for operator in rank.operators[:limit]:
@@ -174,7 +292,7 @@ def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None
         table = _output.table("steps", *numbers, numbers=numbers)
         for group in rank.iterations:
             table.add_row(
-                " ".join(filter(None, [group.kind.replace("_", " "), group.stage])),
+                " ".join(filter(None, [_kind(group.kind, rank.unit), group.stage])),
                 f"{group.count:,}",
                 *(_ms(time_us) for time_us in (group.p50_us, group.p90_us, group.p99_us, group.max_us)),
                 "" if group.tokens_per_s is None else f"{group.tokens_per_s:,.1f}",
@@ -188,6 +306,38 @@ def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None
         console.print("", table)
         if more := len(rank.steps[limit:]) if limit else 0:
             console.print(f"... and {more:,} more: --top 0 shows all.")
+
+
+def _kind(kind: str, unit: str | None) -> str:
+    """Say what steps are; those of the recorder are what it counts."""
+    if kind == "global_step" and unit is not None:
+        kind = "iteration" if unit == "engine_iteration" else unit
+    return kind.replace("_", " ")
+
+
+def _print_device_steps(console: Console, rank: RankSummary, limit: int | None) -> None:
+    steps = rank.device_steps
+    columns = {
+        "compute ms": [step.compute_us for step in steps],
+        "communication ms": [step.communication_us for step in steps],
+        "exposed ms": [step.exposed_communication_us for step in steps],
+        "idle ms": [step.idle_us for step in steps],
+        "bubble ms": [step.pipeline_bubble_us for step in steps],
+        "prepare ms": [step.preparation_us for step in steps],
+    }
+    columns = {heading: times_us for heading, times_us in columns.items() if any(times_us)}
+    if not columns:
+        return
+    table = _output.table("device", "step", *columns, numbers=tuple(columns))
+    for row, step in enumerate(steps[:limit]):
+        table.add_row(
+            "" if step.device is None else str(step.device),
+            "all" if step.step is None else str(step.step),
+            *("" if (time_us := times_us[row]) is None else _ms(time_us) for times_us in columns.values()),
+        )
+    console.print("", table)
+    if more := len(steps[limit:]) if limit else 0:
+        console.print(f"... and {more:,} more: --top 0 shows all.")
 
 
 def _print_skew(console: Console, group: GroupSkew, limit: int | None) -> None:

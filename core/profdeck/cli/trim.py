@@ -19,7 +19,7 @@ _SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, or a directory of torch_npu.")],
     *,
     steps: _select.Steps = None,
     iterations: _select.Iterations = None,
@@ -45,7 +45,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if part.is_all:
         raise ConfigError("Nothing says what to keep: give --steps, --iterations, --time or --category.")
     _check_source(file)
-    name = f"{_SUFFIXES.sub('', file.name)}.trim-{part.text}.trace.json.gz"
+    name = f"{_SUFFIXES.sub('', file.absolute().name)}.trim-{part.text}.trace.json.gz"
     destination = Path(name) if output is None else output / name if output.is_dir() else output
     _select.new_file(destination)
     with _output.progress("Looking for what to keep") as on_progress:
@@ -57,7 +57,9 @@ def command(  # noqa: PLR0913  # the options of a command line
 
 
 def _check_source(file: Path) -> None:
-    if not file.is_dir():
+    from profdeck.traces.ascend.directory import is_ascend_directory
+
+    if not file.is_dir() or is_ascend_directory(file):
         return
     from profdeck.traces.sources import find_sources
 
@@ -68,15 +70,14 @@ def _check_source(file: Path) -> None:
 def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
     from profdeck.traces.trim import trim_trace
 
-    with _output.progress("Trimming the trace") as on_progress:
-        try:
-            return trim_trace(file, destination, selection, on_progress=on_progress)
-        except OSError as error:
-            raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
+    with _output.progress("Trimming the trace") as on_progress, _select.writing(destination):
+        return trim_trace(file, destination, selection, on_progress=on_progress)
 
 
 def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> None:
-    source_bytes = file.stat().st_size
+    from profdeck.traces.ascend.directory import chrome_trace
+
+    source_bytes = chrome_trace(file).stat().st_size
     if json:
         _output.print_json(
             {

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
@@ -14,20 +14,31 @@ import attrs
 
 from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Artifact, Capture
+from profdeck.engine.collect import Collection
+from profdeck.engine.fetch import Files
 from profdeck.engine.options import EngineOptions
+from profdeck.engine.orphans import end_orphan
 from profdeck.engine.request import Answer, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ProfdeckError, describe
+from profdeck.errors import CaptureError, ProfdeckError, TargetError, describe, target_error
 from profdeck.hookspecs import hookimpl
+from profdeck.outcome import Outcome
 from profdeck.run import read_manifest
-from profdeck.settle import drive
+from profdeck.settle import drive, in_thread
 from profdeck.strict import unstructure
 from profdeck.traces.merge import Source, merge_traces
 
 T = TypeVar("T")
 
+AT_REST = frozenset({State.IDLE, State.ENDED})
+"""Where a process neither records nor writes."""
 _FIRST_POLL_S = 0.02
 _LAST_POLL_S = 1.0
 _WRITING_POLL_S = 0.1
+_STARTS = 3
+"""How often a start is tried in an engine in which something was active that has ended."""
+_ROLL_BACK_S = 3.0
+"""How long a start or a stop that is given up waits for the stop that it sends then: what did not answer the one may
+not answer the other. A fleet's start and stop take so much longer than their limits at most."""
 
 
 class Engine(ABC):
@@ -37,6 +48,10 @@ class Engine(ABC):
     """What manifests call it."""
     blocking: bool = False
     """Whether its coroutines never suspend, as it has only blocking calls."""
+    late_fix: str = ""
+    """What to do when it does not answer in time, where more is known than of any."""
+    gate: Callable[[], Awaitable[None]] | None = None
+    """Awaited by every start as late as possible, so that many engines start at the same moment."""
 
     @abstractmethod
     async def has_profdeck(self) -> bool:
@@ -54,6 +69,18 @@ class Engine(ABC):
             CaptureError: it does not answer.
         """
 
+    async def arrive(self) -> None:
+        """Wait for the gate, before a start is sent to an engine that does not wait for it by itself."""
+        if self.gate is not None:
+            await self.gate()
+
+    def files(self) -> Files | None:
+        """Return what fetches files of its ranks from their host; None where nothing can."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  # most keep nothing
+        """Give back what is kept open between commands; the next one opens it again."""
+
     async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:
         """Stop a capture and wait until no process is writing any more, or the time is over.
 
@@ -69,7 +96,7 @@ class Engine(ABC):
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what takes long, such as reading files, without blocking an event loop."""
-        return function(*arguments) if self.blocking else await asyncio.to_thread(function, *arguments)
+        return function(*arguments) if self.blocking else await in_thread(function, *arguments)
 
     async def sleep(self, duration_s: float) -> None:
         """Wait."""
@@ -84,6 +111,10 @@ class Native(Protocol):
 
     manifests: list[Path]
     """Of the ranks, once it has been stopped."""
+    outcome: Outcome
+    """How the stop came out."""
+    fix: str | None
+    """What to do about that, where more is known than `Outcome.fix` says."""
 
     async def start(self) -> None:
         """Start it.
@@ -105,6 +136,8 @@ class ControlBackend(EngineBackend):
     _engine: Engine | None = attrs.field(default=None, init=False)
     _native: Native | None = attrs.field(default=None, init=False)
     _asked: CaptureRequest | None = attrs.field(default=None, init=False)
+    _enabled: bool | None = attrs.field(default=None, init=False)
+    """Whether the processes have loaded profdeck, as far as that was asked before a start."""
 
     def connect(self, target: object) -> Engine:
         """Return the engine that an object or a URL stands for.
@@ -130,18 +163,30 @@ class ControlBackend(EngineBackend):
         return cast("EngineOptions", self.options)
 
     @property
-    def _target(self) -> Engine:
+    def engine(self) -> Engine:
+        """The bound target."""
         assert self._engine is not None  # noqa: S101  # core binds before it starts
         return self._engine
 
     @property
     def blocking(self) -> bool:
         """Whether the engine has only blocking calls."""
-        return self._target.blocking
+        return self.engine.blocking
+
+    @property
+    def late_fix(self) -> str:
+        """What to do when the engine does not answer in time."""
+        return self.engine.late_fix
 
     def bind(self, target: object) -> str:
-        """Take the target; see `connect`."""
-        self._engine = self.connect(target)
+        """Take the target; see `connect`. An actor's engine is connected to where it is."""
+        from profdeck.engine.ray_actor import ActorEngine, RayActor
+
+        actor = RayActor.of(target)
+        if actor is None:
+            self._engine = self.connect(target)
+        else:
+            self._engine = ActorEngine(actor, backend=self.name, options=self._own)
         return self._engine.name
 
     @hookimpl
@@ -154,12 +199,31 @@ class ControlBackend(EngineBackend):
         """End the recording, and wait until the files of all ranks are whole."""
         return self._run(self._stop(capture))
 
+    async def reach(self) -> None:
+        """Ask whether the processes have loaded profdeck."""
+        try:
+            self._enabled = await self.engine.has_profdeck()
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def release(self) -> None:
+        """Close the connection that is kept open for the start."""
+        self._enabled = None
+        self.engine.close()
+
+    def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:
+        """Let the engine await the gate; one whose coroutines never suspend cannot."""
+        if not self.blocking:
+            self.engine.gate = gate
+        return not self.blocking
+
     async def output(self) -> Path | None:
         """Return the server's output directory, if the server is on this host and has profdeck."""
         from profdeck.engine.remote import RemoteEngine
 
-        if isinstance(self._target, RemoteEngine) and await self._target.has_profdeck():
-            about = await self._target.about()
+        if isinstance(self.engine, RemoteEngine) and await self.engine.has_profdeck():
+            about = await self.engine.about()
             return Path(about.output) if about.here else None
         return None
 
@@ -167,92 +231,139 @@ class ControlBackend(EngineBackend):
         """Ask the processes how far they are."""
         if self._native is not None:
             return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell
-        asked, answer = self._asked, await self._target.command("status", {})
+        asked, answer = self._asked, await self.engine.command("status", {})
         ranks = [rank for rank in answer.ranks if asked and asked.selects(rank.rank)]
         return TargetState(
             ended=all(rank.state in {State.WRITING, State.ENDED} for rank in ranks),
             iterations=min((rank.iterations for rank in ranks), default=0),
+            waits_for=next((rank.waits_for for rank in ranks if rank.waits_for), None),
         )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         # A blocking engine needs no event loop, and works inside of a running one.
-        return drive(work) if self._target.blocking else work
+        return drive(work) if self.engine.blocking else work
 
     async def _start(self, capture: Capture) -> None:
         assert capture.request is not None  # noqa: S101  # core makes it for targets
         request = self._own.complete(capture.request)
-        if await self._target.has_profdeck():
-            await self._start_processes(capture, request)
-        else:
-            native = self.native(self._target, capture, request)
-            await native.start()
-            self._native = native
+        enabled, self._enabled, self.outcome, self.fix = self._enabled, None, None, None
+        try:
+            if enabled if enabled is not None else await self.engine.has_profdeck():
+                await self._start_processes(capture, request)
+            else:
+                native = self.native(self.engine, capture, request)
+                await self.engine.arrive()
+                await native.start()
+                self._native = native
+        except BaseException:
+            self.engine.close()
+            raise
+        finally:
+            self.engine.gate = None
+        self.outcome = Outcome.STARTED
 
     async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
         self.check()
-        try:
-            answer = await self._target.command("start", unstructure(request))
-            _check_started(request, answer)
-        except BaseException:  # what has started is stopped, also when the host gave up waiting
-            await self._roll_back(request)
-            raise
+        await self.engine.arrive()
+        for left in reversed(range(_STARTS)):
+            try:
+                answer = await self._asked_to_start(request)
+                break
+            except TargetError as error:
+                if error.outcome is not Outcome.ALREADY_ACTIVE or not left:
+                    raise
+                capture.notes.append(await end_orphan(self.engine, error))
+        capture.notes += [
+            f"At the start, rank {reply.rank} on {reply.host} waited for {reply.waits_for}."
+            for reply in answer.ranks
+            if reply.waits_for
+        ]
         world = max(reply.world_size for reply in answer.ranks)
         capture.expected_ranks = tuple(rank for rank in range(world) if request.selects(rank))
         self._asked = request
 
-    async def _roll_back(self, request: CaptureRequest) -> None:
-        reason = "the capture was given up at its start"
-        stop = self._target.command("stop", {"request": request.id, "token": request.token, "reason": reason})
-        with contextlib.suppress(CaptureError):  # it does not answer: max_capture_s ends what it may have begun
-            await (stop if self._target.blocking else asyncio.shield(stop))
+    async def _asked_to_start(self, request: CaptureRequest) -> Answer:
+        try:
+            answer = await self.engine.command("start", unstructure(request))
+            _check_started(request, answer)
+        except BaseException:  # what has started is stopped, also when the host gave up waiting
+            await self._roll_back(request)
+            raise
+        return answer
+
+    async def _roll_back(self, request: CaptureRequest, reason: str = "the capture was given up at its start") -> None:
+        stop = self.engine.command("stop", {"request": request.id, "token": request.token, "reason": reason})
+        if self.engine.blocking:
+            with contextlib.suppress(CaptureError):
+                await stop
+        else:
+            await asyncio.shield(_tried(stop, _ROLL_BACK_S))
 
     async def _stop(self, capture: Capture) -> Sequence[Artifact]:
+        try:
+            return await self._end(capture)
+        finally:
+            self.engine.close()
+
+    async def _end(self, capture: Capture) -> Sequence[Artifact]:
         native, self._native = self._native, None
         if native is not None:
             await native.stop()
+            self.outcome, self.fix = native.outcome, native.fix
             return await self._merged(capture, native.manifests) if self._own.merge_profiles else ()
         asked, self._asked = self._asked, None
         if asked is None:
             return ()
-        reason = " ".join(capture.problems) or None
+        limit_s = self._own.flush_timeout_s
         try:
-            stop = {"request": asked.id, "token": asked.token, "reason": reason}
-            answer = await self._target.command("stop", stop)
-            answer = await self._flushed(capture, answer)
+            answer = await self._asked_to_stop(asked, " ".join(capture.problems) or None)
+            until = time.monotonic() + limit_s
+            answer = await self._flushed(capture, answer, until)
         except CaptureError as error:
             capture.problems.append(str(error))
+            found = target_error(error)
+            self.outcome, self.fix = found.outcome, found.fix
             return ()
-        _judge(capture, asked, answer)
-        if not self._own.merge_profiles:
-            return ()
-        manifests = [Path(recorded.manifest) for reply in answer.all for recorded in reply.captures]
-        return await self._merged(capture, manifests)
+        self.outcome = _judge(capture, asked, answer)
+        files, late = Collection(capture, asked), f"The time was over, flush_timeout_s={limit_s:g} seconds"
+        await files.collect(self.engine, answer, fetch=self._own.collect, until=until, late=late)
+        if self.outcome.ends_well and not files.complete:
+            self.outcome = Outcome.FILES_MISSING
+        return await self._merged(capture, files.manifests) if self._own.merge_profiles else ()
 
-    async def _flushed(self, capture: Capture, answer: Answer) -> Answer:
-        """Wait until no process is writing any more."""
-        deadline, pause_s = time.monotonic() + self._own.flush_timeout_s, _FIRST_POLL_S
-        while any(reply.state not in {State.IDLE, State.ENDED} for reply in answer.all):
-            if time.monotonic() >= deadline:
+    async def _asked_to_stop(self, asked: CaptureRequest, reason: str | None) -> Answer:
+        try:
+            return await self.engine.command("stop", {"request": asked.id, "token": asked.token, "reason": reason})
+        except CaptureError:
+            raise
+        except BaseException:  # the host gives up waiting, and the stop may not have left
+            await self._roll_back(asked, "the host gave up waiting for its end")
+            raise
+
+    async def _flushed(self, capture: Capture, answer: Answer, until: float) -> Answer:
+        """Wait until no process is writing any more, or the time is over."""
+        pause_s = _FIRST_POLL_S
+        while any(reply.state not in AT_REST for reply in answer.all):
+            if time.monotonic() >= until:
                 named = [(_who(reply), reply) for reply in answer.ranks]
                 named += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
-                writing = [(who, reply) for who, reply in named if reply.state not in {State.IDLE, State.ENDED}]
+                writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
                 late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
                 capture.problems.append(
                     f"After flush_timeout_s={self._own.flush_timeout_s:g} seconds the files of {late} are not whole."
                 )
                 break
-            await self._target.sleep(pause_s)
+            await self.engine.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
-            answer = await self._target.command("status", {})
+            answer = await self.engine.command("status", {})
         return answer
 
     async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
-        """Merge the traces of all ranks, as far as they are on this host."""
-        here = [manifest for manifest in manifests if manifest.is_file()]
-        if not here:
+        """Merge the traces of all ranks, as far as they are here."""
+        if not manifests:
             capture.problems.append("merge_profiles: there are no traces that can be seen from this host.")
             return ()
-        return await self._target.call(merge_ranks, capture, here)
+        return await self.engine.call(merge_ranks, capture, manifests)
 
 
 def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
@@ -261,10 +372,9 @@ def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifac
     for path in manifests:
         manifest = read_manifest(path)
         place = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
-        replica = "" if manifest.replica is None else f"/{manifest.replica}"
-        label = " ".join(filter(None, [f"{manifest.role}{replica}", f"rank {manifest.rank}", place, manifest.stage]))
+        label = " ".join(filter(None, [manifest.role_and_replica, f"rank {manifest.rank}", place, manifest.stage]))
         for record in manifest.artifacts:
-            if record.kind == "trace" and record.size_bytes:
+            if record.kind == "trace" and record.size_bytes and (path.parent / record.name).exists():
                 sources.append(Source(path.parent / record.name, label, len(sources)))
     destination = capture.artifact_path(".merged.json.gz")
     try:
@@ -284,33 +394,57 @@ def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifac
     ]
 
 
+async def _tried(work: Coroutine[Any, Any, object], limit_s: float) -> None:
+    """Do what may fail: max_capture_s ends what an engine has begun that does not answer."""
+    with contextlib.suppress(CaptureError, TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await work
+
+
 def _check_started(request: CaptureRequest, answer: Answer) -> None:
-    """Raise CaptureError unless every process that is to record does."""
+    """Raise TargetError unless every process that is to record does."""
     refused = [f"{_who(reply)}: {reply.error}" for reply in answer.ranks if reply.error]
     refused += [f"The {name}: {reply.error}" for name, reply in answer.frontends.items() if reply.error]
     if refused:
-        raise CaptureError(" ".join(dict.fromkeys(refused)))
+        outcome = Outcome.of_refusals(reply.refusal for reply in answer.all)
+        raise TargetError(" ".join(dict.fromkeys(refused)), outcome)
     world = max((reply.world_size for reply in answer.ranks), default=0)
     if absent := [rank for rank in request.ranks if request.ranks != "all" and int(rank) >= world]:
-        raise CaptureError(f"The ranks {absent} are not in this engine, whose ranks are 0 to {world - 1}.")
+        text = f"The ranks {absent} are not in this engine, whose ranks are 0 to {world - 1}."
+        raise TargetError(text, Outcome.REFUSED)
 
 
-def _judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> None:
+def _judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> Outcome:
     """Say in the capture what is missing of what was asked for."""
     answered = {reply.rank: reply for reply in answer.ranks}
+    took, missing = [], False
     for rank in capture.expected_ranks or ():
         reply = answered.get(rank)
         if reply is None:  # its answers do not come to this process: its manifest tells
             continue
         if reply.token != asked.token:
             capture.problems.append(f"Rank {rank} knows nothing of the capture; was its process restarted?")
+            missing = True
             continue
-        if not any(recorded.files for recorded in reply.captures):
+        took.append(reply)
+        if not any(recorded.size_bytes for recorded in reply.captures):  # `files` has what could not be written too
             capture.problems.append(f"Rank {rank} left no file.")
+            missing = True
         capture.problems += [f"Rank {rank}: {problem}" for problem in _problems(reply)]
     for name, reply in answer.frontends.items():
         if reply.token == asked.token:
             capture.problems += [f"The {name}: {problem}" for problem in _problems(reply)]
+    if any(reply.state not in AT_REST for reply in answer.all):
+        return Outcome.TIMED_OUT
+    if missing:
+        return Outcome.FILES_MISSING
+    return Outcome.ENDED_BY_ITSELF if took and all(_full(asked, reply) for reply in took) else Outcome.FLUSHED
+
+
+def _full(asked: CaptureRequest, reply: Reply) -> bool:
+    """Tell whether a rank has recorded all iterations that it was asked for."""
+    kinds = max(len(asked.stages), 1)
+    return asked.iterations is not None and reply.iterations >= asked.iterations.count * kinds
 
 
 def _problems(reply: Reply) -> list[str]:

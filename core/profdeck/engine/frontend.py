@@ -7,9 +7,12 @@ from typing import Any
 
 import attrs
 
+from profdeck.engine.device import device_backend
 from profdeck.engine.recorder import EngineRecorder, handle
 from profdeck.engine.request import CaptureRequest, Reply
 from profdeck.identity import Identity
+
+_DEVICE = "cpu"
 
 
 class FrontendRecorder:
@@ -21,7 +24,7 @@ class FrontendRecorder:
             ``engine`` says so under this name record it.
         """
         self._name = name
-        self._recorder = EngineRecorder(Identity(), "cpu", {})
+        self._recorder = EngineRecorder(Identity(), _DEVICE, {})
         self._asked = False
 
     def command(self, command: str, payload: Mapping[str, Any]) -> Reply | None:
@@ -37,12 +40,15 @@ class FrontendRecorder:
         return handle(command, payload, self._recorder, self._start, self._recorder.stop)
 
     def _start(self, request: CaptureRequest) -> None:
+        # The options are those of the workers' device, of which this process may have another one.
+        understood = attrs.fields_dict(device_backend(_DEVICE).Options)
+        options = {name: value for name, value in request.options.items() if name in understood}
         own = attrs.evolve(
             request,
             role=f"{request.role}-{self._name}",
             ranks="all",
             iterations=None,
             stages=(),
-            options={**request.options, "activities": ["cpu"]},
+            options={**options, "activities": [_DEVICE]},
         )
         self._recorder.start(own, at_once=True)

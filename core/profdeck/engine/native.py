@@ -20,9 +20,10 @@ from profdeck.capture import Artifact, Capture, Unit
 from profdeck.engine.control import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.request import Batch, CaptureRequest
-from profdeck.errors import CaptureError, TraceError
+from profdeck.errors import CaptureError, TraceError, target_error
 from profdeck.files import publish
 from profdeck.identity import Identity
+from profdeck.outcome import Outcome
 from profdeck.recording import adopt, claim
 from profdeck.run import Recorder, RunDirectory
 from profdeck.strict import unstructure
@@ -31,6 +32,8 @@ from profdeck.traces.integrity import TraceCheck, check_trace
 EngineT = TypeVar("EngineT", bound=Engine)
 OptionsT = TypeVar("OptionsT", bound=EngineOptions)
 
+_STILL_WRITING = {Outcome.TIMED_OUT, Outcome.UNREACHABLE}
+"""Who does not answer a stop may be at work on it; an answer, also one that it failed, comes when the work is over."""
 _POLL_S = 0.2
 _QUIET_S = 30.0
 """Engines answer a stop when they have written, or failed to; the rest is for file systems that tell late."""
@@ -86,6 +89,10 @@ class NativeCapture(ABC, Generic[EngineT, OptionsT]):
         self._world: int | None = None
         self.manifests: list[Path] = []
         """Of the ranks, once it has been stopped."""
+        self.outcome = Outcome.FLUSHED
+        """How the stop came out."""
+        self.fix: str | None = None
+        """What to do about that, where more is known than `Outcome.fix` says."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -116,18 +123,24 @@ class NativeCapture(ABC, Generic[EngineT, OptionsT]):
     async def stop(self) -> None:
         """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
         problems = self._capture.problems
+        missing, fix, quiet_s = Outcome.FILES_MISSING, self.fix, _QUIET_S
         try:
             await self.end()
-            quiet_s = _QUIET_S
         except CaptureError as error:
             problems.append(str(error))
-            quiet_s = self._options.flush_timeout_s
+            failure = target_error(error)
+            missing, fix = failure.outcome, failure.fix  # why nothing may have been written
+            if missing in _STILL_WRITING:
+                quiet_s = self._options.flush_timeout_s
         if self._directory is None or not self._directory.is_dir():
             problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
+            self.outcome, self.fix = missing, fix
             return
         whole, broken = await self._wait(quiet_s)
         wanted = self._wanted() or tuple(broken)
         self._capture.expected_ranks = tuple(sorted({rank for rank, _ in (*wanted, *whole)}))
+        if not whole or not whole.keys() >= set(wanted):
+            self.outcome, self.fix = missing, fix
         problems += [
             f"Rank {rank} left no whole {f'{batch} ' if batch else ''}file in {self._directory}"
             f"{broken.get((rank, batch), '')}. {self.remedy}"

@@ -31,8 +31,13 @@ class EngineOptions(CommonOptions):
     `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
 
     merge_profiles: bool = False
-    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Needs the files on
-    this host."""
+    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
+    on this host, or that `collect` fetches."""
+
+    collect: bool = True
+    """At the stop, fetch what ranks have written where this host cannot see it into the run here, through the routes of
+    their server. Default: on. Off, or without a server that has these routes, the files stay, and the capture says
+    where. Nothing is fetched from a directory that the hosts share."""
 
     device_options: Mapping[str, Any] = attrs.field(factory=dict)
     """Options of the backend that records the device in each worker (`torch`, or `npu` on Ascend), such as
@@ -43,8 +48,8 @@ class EngineOptions(CommonOptions):
     processes have not loaded profdeck. Default: what the engine says or is told."""
 
     flush_timeout_s: float = attrs.field(default=1800.0, validator=validators.gt(0.0))
-    """How long a stop waits until the files of all ranks are whole, in seconds. Default: 1800. When it passes, the
-    capture is partial and names the ranks."""
+    """How long a stop waits until the files of all ranks are whole, and those that it fetches are here, in seconds.
+    Default: 1800. When it passes, the capture is partial and names the ranks."""
 
     rpc_timeout_s: float = attrs.field(default=120.0, validator=validators.gt(0.0))
     """How long an engine may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server

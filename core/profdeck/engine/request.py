@@ -8,13 +8,16 @@ import secrets
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 from attrs import validators
+from cattrs import override
 
 from profdeck.capture import Status
 from profdeck.identity import NAME
+from profdeck.outcome import Outcome
+from profdeck.process import ProcessId
 from profdeck.schedule import Iterations
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -54,6 +57,8 @@ class CaptureRequest:
     """What only the engine's plugin reads."""
     token: str = attrs.field(factory=functools.partial(secrets.token_hex, 8))
     """Tells this request from others of the same id, so that who is refused cannot end what runs."""
+    owner: ProcessId | None = None
+    """The process that asks, and that will stop it; None for requests that somebody makes by hand."""
 
     @ranks.validator
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
@@ -71,7 +76,7 @@ class State(StrEnum):
     IDLE = "idle"
     """It was asked for nothing, or this rank was not selected."""
     ARMED = "armed"
-    """It waits for the first iteration of the window."""
+    """It waits for the first iteration of the window, or for its turn on the device: `Reply.waits_for`."""
     RECORDING = "recording"
     WRITING = "writing"
     """The recording has ended and its files are being written."""
@@ -113,6 +118,13 @@ class Reply:
     """What kept it from recording what was asked for."""
     error: str | None = None
     """Why the command was refused; nothing has changed then."""
+    refusal: Annotated[Outcome | None, override(omit_if_default=True)] = None
+    """The code of the refusal, where one is told. Left out when there is none, as older readers do not know it."""
+    owner: Annotated[ProcessId | None, override(omit_if_default=True)] = None
+    """The process that made the last request, where it is known. Left out when it is not, as above."""
+    waits_for: Annotated[str | None, override(omit_if_default=True)] = None
+    """What it waits for before its window can begin, and who holds that: a device that somebody else records. Left out
+    when it does not wait, as above."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,38 +1,56 @@
 """Our routes in an engine's HTTP server, which is one of FastAPI.
 
-========================  =====================================================================================
-``GET /profdeck/status``  how things stand in every process
-``POST /profdeck/start``  body: a `profdeck.engine.request.CaptureRequest`, of which nothing is required
-``POST /profdeck/stop``   body: ``{"request": ID}``; answers when the files are whole, or after ``wait_s`` seconds
-========================  =====================================================================================
+==============================  ===============================================================================
+``GET /profdeck/status``        how things stand in every process
+``POST /profdeck/start``        body: a `profdeck.engine.request.CaptureRequest`, of which nothing is required
+``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are whole, or after ``wait_s``
+                                seconds
+``GET /profdeck/files/PLACE``   a file of a capture, by its path below the output directory; of a directory,
+                                the files in it (see `profdeck.engine.served`)
+==============================  ===============================================================================
 
-Every answer has ``server`` and ``answer`` (a `profdeck.engine.request.Answer`, with the files), or ``error``.
+Every answer but a file has ``server`` (a `profdeck.engine.remote.About`) and ``answer`` (a
+`profdeck.engine.request.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not answer
+in time. A file has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import os
+import re
 import socket
+from collections.abc import AsyncIterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 import profdeck
-from profdeck.engine.control import Engine
+from profdeck.engine.control import AT_REST, Engine
+from profdeck.engine.http import FILE_TYPE
 from profdeck.engine.options import Auth, EngineOptions
 from profdeck.engine.remote import TOKEN_VARIABLE, About
 from profdeck.engine.request import Answer, CaptureRequest
+from profdeck.engine.served import NotServedError, ServedFile, find
 from profdeck.engine.server_config import ServerConfig
-from profdeck.errors import CaptureError, ConfigError, ProfdeckError
+from profdeck.errors import CaptureError, ConfigError, ProfdeckError, target_error
+from profdeck.outcome import Outcome
 from profdeck.run import run_name
+from profdeck.settle import in_thread
 from profdeck.strict import structure, unstructure
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
 _MAX_BODY_BYTES = 1 << 20
+_PART_BYTES = 1 << 20
+_LOOK_S = 1.0
+"""How long an answer waits for a file system to say whether it can be written."""
+_REST = re.compile(r"bytes=(\d{1,18})-")
 
 
 class Routes:
@@ -46,6 +64,8 @@ class Routes:
         """What the routes control; without one they answer that there is none."""
         self._config: ServerConfig | None = None
         self._problem: str | None = None
+        self._look: asyncio.Future[bool | None] | None = None
+        """The last look whether the output directory can be written; a second one beside one that hangs would too."""
         try:
             self._config = ServerConfig.load(backend)
         except ProfdeckError as error:
@@ -61,6 +81,7 @@ class Routes:
         app.add_api_route("/profdeck/status", self._route("status"), methods=["GET"], include_in_schema=False)
         for command in ("start", "stop"):
             app.add_api_route(f"/profdeck/{command}", self._route(command), methods=["POST"], include_in_schema=False)
+        app.add_api_route("/profdeck/files/{place:path}", self._files(), methods=["GET"], include_in_schema=False)
 
     def _route(self, command: str) -> Any:
         from fastapi import Request
@@ -71,20 +92,40 @@ class Routes:
                 engine, config = self._admit(request)
                 body = await _body(request) if command != "status" else {}
                 answer = await self._carry_out(engine, config, command, body)
-            except _RefusedError as refusal:
-                return JSONResponse({"error": str(refusal)}, refusal.status)
             except ProfdeckError as error:
-                return JSONResponse({"error": str(error)}, 400 if isinstance(error, ConfigError) else 409)
-            about = About(
-                host=socket.gethostname(),
-                output=str(config.config.output.absolute()),
-                profdeck=profdeck.__version__,
-            )
+                return JSONResponse({"error": str(error)}, _status(error))
             refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
-            content = {"server": attrs.asdict(about), "answer": unstructure(answer)}
+            looks = command == "status" and all(reply.state in AT_REST for reply in answer.all)
+            writable = await self._writable(config.config.output.absolute()) if looks else None
+            content = {"server": _about(config, writable=writable), "answer": unstructure(answer)}
             return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)
 
         # FastAPI reads annotations, which are names of this function here.
+        route.__annotations__ = {"request": Request}
+        return route
+
+    async def _writable(self, output: Path) -> bool | None:
+        look = self._look
+        if look is None or look.done():
+            look = self._look = asyncio.ensure_future(in_thread(_may_write, output))
+        done, _ = await asyncio.wait([look], timeout=_LOOK_S)
+        return look.result() if done else None
+
+    def _files(self) -> Any:
+        from fastapi import Request
+        from fastapi.responses import JSONResponse
+
+        async def route(request: Request) -> Response:
+            try:
+                _, config = self._admit(request)
+                found = await in_thread(find, config.config.output.absolute(), request.path_params["place"])
+            except ProfdeckError as error:
+                return JSONResponse({"error": str(error)}, _status(error))
+            if isinstance(found, ServedFile):
+                return _sent(found, request)
+            files = [{"name": name, "size_bytes": size} for name, size in sorted(found.items())]
+            return JSONResponse({"server": _about(config), "files": files})
+
         route.__annotations__ = {"request": Request}
         return route
 
@@ -123,6 +164,62 @@ class Routes:
             raise ConfigError(f"wait_s: expected a number of seconds, got {wait_s!r}.")
         stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
         return await engine.end(stop, wait_s)
+
+
+def _about(config: ServerConfig, *, writable: bool | None = None) -> Any:
+    output = str(config.config.output.absolute())
+    about = About(host=socket.gethostname(), output=output, profdeck=profdeck.__version__, writable=writable)
+    return unstructure(about)
+
+
+def _may_write(output: Path) -> bool | None:
+    """Tell whether this process may write below a directory, or make it if it is not there; None if that is unknown."""
+    try:
+        while True:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                output.lstat()
+                return output.is_dir() and os.access(output, os.W_OK | os.X_OK)
+            output = output.parent
+    except PermissionError:
+        return False
+    except (OSError, ValueError):
+        return None
+
+
+def _status(error: ProfdeckError) -> int:
+    """Return the status of an answer that says what was wrong with a request."""
+    if isinstance(error, _RefusedError | NotServedError):
+        return error.status
+    if isinstance(error, ConfigError):
+        return HTTPStatus.BAD_REQUEST
+    late = target_error(error).outcome is Outcome.TIMED_OUT
+    return HTTPStatus.GATEWAY_TIMEOUT if late else HTTPStatus.CONFLICT
+
+
+def _sent(served: ServedFile, request: Request) -> Response:
+    """Answer with a file, or with the rest of it if that is what is asked for, a part after the other."""
+    from fastapi.responses import StreamingResponse
+    from starlette.concurrency import run_in_threadpool
+
+    size, first, status = served.size_bytes, 0, HTTPStatus.OK
+    headers = {"ETag": served.tag, "Accept-Ranges": "bytes"}
+    rest = _REST.fullmatch(request.headers.get("range", ""))
+    if rest and request.headers.get("if-range", served.tag) == served.tag and int(rest[1]) < size:
+        first, status = int(rest[1]), HTTPStatus.PARTIAL_CONTENT
+        headers["Content-Range"] = f"bytes {first}-{size - 1}/{size}"
+    headers["Content-Length"] = str(size - first)
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            at = first
+            # A file that was cut off ends too early, which breaks the connection: the client knows the length.
+            while part := await run_in_threadpool(served.read, at, min(_PART_BYTES, size - at)):
+                yield part
+                at += len(part)
+        finally:
+            served.close()
+
+    return StreamingResponse(parts(), status, headers, FILE_TYPE)
 
 
 class _RefusedError(CaptureError):

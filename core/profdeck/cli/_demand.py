@@ -1,0 +1,278 @@
+"""`profdeck capture --run`: a capture of a running job, asked for through its run directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import typer
+
+from profdeck import demand, finish
+from profdeck.capture import Status
+from profdeck.cli import _output, ls, summary
+from profdeck.cli._exit import ExitCode
+from profdeck.demand import Plan, Process, Request
+from profdeck.errors import CaptureError, ConfigError, ProfdeckError, describe
+from profdeck.run import Manifest, is_manifest, read_manifest
+from profdeck.verify import RunReport, read_about
+
+# Between two looks. A job takes seconds per step, and its directory may be far away.
+_POLL_S = 0.2
+# For how long a process that was killed may be on its way back: launchers start ranks again.
+_RESTART_S = 60.0
+
+
+@attrs.frozen(kw_only=True)
+class Wish:
+    """What is asked for."""
+
+    run: Path
+    in_steps: int | None
+    steps: int
+    timeout_s: float
+
+
+def command(wish: Wish, *, json: bool) -> None:
+    """Ask a job for a capture, wait for it, and show it; exit with 1 if a process left it out or is incomplete.
+
+    Raises:
+        ConfigError: the job takes no such request.
+        CaptureError: nothing is captured.
+    """
+    about = read_about(wish.run)
+    there = [process for process in demand.read_processes(wish.run) if not process.gone]
+    if not there:
+        raise _nobody(wish.run, about)
+    request = demand.ask(wish.run, _in_steps(wish, there), wish.steps)
+    waiting = _Waiting(wish, request, {process.id for process in there})
+    try:
+        plan = waiting.for_plan()
+        processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
+    except KeyboardInterrupt:
+        _say(waiting.withdraw())
+        raise
+    if plan is None or not any(_captured(process, request) for process in processes):
+        if demand.withdraw(wish.run, request):
+            raise _nothing(waiting, plan, processes)
+        plan = plan or demand.read_plan(wish.run, request)
+        assert plan is not None  # noqa: S101  # what has begun was agreed on
+    report = _read(wish.run, request, plan, processes)
+    if all(map(waiting.is_over, processes)):
+        demand.forget(wish.run, request)
+        with _output.progress("Waiting for the finish"):
+            finish.await_finishes(report)
+    else:
+        _say(f"The capture goes on. See it later with: profdeck ls {_output.short(wish.run)}")
+    _report(report, request, plan, processes, json=json)
+
+
+def _nobody(run: Path, about: dict[str, Any]) -> ConfigError:
+    if not about.get("config", {}).get("on_demand", False):
+        return ConfigError(
+            f"{run}: this job takes no requests: its config says on_demand: false, or it was started by an earlier "
+            "version of profdeck."
+        )
+    return ConfigError(
+        f"{run}: no process of this job is there to be asked. A job takes requests from where it builds its Profiler "
+        "until it ends."
+    )
+
+
+def _in_steps(wish: Wish, there: list[Process]) -> int:
+    """Return in how many steps the capture begins.
+
+    Raises:
+        ConfigError: no process could warm up before.
+    """
+    longest = max(there, key=lambda process: process.warmup_steps)
+    default = demand.DEFAULT_IN_STEPS + longest.warmup_steps
+    if wish.in_steps is not None and wish.in_steps <= longest.warmup_steps:
+        raise ConfigError(
+            f"--in {wish.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "
+            f"capture. Give at least {longest.warmup_steps + 1}; the default is {default}, for ranks that differ by a "
+            "step."
+        )
+    return default if wish.in_steps is None else wish.in_steps
+
+
+@attrs.frozen
+class _Waiting:
+    """The wait for what becomes of a request."""
+
+    wish: Wish
+    request: Request
+    asked: set[str]
+    """The processes that were there when it was made, by id."""
+    dead_since_s: dict[str, float] = attrs.field(factory=dict)
+    """When processes were first seen to be dead, by id."""
+    deadline_s: float = attrs.field(init=False)
+
+    @deadline_s.default
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self.wish.timeout_s
+
+    def for_plan(self) -> Plan | None:
+        """Wait until the steps are agreed on; None if the time is over before, or the job."""
+        run, request = self.wish.run, self.request
+        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {_output.short(run)}.")
+        with _output.progress("Waiting for a global step to begin") as on_progress:
+            while (plan := demand.read_plan(run, request)) is None and not self._is_late():
+                on_progress(0, 1)
+                if all(map(self.is_over, self.processes())):
+                    return demand.read_plan(run, request)  # which the last one may have left
+                time.sleep(_POLL_S)
+        return plan
+
+    def for_processes(self, plan: Plan) -> list[Process]:
+        """Wait until the capture is over in all processes, or the time is."""
+        steps = _steps(plan)
+        _say(f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}.")
+        with _output.progress(f"Capturing {steps}") as on_progress:
+            while True:
+                late, processes = self._is_late(), self.processes()
+                over = sum(map(self.is_over, processes))
+                on_progress(over, len(processes))
+                if late or over == len(processes):
+                    return processes
+                time.sleep(_POLL_S)
+
+    def processes(self) -> list[Process]:
+        """Return those that were there when the request was made, or have come to be since."""
+        token = self.request.token
+        found = demand.read_processes(self.wish.run)
+        return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
+
+    def is_over(self, process: Process) -> bool:
+        """Tell whether nothing more will come of the request in a process, nor in one that takes its place."""
+        if process.ended or (process.token == self.request.token and process.done):
+            return True
+        if not process.gone:
+            return False
+        now_s = time.monotonic()
+        return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
+
+    def withdraw(self) -> str:
+        """Take the request back, if its capture has not begun; returns what has come of that."""
+        run = self.wish.run
+        try:
+            if demand.withdraw(run, self.request):
+                return "The request is withdrawn, and nothing is captured."
+        except OSError as error:
+            return f"The request cannot be withdrawn: {describe(error)}"
+        return f"The capture has begun, and goes on. See it with: profdeck ls {_output.short(run)}"
+
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self.deadline_s
+
+
+def _captured(process: Process, request: Request) -> bool:
+    """Tell whether a process has made the capture, well or badly."""
+    return process.token == request.token and process.done and not process.problem
+
+
+def _came_to(process: Process, request: Request) -> str | None:
+    """Say why a process has no whole capture; None if it may have one."""
+    if process.token != request.token:
+        return "it ended before it saw the request" if process.gone else "it has begun no global step since"
+    if not process.done:
+        return "it ended before the capture was over" if process.gone else "it has not come to the end of the capture"
+    return process.problem
+
+
+def _nothing(waiting: _Waiting, plan: Plan | None, processes: list[Process]) -> CaptureError:
+    """Say why nothing has come of a request."""
+    timeout_s = waiting.wish.timeout_s
+    if plan is not None and plan.problem:
+        return CaptureError(f"Nothing is captured: {plan.problem}.")
+    if plan is not None:
+        which = "; ".join(f"{process.name}: {_came_to(process, waiting.request)}" for process in processes)
+        return CaptureError(f"Nothing was captured, and the request is withdrawn. {which}.")
+    if all(process.gone for process in processes):
+        return CaptureError("The job has ended before it began another global step. Nothing was captured.")
+    stuck = ", ".join(f"{process.name} ({process.at})" for process in processes if not process.gone)
+    return CaptureError(
+        f"No process has begun a global step for {timeout_s:g} seconds, so the request is withdrawn. Is the job in a "
+        f"long step, or does it wait for something? --timeout waits longer. Asked were: {stuck}."
+    )
+
+
+def _report(report: RunReport, request: Request, plan: Plan, processes: list[Process], *, json: bool) -> None:
+    left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
+    complete = report.status is Status.COMPLETE and not left_out
+    if json:
+        _output.print_json(
+            {
+                "run": str(report.path),
+                "complete": complete,
+                "first_step": plan.first_step,
+                "last_step": plan.last_step,
+                "processes": [_plain(process, left_out.get(process)) for process in processes],
+                "ls": ls.plain(report),
+            }
+        )
+    else:
+        ls.show(report)
+        for process, reason in left_out.items():
+            if not process.captures:  # whose manifest says it
+                _output.stdout().print(f"{process.name}, {process.at}: {reason}.")
+        if any(rank.events for found in report.captures for rank in found.ranks):
+            _output.stdout().print()
+            summary.command(_folders(report.path, plan), top=8)
+    if not complete:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _read(run: Path, request: Request, plan: Plan, processes: list[Process]) -> RunReport:
+    """Read the captures that were made for a request."""
+    made = {(process.role, process.replica, id_) for process in processes for id_ in process.captures}
+    for folder in _folders(run, plan):
+        for file in filter(is_manifest, folder.glob("**/*.json")):
+            try:
+                manifest = read_manifest(file)
+            except ProfdeckError:  # which the report tells of
+                continue
+            if manifest.demand == request.token:
+                made.add(_origin(manifest))
+    return ls.read(run, only=lambda manifest: _origin(manifest) in made)
+
+
+def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
+    """Name the capture that a manifest is of, or for an engine's process the one that it was asked for."""
+    return manifest.role, manifest.replica, manifest.request or manifest.capture
+
+
+def _folders(run: Path, plan: Plan) -> list[Path]:
+    assert plan.first_step is not None  # noqa: S101  # or nothing would have been captured
+    assert plan.last_step is not None  # noqa: S101  # as above
+    numbers = {folder: folder.name.removeprefix("step_") for folder in run.glob("step_*")}
+    steps = range(plan.first_step, plan.last_step + 1)
+    return sorted(folder for folder, number in numbers.items() if number.isdecimal() and int(number) in steps)
+
+
+def _plain(process: Process, problem: str | None) -> dict[str, Any]:
+    return {
+        "role": process.role,
+        "replica": process.replica,
+        "rank": process.rank,
+        "target": process.target,
+        "host": process.at.host,
+        "pid": process.at.pid,
+        "captures": process.captures,
+        "problem": problem,
+    }
+
+
+def _steps(plan: Plan) -> str:
+    one = plan.first_step == plan.last_step
+    return f"step {plan.first_step}" if one else f"steps {plan.first_step} to {plan.last_step}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _say(text: str) -> None:
+    """Tell how it goes on stderr: stdout has the result."""
+    typer.echo(text, err=True)

@@ -1,0 +1,299 @@
+"""What `profdeck capture` does with servers: find and check them, start, send requests, wait, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import typer
+
+from profdeck.capture import Capture
+from profdeck.cli import _load, _output, _servers
+from profdeck.cli._servers import Server
+from profdeck.cli._watch import watching
+from profdeck.config import RoleConfig
+from profdeck.engine.connection import allow_files
+from profdeck.errors import CaptureError, ConfigError, describe, nearest
+from profdeck.fleet import Fleet
+from profdeck.fleet.discovery import Numbers, discover
+from profdeck.identity import Identity
+from profdeck.layers import gather, load
+from profdeck.profiler import Profiler
+from profdeck.run import RUN_FILE, run_name
+from profdeck.targets import TargetsConfig
+
+_ROLE = "server"
+_UNKNOWN = "unknown"
+"""Stands for a backend until the servers have been asked."""
+_FILES = 1024
+_FILES_PER_SERVER = 4
+_FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "raise"}
+"""Settings without which a command line would not capture once, or not say why."""
+
+
+@attrs.frozen(kw_only=True)
+class Given:
+    """What the command line says of servers."""
+
+    urls: tuple[str, ...]
+    router: str | None
+    file: Path | None
+    role: str | None
+    replica: int | None
+    own: Mapping[str, Any]
+    """Settings of every role."""
+    of_targets: Mapping[str, Any]
+    """Settings of the targets of every role."""
+    settings: Mapping[str, Any]
+    """Other settings, by dotted key."""
+    config: Path | None
+    load: _load.Load | None
+    iterations: int | None
+    timeout_s: float
+
+    @property
+    def names_servers(self) -> bool:
+        """Whether it says where servers are; if not, the config does."""
+        return bool(self.urls or self.router or self.file)
+
+    @property
+    def names_one(self) -> bool:
+        """Whether it says nothing but where one server is."""
+        return len(self.urls) == 1 and not (self.router or self.file or self.of_targets)
+
+
+@attrs.frozen(kw_only=True)
+class Done:
+    """What has come of it."""
+
+    run: Path
+    captures: tuple[Capture, ...]
+    """One per role; none if the start failed."""
+    servers: tuple[Server, ...]
+    sent: _load.Sent | None
+    """The requests, if any were to be sent."""
+    error: CaptureError | None
+    """Why the start failed."""
+
+
+@attrs.define(kw_only=True)
+class _Role:
+    """A role with its servers."""
+
+    name: str
+    settings: dict[str, Any]
+    targets: TargetsConfig | None
+    """None for a single server."""
+    servers: list[Server]
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a value where nothing stronger does."""
+        self.settings.setdefault(f"roles.{self.name}.{key}", value)
+
+    def profiler(self, config: Path | None, settings: Mapping[str, Any]) -> Profiler:
+        """Build what captures it.
+
+        Raises:
+            ConfigError: the config or an option is wrong.
+            PluginError: its backend cannot be used.
+        """
+        one = self.servers[0] if self.targets is None else None
+        return Profiler.from_config(
+            config,
+            identity=Identity(role=self.name, replica=one.replica if one else None),
+            settings=settings,
+            target=one.url if one else None,
+        )
+
+
+async def capture(given: Given) -> Done:
+    """Capture servers.
+
+    Raises:
+        ConfigError: what is given is wrong, or the servers do not fit together.
+        CaptureError: there is nothing that could be captured.
+        PluginError: no backend can be used for them.
+    """
+    roles = [await _role(given, name) for name in _names(given)]
+    servers = [server for role in roles for server in role.servers]
+    allow_files(_FILES + _FILES_PER_SERVER * len(servers))  # each server takes several connections
+    await _checked(servers)
+    if given.load is not None:
+        _load.check(given.load, servers)
+    for role in roles:
+        role.set("backend", _servers.common_backend(role.servers))
+    output = None
+    if not any("output" in place for place in (given.settings, gather(given.config)[0])):
+        output = await _servers.common_output(servers)
+    settings = {role.name: _complete(given, roles, role, output) for role in roles}
+    fleet = Fleet({role.name: role.profiler(given.config, settings[role.name]) for role in roles})
+    try:
+        captures, sent = await _recorded(given, fleet, servers)
+    except CaptureError as error:
+        run = _run(given, settings[roles[0].name])
+        if len(servers) > 1 and (run / RUN_FILE).exists():
+            error = CaptureError(f"{error} What came of each: profdeck ls {_output.short(run)}")
+        return Done(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
+    made = tuple(captures.values())
+    request = made[0].request
+    assert request is not None  # noqa: S101  # it was of servers
+    return Done(run=request.output / request.run, captures=made, servers=tuple(servers), sent=sent, error=None)
+
+
+def _complete(given: Given, roles: Iterable[_Role], role: _Role, output: Path | None) -> dict[str, Any]:
+    """Return all settings of a role.
+
+    The others of the config are left out: this capture is all that its run has, and nobody is to miss or await them.
+
+    Args:
+        given: what the command line says.
+        roles: those that are captured.
+        role: one of them.
+        output: the directory of the servers, if nothing else says where the runs are.
+    """
+    settings = ({} if output is None else {"output": str(output)}) | role.settings
+    merged = gather(given.config, settings=settings)[0]["roles"]
+    return settings | {"roles": {one.name: merged[one.name] for one in roles if one.name in merged}}
+
+
+def _run(given: Given, settings: Mapping[str, Any]) -> Path:
+    """Return the run that a capture would have been in."""
+    config = load(given.config, settings=settings).config
+    return config.output.absolute() / run_name(config.run)
+
+
+# What is to be captured.
+
+
+def _names(given: Given) -> list[str]:
+    """Return the roles whose servers are to be captured."""
+    if given.names_servers:
+        return [given.role or _ROLE]
+    roles = load(given.config, settings=given.settings).config.roles
+    found = [name for name, role in roles.items() if role.targets and role.targets.discovers]
+    if given.role is not None and given.role not in found:
+        raise ConfigError(
+            f"--role {given.role}: the config names no servers for it under targets.{nearest(given.role, found)}"
+        )
+    if not found:
+        raise ConfigError(
+            f"--config {given.config}: no role of it says under targets where servers are. Name them there, or by "
+            "--url, --router or --targets."
+        )
+    return found if given.role is None else [given.role]
+
+
+async def _role(given: Given, name: str) -> _Role:
+    """Find the servers of a role.
+
+    Raises:
+        ConfigError: what is given is wrong.
+        CaptureError: a router does not answer, or there is no server.
+    """
+    own = {f"roles.{name}.{key}": value for key, value in given.own.items()}
+    settings = {**own, **given.settings, **_FIXED}
+    _check_urls(given.urls)
+    chosen = _loaded(given, name, settings)
+    if given.names_one and chosen.targets is None:
+        server = Server(role=name, url=given.urls[0], replica=given.replica, backend=_known(chosen))
+        return _Role(name=name, settings=settings, targets=None, servers=[server])
+    if given.replica is not None:
+        raise ConfigError("--replica numbers a single server; many are numbered by themselves, or by --targets FILE.")
+    where = {"urls": list(given.urls), "router": given.router, "file": given.file and str(given.file)}
+    of_targets = {**(where if given.names_servers else {}), **given.of_targets}
+    settings = {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()} | settings
+    chosen = _loaded(given, name, settings)
+    assert chosen.targets is not None  # noqa: S101  # the config or the settings have them
+    targets = await discover(chosen.targets, Numbers())
+    servers = [Server.found(name, target, chosen.targets, _known(chosen)) for target in targets]
+    return _Role(name=name, settings=settings, targets=chosen.targets, servers=servers)
+
+
+def _loaded(given: Given, name: str, settings: Mapping[str, Any]) -> RoleConfig:
+    # The backend in a config is that of other targets than those of the command line.
+    unknown = {f"roles.{name}.backend": _UNKNOWN} if given.names_servers else {}
+    roles = load(given.config, settings=unknown | dict(settings)).config.roles
+    if name not in roles:
+        raise ConfigError(f"--role {name}: the config writes it otherwise; it has the roles {', '.join(roles)}.")
+    return roles[name]
+
+
+def _known(role: RoleConfig) -> str | None:
+    """Return the backend that servers are said to have; None if they have to be asked."""
+    if role.backend == _UNKNOWN:
+        return None
+    _servers.engine_backend(role.backend)
+    return role.backend
+
+
+def _check_urls(urls: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for url in urls:
+        server = Server(role=_ROLE, url=url, replica=None)
+        if server.problem is not None:
+            raise ConfigError(f"--url {url}: expected the URL of a server, such as http://127.0.0.1:8000.")
+        if server.name in seen:
+            raise ConfigError(f"--url {server.name}: this server is named twice.")
+        seen.add(server.name)
+
+
+async def _checked(servers: list[Server]) -> None:
+    """Check all servers, and tell what is found.
+
+    Raises:
+        ConfigError: one is a router.
+        CaptureError: there is one only, and it cannot be asked.
+    """
+    await _servers.check_all(servers)
+    if routers := [server.name for server in servers if server.is_router]:
+        raise ConfigError(
+            f"{', '.join(routers)}: this is a router, which would pass a start and its stop on to any of its workers. "
+            "Name it by --router, so that each worker is asked by its own URL."
+        )
+    if len(servers) > 1:
+        _servers.show(servers)
+    elif servers[0].problem is not None:
+        raise servers[0].problem
+    elif servers[0].reason and servers[0].backend is not None:
+        _output.warn(servers[0].complaint)
+    _servers.warn_of_versions(servers)
+
+
+# The capture.
+
+
+async def _recorded(given: Given, fleet: Fleet, servers: list[Server]) -> tuple[dict[str, Capture], _load.Sent | None]:
+    """Start, wait and stop; what is started is stopped, whatever happens.
+
+    Raises:
+        CaptureError: the start failed.
+    """
+    try:
+        captures = await fleet.astart(0)
+        recording = [server for server in servers if _takes_part(server, captures[server.role])]
+        lost: str | None = None
+        async with watching(recording, given.iterations) as phase:
+            async with _load.sending(given.load, recording, given.timeout_s) as sent:
+                try:
+                    await fleet.await_window(given.timeout_s)
+                except CaptureError as error:  # none answers any more; what is there counts
+                    lost = describe(error)
+            phase.stopping = True
+            with contextlib.suppress(CaptureError):  # what is incomplete is in the report
+                await (fleet.astop() if lost is None else fleet.aclose(lost))
+    except asyncio.CancelledError:
+        typer.echo("Stopping what records. Press Ctrl-C again to leave its files to the servers.", err=True)
+        raise
+    finally:
+        await fleet.aclose("interrupted")  # the servers must not go on recording
+    return captures, sent if given.load is not None else None
+
+
+def _takes_part(server: Server, capture: Capture) -> bool:
+    if capture.fleet is None:
+        return True
+    return any(record.took_part and record.name == server.name for record in capture.fleet.targets)

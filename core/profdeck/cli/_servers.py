@@ -1,0 +1,366 @@
+"""The servers that `profdeck capture` asks: what can be known of each of them before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Self
+
+import attrs
+from packaging.version import InvalidVersion, Version
+from rich.console import Console
+
+import profdeck
+from profdeck.backend import EngineBackend
+from profdeck.cli import _output
+from profdeck.engine.remote import About, RemoteEngine
+from profdeck.entry_points import installed
+from profdeck.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
+from profdeck.fleet.discovery import Target
+from profdeck.fleet.fanout import fan_out
+from profdeck.outcome import Outcome
+from profdeck.plugins import BACKENDS, load_backend
+from profdeck.targets import TargetsConfig, WorkerType
+
+logger = logging.getLogger("profdeck")
+
+_ANSWER_S = 30.0
+_CHECK_S = 60.0
+"""For all questions to a server together."""
+_GONE = {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
+_MOST_ROWS = 16
+
+
+@attrs.frozen
+class Router:
+    """What workers that cannot serve a request alone are asked through."""
+
+    url: str
+    key: str | None = attrs.field(repr=False)
+
+
+@attrs.define(kw_only=True)
+class Server:
+    """One server that is to record."""
+
+    role: str
+    url: str
+    replica: int | None
+    worker_type: WorkerType | None = None
+    router: Router | None = None
+    """The one that its role names."""
+    listed_healthy: bool = True
+    """What its router says."""
+    is_server: bool = True
+    """Whether it has a URL; what else a config names, such as actors, is only asked to record."""
+    name: str = attrs.field(init=False)
+    """What manifests call it."""
+    engine: RemoteEngine | None = attrs.field(default=None, init=False)
+    """Asks its routes; None if it has another protocol."""
+    backend: str | None = None
+    about: About | None = None
+    """What its routes of profdeck say; None if it has none, or does not answer."""
+    healthy: bool | None = None
+    """Whether it says that it is; None if it says nothing, or is not asked."""
+    health: str = "/health"
+    """The route by which it says that; see `EngineBackend`."""
+    is_router: bool = False
+    """Whether it lists workers, to one of which it would pass on whatever it is asked."""
+    problem: TargetError | None = None
+    """Why it cannot be asked."""
+
+    def __attrs_post_init__(self) -> None:
+        """Look at its URL."""
+        self.name = self.url
+        if not self.is_server or self.problem is not None:
+            return
+        try:
+            self.engine = RemoteEngine(self.url, timeout_s=_ANSWER_S)
+            self.name = self.engine.name
+        except ConfigError as error:
+            self.problem = TargetError(str(error), Outcome.REFUSED)
+
+    @classmethod
+    def found(cls, role: str, target: Target, config: TargetsConfig, backend: str | None) -> Self:
+        """Take a target that the config of a role has led to."""
+        key = os.environ.get(config.router_key_variable)
+        return cls(
+            role=role,
+            url=str(target.handle),
+            replica=target.replica,
+            worker_type=target.worker_type,
+            router=Router(config.router, key) if config.router else None,
+            listed_healthy=target.healthy,
+            is_server=isinstance(target.handle, str),
+            problem=target.problem,
+            backend=backend,
+        )
+
+    @property
+    def state(self) -> str:
+        """What it is fit for, in a word or two."""
+        if not self.listed_healthy or self.healthy is False:
+            return "unhealthy"
+        if self.problem is not None:
+            return self.problem.outcome.replace("_", " ")
+        if self.backend is None:
+            return "not recognised"
+        if not self.is_server:
+            return "not checked"
+        if self.about is None:
+            return "own profiler only"
+        return "not writable" if self.about.writable is False else "ready"
+
+    @property
+    def reason(self) -> str:
+        """Why it may not record; empty where nothing is wrong."""
+        if not self.listed_healthy:
+            return "Its router says that it is not healthy, so it is left out."
+        if self.problem is not None:
+            return str(self.problem)
+        if self.healthy is False:
+            return f"Its {self.health} does not answer that it is well."
+        if self.backend is None:
+            return "No backend knows such a server."
+        if self.about is not None and self.about.writable is False:
+            return (
+                f"It cannot write below {self.about.output} on {self.about.host}. Let the server's user write there, "
+                "or start it with another output in its config."
+            )
+        return ""
+
+    @property
+    def complaint(self) -> str:
+        """The same as a line that says which one it is."""
+        return self.reason if self.reason.startswith(self.name) else f"{self.name}: {self.reason}"
+
+    @property
+    def plain(self) -> dict[str, object]:
+        """JSON data."""
+        return {
+            "role": self.role,
+            "url": self.name,
+            "replica": self.replica,
+            "worker_type": self.worker_type,
+            "backend": self.backend,
+            "profdeck": self.about.profdeck if self.about else None,
+            "state": self.state.replace(" ", "_"),
+            "reason": self.reason or None,
+        }
+
+    async def check(self, backends: Mapping[str, type[EngineBackend]]) -> None:
+        """Find out all that can be known of it.
+
+        Args:
+            backends: those that may recognise it, by name; none if its backend is known.
+        """
+        if self.engine is None or not self.listed_healthy:
+            return
+        try:
+            try:
+                self.about = await self.engine.about()
+            except TargetError as error:
+                if error.outcome is not Outcome.NOT_ENABLED:  # its own profiler may do
+                    self.problem = error
+                if error.outcome in _GONE:
+                    return
+            self.is_router = await _is_router(self.engine)
+            if self.backend is None:
+                self.engine.close()  # one connection at a time: there may be a thousand servers
+                self.backend = await _recognised(self.url, backends)
+            if self.about is None and self.backend is not None:  # ranks that have just answered need not be asked again
+                self.health = engine_backend(self.backend).health
+                self.healthy = await _healthy(self.engine, self.health)
+        finally:
+            self.engine.close()
+
+    async def output(self) -> Path | None:
+        """Return the directory that it writes below, if it is on this host and has one of its own."""
+        if self.about is not None:
+            return Path(self.about.output) if self.about.here else None
+        if self.backend is None or self.engine is None or self.problem is not None:
+            return None
+        cls = engine_backend(self.backend)
+        asked = cls(cls.Options())
+        asked.bind(self.url)
+        try:
+            return await asked.output()
+        except CaptureError:  # which its start will tell
+            return None
+        finally:
+            asked.release()
+
+
+async def check_all(servers: Sequence[Server]) -> None:
+    """Check all servers at once, with progress."""
+    backends = _of_engines() if any(server.backend is None for server in servers) else {}
+    done = 0
+
+    async def check(server: Server) -> None:
+        nonlocal done
+        await server.check({} if server.backend else backends)
+        on_progress(done := done + 1, len(servers))
+
+    with _output.progress(f"Checking {len(servers)} server{'' if len(servers) == 1 else 's'}") as on_progress:
+        on_progress(done, len(servers))
+        results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
+    for server, result in zip(servers, results, strict=True):
+        if isinstance(result, BaseException):
+            server.problem = target_error(result)
+
+
+def _of_engines() -> dict[str, type[EngineBackend]]:
+    """Import all backends of engines, by name; one that cannot be imported knows no server."""
+    found = {}
+    for name in installed(BACKENDS):
+        try:
+            cls = load_backend(name)
+        except PluginError as error:
+            logger.info("%s It is not asked whose the servers are.", error)
+            continue
+        if issubclass(cls, EngineBackend):
+            found[name] = cls
+    return found
+
+
+async def _healthy(engine: RemoteEngine, route: str) -> bool | None:
+    """Ask a server whether it is well; one that has no such route says nothing by that."""
+    try:
+        response = await engine.request("GET", route)
+    except CaptureError:
+        return False
+    return False if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR else response.is_success or None
+
+
+async def _is_router(engine: RemoteEngine) -> bool:
+    try:
+        response = await engine.request("GET", "/workers")
+        return response.is_success and isinstance(response.json()["workers"], list)
+    except (CaptureError, ValueError, KeyError, TypeError):
+        return False
+
+
+async def _recognised(url: str, backends: Mapping[str, type[EngineBackend]]) -> str | None:
+    for name, cls in backends.items():
+        if await cls.recognises(url):
+            return name
+    return None
+
+
+def engine_backend(name: str) -> type[EngineBackend]:
+    """Import the backend of an engine.
+
+    Raises:
+        ConfigError: it is the backend of something else.
+        PluginError: it cannot be used.
+    """
+    cls = load_backend(name)
+    if not issubclass(cls, EngineBackend):
+        raise ConfigError(f"The backend '{name}' records its own process and controls no server.")
+    return cls
+
+
+def common_backend(servers: Sequence[Server]) -> str:
+    """Return the backend of all servers of a role, of which some may not have been reached.
+
+    Raises:
+        ConfigError: they are of several kinds.
+        CaptureError: none can be reached.
+        UnknownPluginError: no backend knows any.
+    """
+    of: dict[str, list[str]] = defaultdict(list)
+    for server in servers:
+        if server.backend is not None:
+            of[server.backend].append(server.name)
+    if len(of) > 1:
+        listed = "; ".join(f"{name}: {', '.join(urls)}" for name, urls in of.items())
+        raise ConfigError(
+            f"The servers are of several kinds, and a role has one backend: {listed}. Give each kind a role of its own "
+            "in a config, with the servers under targets, and capture all roles with: profdeck capture --config FILE"
+        )
+    for name in of:
+        return name
+    problems = [server.problem for server in servers if server.problem is not None]
+    if len(servers) == 1 and problems:
+        raise problems[0]
+    if problems:
+        raise CaptureError(f"None of {len(servers)} servers can be captured. {problems[0]} {problems[0].fix}")
+    which = servers[0].name if len(servers) == 1 else f"{servers[0].name} and {len(servers) - 1} more"
+    raise UnknownPluginError(
+        f"No backend recognises the server at {which}. Is that its address? --router names a router; --backend names "
+        "the backend of a server that hides what it is."
+    )
+
+
+async def common_output(servers: Sequence[Server]) -> Path | None:
+    """Return the directory that the servers on this host write below; None if they do not say.
+
+    Raises:
+        ConfigError: they have several.
+    """
+    of: dict[Path, list[str]] = defaultdict(list)
+    for server, output in zip(servers, await asyncio.gather(*(one.output() for one in servers)), strict=True):
+        if output is not None:
+            of[output].append(server.name)
+    if len(of) > 1:
+        listed = "; ".join(f"{output}: {', '.join(urls)}" for output, urls in of.items())
+        raise ConfigError(
+            f"The servers write below several directories, and a capture has one: {listed}. Start them with the same "
+            "output in their configs, or run a command for each directory."
+        )
+    return next(iter(of), None)
+
+
+def show(servers: Sequence[Server]) -> None:
+    """Print on stderr what is known of many servers; of very many, those with which something is wrong."""
+    folded = sys.stderr.isatty() or "COLUMNS" in os.environ
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
+    shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]
+    columns = {
+        "server": [server.name for server in shown],
+        "role": [f"{server.role}/{server.replica}" for server in shown],
+        "worker": [server.worker_type or "" for server in shown],
+        "backend": [server.backend or "" for server in shown],
+        "profdeck": [server.about.profdeck if server.about else "" for server in shown],
+        "state": [server.state for server in shown],
+    }
+    told = {name: cells for name, cells in columns.items() if any(cells)}
+    if shown:
+        table = _output.table(*told)
+        table.columns[0].no_wrap = True
+        for row in zip(*told.values(), strict=True):
+            table.add_row(*row)
+        console.print(table)
+    for server in filter(lambda server: server.reason, shown):
+        console.print(server.complaint)
+    if len(shown) < len(servers):
+        console.print(f"{len(servers) - len(shown)} of {len(servers)} servers are ready.")
+
+
+def warn_of_versions(servers: Iterable[Server]) -> None:
+    """Warn of servers whose profdeck may not understand this one."""
+    of: dict[str, list[str]] = defaultdict(list)
+    for server in servers:
+        if server.about is not None and _release(server.about.profdeck) != _release(profdeck.__version__):
+            of[server.about.profdeck].append(server.name)
+    for version, names in of.items():
+        which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        _output.warn(
+            f"{which}: profdeck is {version} there and {profdeck.__version__} here. If they do not understand each "
+            "other, install the same version on both sides."
+        )
+
+
+def _release(version: str) -> tuple[int, ...] | str:
+    """Return what two versions that understand each other have in common: below 1.0 the second number counts."""
+    try:
+        major, minor, *_ = (*Version(version).release, 0)
+    except InvalidVersion:
+        return version
+    return (major,) if major else (major, minor)

@@ -1,0 +1,52 @@
+"""Does the same to many targets at once: the whole takes as long as the slowest of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def fan_out(
+    operation: Callable[[T], Awaitable[R]], targets: Sequence[T], *, timeout_s: float, each_timeout_s: float
+) -> list[R | BaseException]:
+    """Begin an operation on all targets at once and wait for all.
+
+    What is late is cancelled, and then waited for, as it may have something to take back. So is everything when the
+    caller is cancelled.
+
+    Args:
+        operation: what to do to a target.
+        targets: all of them.
+        timeout_s: how long the whole may take, in seconds.
+        each_timeout_s: how long one target may take, in seconds.
+
+    Returns:
+        What came of each target, in their order: a result, or what was raised. What was late is a `TimeoutError`.
+    """
+    loop, limit_s = asyncio.get_running_loop(), min(timeout_s, each_timeout_s)
+
+    async def one(target: T) -> R:
+        return await operation(target)
+
+    tasks = [loop.create_task(one(target)) for target in targets]
+    late: set[asyncio.Task[R]] = set()
+
+    def expire() -> None:
+        for task in tasks:
+            if not task.done():
+                late.add(task)
+                task.cancel()
+
+    timer = loop.call_later(limit_s, expire)  # one for all, as all begin now
+    try:
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        timer.cancel()
+    for number, result in enumerate(results):
+        if isinstance(result, asyncio.CancelledError) and tasks[number] in late:
+            results[number] = TimeoutError(f"It was not done within {limit_s:g} seconds.")
+    return results
