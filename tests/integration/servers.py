@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,13 +26,57 @@ def call(
     return httpx.request(method, url, json=body, headers=headers, timeout=60, trust_env=False)
 
 
+def states(server: Any) -> set[str]:
+    """Return where all processes of a server are with what they were asked for."""
+    answer = call(server, "GET", "status").json()["answer"]
+    return {reply["state"] for reply in (*answer["ranks"], *answer["frontends"].values())}
+
+
+def at_rest(*servers: Any, timeout_s: float = 30) -> bool:
+    """Tell whether no process of some servers records; what is being written is waited for."""
+    deadline = time.monotonic() + timeout_s
+    found = set().union(*map(states, servers))
+    while "writing" in found and time.monotonic() < deadline:
+        time.sleep(0.05)  # there is no event to await outside of the server
+        found = set().union(*map(states, servers))
+    return found <= {"idle", "ended"}
+
+
+def listed(router: Any) -> dict[str, dict[str, Any]]:
+    """Return what a router says of its workers, by URL."""
+    response = httpx.get(f"{router.url}/workers", timeout=5, trust_env=False)
+    response.raise_for_status()
+    return {worker["url"]: worker for worker in response.json()["workers"]}
+
+
 def command_line(server: Any, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    """Start `profdeck capture` of one server; see `command_line_of_many`."""
+    return command_line_of_many("--url", server.url, *arguments, **environ)
+
+
+def command_line_of_many(*arguments: str, **environ: str) -> subprocess.Popen[str]:
     """Start `profdeck capture`, without the config of whoever runs the tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
-    command = [sys.executable, "-m", "profdeck", "capture", "--url", server.url, *arguments]
+    command = [sys.executable, "-m", "profdeck", "capture", *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=inherited | TOKEN | environ
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=inherited | {"PYTHONFAULTHANDLER": "1"} | TOKEN | environ,
     )
+
+
+def finished(process: subprocess.Popen[str], server: Any, timeout_s: float = 240) -> tuple[str, str]:
+    """Wait for a command line and return its two outputs; of one that hangs, show where, and what its server says."""
+    try:
+        return process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # it prints where it is
+        out, err = process.communicate()
+        log = server.log.read_text(errors="replace")[-6000:]
+        late = f"It did not end within {timeout_s:g} seconds."
+        raise AssertionError(f"{late}\n{out}\n{err}\nThe server:\n{log}") from None
 
 
 def wait_for_group(process: subprocess.Popen[bytes]) -> None:

@@ -67,8 +67,8 @@ def test_the_gpu_is_leased(tmp_path: Path) -> None:
         torch.ones(2, device="cuda").sum().item()
     assert read_run(tmp_path / "one").captures[0].status is Status.COMPLETE
     (rank,) = read_run(tmp_path / "two").captures[0].ranks
-    assert rank.status is Status.FAILED
-    assert "is being recorded by this process (trainer, step1)" in rank.problems[0]
+    assert rank.status is Status.MISSING
+    assert ", held by this process (trainer, step1)" in rank.problems[0]
 
 
 def test_a_memory_snapshot_per_capture(capture, tmp_path: Path) -> None:

@@ -185,10 +185,12 @@ def test_a_lease_of_a_dead_recording_is_taken_over(start, tmp_path: Path) -> Non
     settings = "{'trainer.options.device': 'gpu-3'}"
     first = start(CAPTURE + WAIT, settings)
     await_recording(first)
-    refused = start(CAPTURE, settings.replace("}", ", 'run': 'second'}"))
-    refused.communicate(timeout=60)
+    waited = start(CAPTURE, settings.replace("}", ", 'run': 'second'}"))
+    waited.communicate(timeout=60)
     (capture,) = read_run(tmp_path / "second").captures
-    assert f"gpu-3 is being recorded by process {first.pid} (trainer, step1)" in capture.ranks[0].problems[0]
+    assert capture.status is Status.MISSING
+    assert capture.ranks[0].problems[0] == "The process ended in mid-capture."
+    assert f"s for gpu-3, held by process {first.pid} (trainer, step1)." in capture.ranks[0].problems[1]
     first.kill()
     first.wait()
     taken = start(

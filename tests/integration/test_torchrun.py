@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from profdeck import Status  # after the skip
+from launcher import launched  # after the skip
+
+from profdeck import Status
 from profdeck.verify import RunReport, read_run
 
 pytestmark = pytest.mark.torch
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 JOB = """
 import os, signal, sys, torch
@@ -54,26 +49,6 @@ for _ in range(int(sys.argv[sys.argv.index("--count") + 1])):
     model(torch.ones(2, 16)).sum().backward()
     optimizer.step()
 """
-
-
-@contextmanager
-def launched(cwd: Path, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    """Start torchrun in a process group of its own, of which nothing is left at the end."""
-    launcher = subprocess.Popen(
-        [*TORCHRUN, *arguments],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield launcher
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.communicate()
 
 
 def torchrun(cwd: Path, *arguments: str, **environ: str) -> tuple[int, str]:

@@ -327,15 +327,17 @@ def test_a_start_that_is_cancelled_among_the_listeners_ends_the_backend(
 
 
 def test_two_recordings_of_one_device_take_turns(build: Build, tmp_path: Path) -> None:
-    one, two = build(steps=[1], device="gpu-7", run="one"), build(steps=[1, 2], device="gpu-7", run="two")
+    one, two = build(steps=[1], device="gpu-7", run="one"), build(steps=[1, 3], device="gpu-7", run="two")
     one.start(1)
     two.start(1)
+    two.stop()  # step 1 is over
     one.stop()
-    two.start(2)
+    two.start(3)
     two.stop()
     first, second = read_run(tmp_path / "two").captures
-    assert (first.status, second.status) == (Status.FAILED, Status.COMPLETE)
-    assert "gpu-7 is being recorded by this process (trainer, step1)" in first.ranks[0].problems[0]
+    assert (first.status, second.status) == (Status.MISSING, Status.COMPLETE)
+    assert "Its turn never came" in first.ranks[0].problems[0]
+    assert "s for gpu-7, held by this process (trainer, step1)." in first.ranks[0].problems[0]
     assert read_run(tmp_path / "one").status is Status.COMPLETE
 
 
@@ -346,11 +348,40 @@ def test_another_thread_cannot_stop_but_is_heard(build: Build, tmp_path: Path) -
     thread.start()
     thread.join()
     assert profiler.active is not None
+    pending = manifests(tmp_path)["step1"]
+    assert pending["status"] == "recording"
+    (note,) = pending["notes"]
+    assert note.startswith("stop from another thread")
+    assert note.endswith("is carried out at the owner's next boundary.")
     profiler.step(1)
     assert profiler.active is None
     manifest = manifests(tmp_path)["step1"]
-    assert manifest["status"] == "partial"
-    assert "from another thread" in manifest["notes"][0]
+    assert (manifest["status"], manifest["notes"]) == ("partial", [note])
+
+
+def test_a_pending_end_is_never_written_over_the_end(build: Build, tmp_path: Path) -> None:
+    """The other thread may come late, and what writes for it may be interrupted by a signal that is noted as well."""
+    profiler = build(steps=["1..9"])
+    profiler.start(1)
+    assert profiler._controller is not None
+    recording = profiler._controller._recording
+    assert recording is not None
+    recording.capture.notes.append("first")
+    recording.publish()
+    assert manifests(tmp_path)["step1"]["notes"] == ["first"]
+    write, during = recording._write, []
+
+    def interrupted() -> None:
+        during.append(recording.publish())
+        write()
+
+    recording._write = interrupted  # type: ignore[method-assign]
+    recording.publish()
+    assert during == [None]
+    recording._write = write  # type: ignore[method-assign]
+    profiler.close()
+    recording.publish()
+    assert manifests(tmp_path)["step1"]["status"] == "partial"
 
 
 def test_a_backend_without_a_thread_of_its_own_is_stopped_from_any(build: Build) -> None:
@@ -391,7 +422,7 @@ def test_too_long_a_capture_is_ended_in_mid_step(build: Build, tmp_path: Path) -
 def test_what_the_config_does_not_select_costs_and_writes_nothing(build: Build, tmp_path: Path) -> None:
     for profiler in (
         Profiler.from_config(),
-        build(steps=[]),
+        build(steps=[], on_demand=False),
         build(steps=[1], identity=Identity(rank=1, world_size=2)),
         Profiler.from_config(role="critic", settings={"trainer.backend": "tally", "steps": [1]}),
     ):

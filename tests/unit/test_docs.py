@@ -20,12 +20,16 @@ from profdeck.backend import EngineBackend, TargetState
 from profdeck.capture import Artifact, ClockAnchor, Status
 from profdeck.cli import app
 from profdeck.cli._exit import ExitCode
-from profdeck.config import Config, RoleConfig
+from profdeck.config import Config, FinishConfig, RoleConfig
 from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
+from profdeck.finish import FinishRecord, FinishReport, FinishState, Part
+from profdeck.fleet import Fleet
+from profdeck.fleet.records import TargetRecord
 from profdeck.hookspecs import Hooks
 from profdeck.options import CommonOptions, describe
 from profdeck.run import ArtifactRecord, Manifest
 from profdeck.schedule import Iterations, Window
+from profdeck.targets import TargetsConfig
 from profdeck.traces.diff import RunDiff
 from profdeck.traces.model import RunSummary
 from profdeck.verify import TargetReport
@@ -71,8 +75,8 @@ def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:
 
 
 def test_every_hook_is_documented() -> None:
-    hooks = [name for name in vars(Hooks) if name.startswith("profile_")]
-    assert len(hooks) == 3
+    hooks = [name for name in vars(Hooks) if not name.startswith("_")]
+    assert len(hooks) == 4
     assert [name for name in hooks if not getattr(Hooks, name).__doc__] == []
     assert missing("hooks", hooks) == []
 
@@ -96,7 +100,9 @@ def test_every_config_key_is_documented() -> None:
     assert missing("config", [f"roles.<role>.{field.name}" for field in attrs.fields(RoleConfig)]) == []
     assert missing("config", [f"roles.<role>.window.{field.name}" for field in attrs.fields(Window)]) == []
     assert missing("config", [f"roles.<role>.iterations.{field.name}" for field in attrs.fields(Iterations)]) == []
-    for model in (Config, RoleConfig, Window, Iterations, CommonOptions):
+    assert missing("config", [f"roles.<role>.targets.{field.name}" for field in attrs.fields(TargetsConfig)]) == []
+    assert missing("config", [f"finish.{field.name}" for field in attrs.fields(FinishConfig)]) == []
+    for model in (Config, RoleConfig, Window, Iterations, TargetsConfig, FinishConfig, CommonOptions):
         assert [key.name for key in describe(model) if not key.text] == [], model
 
 
@@ -145,9 +151,11 @@ def test_every_launcher_variable_is_documented() -> None:
 
 
 def test_every_key_of_manifests_is_documented() -> None:
-    keys = [field.name for model in (Manifest, ArtifactRecord, ClockAnchor) for field in attrs.fields(model)]
+    models = (Manifest, ArtifactRecord, ClockAnchor, TargetRecord, FinishRecord, Part)
+    keys = [field.name for model in models for field in attrs.fields(model)]
     assert missing("run-directory", keys) == []
     assert missing("run-directory", [status.value for status in Status]) == []
+    assert missing("run-directory", [state.value for state in FinishState if state is not FinishState.NOT_RUN]) == []
 
 
 def test_every_key_of_server_routes_is_documented() -> None:
@@ -164,7 +172,8 @@ def test_every_public_name_is_documented() -> None:
         public = [name for name in dir(model) if not name.startswith("_")]
         fields = [field.name for field in attrs.fields(model)]
         assert missing("python-api", [*public, *fields]) == [], model
-    assert missing("python-api", [name for name in vars(Profiler) if not name.startswith("_")]) == []
+    for cls in (Profiler, Fleet):
+        assert missing("python-api", [name for name in vars(cls) if not name.startswith("_")]) == [], cls
 
 
 @pytest.mark.usefixtures("tally")
@@ -193,7 +202,8 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, [*command, "--json"])
         found = set(json_keys(json.loads(result.stdout)))
         if command[0] == "ls":
-            found |= {field.name for field in attrs.fields(TargetReport)}
+            models = (TargetReport, TargetRecord, FinishReport)
+            found |= {field.name for model in models for field in attrs.fields(model)}
         shown = set(re.findall(r'"(\w+)":', section.partition("\n### ")[0]))
         if "(trace-json.md" in section.partition("\n### ")[0]:
             shown |= of_results

@@ -23,7 +23,7 @@ from profdeck import Status, exits, lease
 from profdeck.engine.device import device_backend
 from profdeck.engine.recorder import EngineRecorder, plain
 from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
-from profdeck.errors import CaptureError, ConfigError, LeaseError, UnknownPluginError
+from profdeck.errors import CaptureError, ConfigError, UnknownPluginError
 from profdeck.identity import Identity
 from profdeck.schedule import Iterations
 from profdeck.strict import structure
@@ -364,6 +364,73 @@ def test_a_stop_inside_of_an_iteration(recorder: EngineRecorder, ask: Ask, tmp_p
     assert recorded(tmp_path) == {"step1": [0, 1]}
 
 
+def elsewhere(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("reason", [None, "the engine shut down"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stop_from_another_thread_is_pending_until_the_next_iteration(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, reason: str | None, inside: bool
+) -> None:
+    recorder.start(ask())
+    iterate(recorder, [D])
+    if inside:
+        recorder.begin(D, "it1")
+    for _ in range(2):
+        elsewhere(lambda: recorder.stop(reason))
+    reply = recorder.reply()
+    said = f" ({reason})" if reason else ""
+    assert reply.state is State.RECORDING
+    assert reply.problems == (f"The end of the recording is pending until the engine's next iteration{said}.",)
+    pending = manifests(tmp_path)["step1"]
+    assert pending["status"] == "recording"
+    (note,) = pending["notes"]
+    assert note == "A stop from another thread than the one that records is carried out at the engine's next iteration."
+    recorder.end() if inside else recorder.begin(D, "it1")
+    assert not recorder.active
+    assert whole(recorder).problems == (("The engine shut down.",) if reason else ())
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest["status"], manifest["notes"]) == ("partial" if reason else "complete", [note])
+    assert recorded(tmp_path) == {"step1": [0, 1] if inside else [0]}
+
+
+def test_a_stop_from_another_thread_is_carried_out_where_that_does_no_harm(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    recorder.start(ask(5, 1))
+    iterate(recorder, [D])
+    elsewhere(recorder.stop)  # armed: nothing records yet
+    assert recorder.reply().state is State.ENDED
+    recorder.start(ask(id="free", thread_bound=False))
+    iterate(recorder, [D])
+    elsewhere(recorder.stop)
+    assert not recorder.active
+    whole(recorder)
+    recorder.start(ask(id="frontend"), at_once=True)  # it has no iteration to wait for
+    elsewhere(recorder.stop)
+    assert whole(recorder).state is State.ENDED
+    assert {name: found["status"] for name, found in manifests(tmp_path).items()} == {
+        "step1": "failed",
+        "free": "complete",
+        "frontend": "complete",
+    }
+
+
+def test_the_thread_that_records_may_be_another_than_the_one_that_started(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    recorder.start(ask())
+    elsewhere(lambda: iterate(recorder, [D]))
+    recorder.stop()
+    assert recorder.active
+    elsewhere(lambda: iterate(recorder, [D], 1))
+    assert whole(recorder).state is State.ENDED
+    assert recorded(tmp_path) == {"step1": [0]}
+
+
 def test_too_long_a_recording_ends_by_itself(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     recorder.start(ask(max_capture_s=0.02))
     iterate(recorder, [D])
@@ -514,18 +581,6 @@ def test_a_device_that_nobody_records(tally: ModuleType, ask: Ask, tmp_path: Pat
     assert device_backend("tally-device") is tally.TallyBackend
 
 
-def test_a_device_that_is_being_recorded(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    held = lease.acquire(["gpu-1"], holder="trainer, step1")
-    with pytest.raises(LeaseError, match=r"gpu-1 is being recorded by this process \(trainer, step1\)"):
-        recorder.start(ask(1, device="gpu-1"))
-    assert [path.name for path in tmp_path.iterdir()] == ["leases"]
-    held.release()
-    recorder.start(ask(1, device="gpu-1"))
-    iterate(recorder, [D])
-    assert recorder.reply().captures
-    lease.acquire(["gpu-1"], holder="trainer").release()  # given back before the files are written
-
-
 def test_a_directory_of_leases_that_cannot_be_used(
     recorder: EngineRecorder, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,15 +588,6 @@ def test_a_directory_of_leases_that_cannot_be_used(
     with pytest.raises(CaptureError, match="The device cannot be leased: FileNotFoundError"):
         recorder.start(ask(1, device="gpu-1"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_device_that_is_taken_while_armed(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(1, device="gpu-1"))
-    held = lease.acquire(["gpu-1"], holder="trainer, step1")
-    iterate(recorder, [D])
-    held.release()
-    assert "gpu-1 is being recorded" in whole(recorder).problems[0]
-    assert manifests(tmp_path)["step1"]["status"] == "failed"
 
 
 def test_a_directory_where_nothing_can_be_written(recorder: EngineRecorder, ask: Ask) -> None:
@@ -572,28 +618,29 @@ def test_a_link_out_of_the_output_directory(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("why", ["options", "lease", "directory", "at once"])
+@pytest.mark.parametrize("why", ["options", "directory", "at once", "at once, and taken"])
 def test_a_refused_start_leaves_nothing_behind(recorder: EngineRecorder, ask: Ask, tmp_path: Path, why: str) -> None:
     before, watched = set(threading.enumerate()), dict(exits._open)
     handler = signal.getsignal(signal.SIGTERM)
-    held = lease.acquire(["gpu-1"], holder="trainer") if why == "lease" else None
+    held = lease.acquire(["gpu-1"], holder="trainer")
     request = {
-        "options": ask(nonsense=1),
-        "lease": ask(device="gpu-1"),
-        "directory": ask(output=Path("/proc/x")),
-        "at once": ask(fail_at="start"),
+        "options": ask(nonsense=1, device="gpu-2"),
+        "directory": ask(output=Path("/proc/x"), device="gpu-2"),
+        "at once": ask(fail_at="start", device="gpu-2"),
+        "at once, and taken": ask(device="gpu-1"),  # it has no iteration at which it could try again
     }[why]
-    with pytest.raises((CaptureError, ConfigError, LeaseError)):
-        recorder.start(request, at_once=why == "at once")
-    if held:
-        held.release()
+    with pytest.raises((CaptureError, ConfigError)):
+        recorder.start(request, at_once=why.startswith("at once"))
+    held.release()
+    lease.acquire(["gpu-1", "gpu-2"], holder="trainer").release()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) == before
     assert exits._open == watched
     assert signal.getsignal(signal.SIGTERM) is handler
     assert not list(tmp_path.rglob("*.tmp"))
-    assert [manifest["status"] for manifest in manifests(tmp_path).values()] == ["failed"] * (why == "at once")
+    left = {"at once": ["failed"], "at once, and taken": ["missing"]}
+    assert [manifest["status"] for manifest in manifests(tmp_path).values()] == left.get(why, [])
     recorder.start(ask(1))
     iterate(recorder, [D])
     assert whole(recorder).captures[0].status is Status.COMPLETE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.files import append_file, new_file, write_all
+from profdeck.files import append_file, new_file, size_of, size_of_tree, write_all
 
 
 def test_a_new_file_appears_at_the_end(tmp_path: Path) -> None:
@@ -71,3 +71,19 @@ def test_a_file_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, 
             append_file(file, tmp_path / "part")
 
     assert (tmp_path / "whole").read_bytes() == b"a" + bytes(3_000_000) + b"b" + bytes(3_000_000)
+
+
+def test_the_size_of_a_tree_is_that_of_its_own_files(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "one").write_bytes(bytes(10))
+    (tree / "a" / "b" / "two").write_bytes(bytes(300))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "large").write_bytes(bytes(5000))
+    (tree / "link").symlink_to(tmp_path / "elsewhere")
+    (tree / "file").symlink_to(tmp_path / "elsewhere" / "large")
+    (tree / "nowhere").symlink_to("nothing")
+    os.mkfifo(tree / "pipe")
+
+    assert size_of_tree(tree) == 310
+    assert size_of_tree(tmp_path / "none") == size_of(tmp_path / "none") == 0

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from profdeck.errors import LeaseError
-from profdeck.lease import acquire
+from profdeck.lease import Turn, acquire
 
 HOLD = """
 import sys
@@ -73,6 +73,77 @@ def test_a_forked_child_does_not_keep_it(hold) -> None:
     hold("gpu-1")
     os.close(pipe_write)
     os.waitpid(pid, 0)
+
+
+# Turns.
+
+
+def test_whoever_comes_second_has_the_devices_at_a_later_try(hold) -> None:
+    process = hold("gpu-1")
+    turn = Turn(lambda: ["gpu-0", "gpu-1"], "trainer, step3")
+    assert [turn.take(), turn.take()] == [False, False]
+    held = f"gpu-1, held by process {process.pid} (rollout, step3)"
+    assert turn.waits_for == held
+    acquire(["gpu-0"], holder="ref").release()  # who waits holds nothing
+    process.communicate()
+    assert [turn.take(), turn.take(), turn.waits_for] == [True, True, None]
+    with pytest.raises(LeaseError, match=r"gpu-0 is being recorded by this process \(trainer, step3\)"):
+        acquire(["gpu-0"], holder="ref")
+    wait = turn.waited()
+    assert wait is not None
+    assert (wait.held, 0 < wait.duration_s < 60, turn.waited()) == ((held,), True, None)
+    turn.release()
+    acquire(["gpu-0", "gpu-1"], holder="ref").release()
+
+
+def test_a_killed_holder_makes_room(hold) -> None:
+    process = hold("gpu-1")
+    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
+    assert not turn.take()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert turn.take()
+    turn.release()
+
+
+def test_a_turn_names_everybody_whom_it_waited_for() -> None:
+    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
+    for holder in ("one", "two", "two", "one"):
+        lease = acquire(["gpu-1"], holder=holder)
+        assert not turn.take()
+        lease.release()
+    assert turn.take()
+    wait = turn.waited()
+    assert wait is not None
+    assert wait.held == ("gpu-1, held by this process (two)", "gpu-1, held by this process (one)")
+    turn.release()
+
+
+def test_a_turn_that_does_not_have_to_wait() -> None:
+    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
+    assert (turn.take(), turn.waits_for, turn.waited()) == (True, None, None)
+    turn.release()
+    assert (Turn(list, "trainer, step3").take(), turn.waits_for) == (True, None)
+
+
+def test_a_turn_that_was_given_up_waits_no_longer() -> None:
+    lease = acquire(["gpu-1"], holder="one")
+    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
+    assert not turn.take()
+    turn.release()
+    assert (turn.waits_for, turn.waited()) == (None, None)
+    lease.release()
+
+
+def test_a_turn_that_lacks_something_else_holds_nothing_meanwhile() -> None:
+    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
+    assert turn.take()
+    turn.wait_for(LeaseError("The recorder is busy.", "recorder, held by this process (ref)"))
+    assert turn.waits_for == "recorder, held by this process (ref)"
+    acquire(["gpu-1"], holder="rollout").release()
+    assert turn.take()
+    assert turn.waited() is not None
+    turn.release()
 
 
 def test_names_of_devices_cannot_leave_the_directory() -> None:

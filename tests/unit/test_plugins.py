@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 import pytest
 
-from profdeck import Backend, CommonOptions, Library, hookimpl
+from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Library, Step, Unit, hookimpl
 from profdeck.entry_points import installed, load
 from profdeck.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
 from profdeck.options import describe
@@ -20,6 +20,7 @@ from profdeck.plugins import (
     load_plugins,
     require_libraries,
 )
+from profdeck.settle import drive, settle_later
 
 
 @pytest.fixture
@@ -121,6 +122,39 @@ def test_a_hook_that_is_not_in_the_specification_is_refused() -> None:
 
     with pytest.raises(BrokenPluginError, match=r"'plain' does not follow the hook specification"):
         Plugins(Wrong(CommonOptions()))
+
+
+def test_the_backend_of_a_checked_class_is_called_as_any_other(tally: ModuleType, tmp_path: Path) -> None:
+    class Terse(tally.TallyBackend):
+        profile_step = None
+
+        @hookimpl
+        def profile_start(self) -> None:
+            self.calls.append("start")
+
+        @hookimpl
+        def profile_stop(self, capture: Capture) -> list[Artifact]:
+            self.calls.append(f"stop {capture.id}")
+            return [Artifact(path=capture.artifact_path(".txt"))]
+
+    def lived(plugins: Plugins, capture: Capture) -> tuple[Artifact, ...]:
+        drive(plugins.start(capture, settle_later))
+        drive(plugins.step(capture)(Step(Unit.GLOBAL_STEP, 1), settle_later))
+        left = drive(plugins.stop(capture, settle_later))
+        drive(plugins.announce(capture, settle_later))
+        return left
+
+    for cls in (tally.TallyBackend, Terse):
+        backends = [cls(cls.Options()) for _ in range(2)]
+        left = [
+            lived(
+                Plugins(backend, checked=checked),
+                Capture(id="step1", directory=tmp_path, identity=Identity(), first_step=1, current_step=1),
+            )
+            for backend, checked in zip(backends, (False, True), strict=True)
+        ]
+        assert backends[0].calls == backends[1].calls != []
+        assert [one[0].path for one in left] == [left[0][0].path] * 2
 
 
 def test_a_listener_that_cannot_be_built_is_named(offer) -> None:

@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ascend_files
+import attrs
 import pytest
 
 from profdeck import Profiler, Status
 from profdeck.errors import ProfdeckError
 from profdeck.identity import Identity
 from profdeck.run import process_started, read_manifest, run_name
-from profdeck.verify import read_run
+from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
+from profdeck.verify import RankReport, RunReport, read_run
 
 
 @pytest.mark.parametrize(
@@ -163,3 +167,96 @@ def test_this_process_has_a_start_time() -> None:
     assert process_started(os.getpid())
     assert process_started(2**22 - 1) is None
     assert socket.gethostname()
+
+
+@pytest.fixture
+def of_torch_npu(record):  # a function
+    """Put what torch_npu leaves in the place of the trace that rank 0 recorded, and return it."""
+
+    def run(**artifact: Any) -> Path:
+        (manifest,) = files(record(0), "rank_0000.step1.json")
+        files(manifest.parents[2], "*.trace.json")[0].unlink()
+        directory = ascend_files.raw(manifest.parent, "rank_0000.step1_4711_20260102030405678_ascend_pt", rank=0)
+        content = json.loads(manifest.read_text())
+        content["artifacts"] = [
+            {"name": directory.name, "kind": "ascend_pt", "size_bytes": 7, "whole": True, **artifact}
+        ]
+        manifest.write_text(json.dumps(content))
+        return directory
+
+    return run
+
+
+def rank_0(directory: Path) -> tuple[RunReport, RankReport]:
+    report = read_run(directory.parents[2])
+    return report, report.captures[0].ranks[0]
+
+
+def test_raw_data_of_torch_npu_are_complete(of_torch_npu) -> None:
+    directory = of_torch_npu()
+    report, rank = rank_0(directory)
+    (artifact,) = rank.artifacts
+    assert (report.problems, rank.status, rank.problems) == ((), Status.COMPLETE, ())
+    assert rank.notes[-1] == f"{directory.name}: raw data only, not analysed"
+    assert (artifact.path, artifact.events, artifact.whole) == (directory, None, True)
+    assert artifact.size_bytes == sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def test_what_the_analysis_adds_is_read(of_torch_npu) -> None:
+    directory = of_torch_npu()
+    output = ascend_files.analysed(directory)
+    _, rank = rank_0(directory)
+    assert (rank.status, rank.events, rank.notes) == (Status.COMPLETE, 35, ())
+    table = output / "kernel_details.csv"
+    table.write_bytes(table.read_bytes()[:-5])
+    _, rank = rank_0(directory)
+    assert rank.status is Status.PARTIAL
+    assert rank.problems == (
+        f"{directory.name}: kernel_details.csv: Its last line has no end: the file has been cut off.",
+    )
+
+
+def test_an_analysis_under_way_and_one_that_died_are_told(of_torch_npu) -> None:
+    directory = of_torch_npu()
+    state = AnalysisState(
+        state="running", host=socket.gethostname(), pid=os.getpid(), process_started=process_started(os.getpid()),
+        started_ns=1, remedy="profdeck npu analyse DIR",
+    )  # fmt: skip
+    write_state(directory, state)
+    assert rank_0(directory)[1].problems == (f"{directory.name}: its analysis is under way (process {os.getpid()})",)
+    write_state(directory, attrs.evolve(state, process_started="1"))
+    _, rank = rank_0(directory)
+    assert rank.status is Status.PARTIAL
+    assert rank.problems == (f"{directory.name}: its analysis ended without a result; run: profdeck npu analyse DIR",)
+
+
+def test_what_the_recorder_saw_stays_a_problem(of_torch_npu) -> None:
+    directory = of_torch_npu(whole=False, problem="nothing of the device")
+    assert rank_0(directory)[1].artifacts[0].problem == "nothing of the device"
+    (directory / "profiler_info_0.json").unlink()
+    (artifact,) = rank_0(directory)[1].artifacts
+    assert not artifact.whole
+    assert artifact.problem == (
+        "nothing of the device profiler_info.json is missing: the recording did not come to its end."
+    )
+
+
+def test_a_directory_of_torch_npu_that_is_gone_is_missing(of_torch_npu) -> None:
+    directory = of_torch_npu()
+    shutil.rmtree(directory)
+    _, rank = rank_0(directory)
+    assert (rank.status, rank.problems) == (Status.MISSING, (f"{directory.name}: the file is gone",))
+
+
+def test_a_directory_of_torch_npu_that_nobody_knows_is_listed_but_while_it_is_recorded(of_torch_npu) -> None:
+    directory = of_torch_npu()
+    (manifest,) = files(directory.parents[2], "rank_0000.step1.json")
+    (directory / "FRAMEWORK" / "rank_0000.trace.json").touch()  # nothing in it counts
+    content = json.loads(manifest.read_text()) | {"artifacts": []}
+    manifest.write_text(json.dumps(content))
+    listed = (f"step_000001/trainer/{directory.name} is in no manifest.",)
+    assert rank_0(directory)[0].problems == listed
+    manifest.write_text(json.dumps(content | {"status": "recording"}))
+    assert rank_0(directory)[0].problems == ()
+    manifest.write_text(json.dumps(content | {"status": "recording", "process_started": "1"}))
+    assert rank_0(directory)[0].problems == listed

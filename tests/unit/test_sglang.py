@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from profdeck import Capture, Profiler
 from profdeck.engine.native import Place
-from profdeck.engine.request import Batch, CaptureRequest, Reply, State
-from profdeck.errors import ConfigError
+from profdeck.engine.request import Answer, Batch, CaptureRequest, Reply, State
+from profdeck.errors import ConfigError, TargetError
 from profdeck.identity import Identity
-from profdeck.strict import structure
+from profdeck.outcome import Outcome
+from profdeck.strict import structure, unstructure
 from profdeck_sglang import autoload, protocol
 from profdeck_sglang.backend import SglangBackend
 from profdeck_sglang.engines import EngineObject
@@ -276,25 +279,36 @@ class HookRegistry:
 
 
 @pytest.fixture
-def unknown_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An SGLang that has a registry of hooks and nothing that we know to hook; returns its registry."""
-    plugins = tmp_path / "sglang" / "srt" / "plugins"
-    plugins.mkdir(parents=True)
-    for package in (tmp_path / "sglang", plugins.parent, plugins):
-        (package / "__init__.py").write_text("")
-    (plugins / "hook_registry.py").write_text(REGISTRY)
-    about = tmp_path / "sglang-0.5.99.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
-    present = {name for name in sys.modules if name.partition(".")[0] == "sglang"}
-    for name in present:  # where SGLang is installed and was imported
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
-    from sglang.srt.plugins.hook_registry import HookRegistry
+def with_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Make an SGLang that has some modules and nothing else."""
 
-    yield HookRegistry
+    def make(modules: dict[str, str]) -> None:
+        for name, text in modules.items():
+            file = tmp_path.joinpath("sglang", *name.split(".")).with_suffix(".py")
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
+            for package in file.relative_to(tmp_path).parents[:-1]:
+                (tmp_path / package / "__init__.py").touch()
+        about = tmp_path / "sglang-0.5.99.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
+        present = {name for name in sys.modules if name.partition(".")[0] == "sglang"}
+        for name in present:  # where SGLang is installed and was imported
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield make
     for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def unknown_sglang(with_modules: Callable[[dict[str, str]], None]) -> Any:
+    """An SGLang that has a registry of hooks and nothing that we know to hook; returns its registry."""
+    with_modules({"srt.plugins.hook_registry": REGISTRY})
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    return HookRegistry
 
 
 def test_hooks_that_are_not_found_are_told_and_none_is_registered(
@@ -326,3 +340,72 @@ def test_without_sglang_nothing_is_applied() -> None:
 def test_replies_are_plain_json() -> None:
     message = protocol.pack_reply(reply())
     assert json.loads(message.removeprefix("profdeck:"))["state"] == "ended"
+
+
+# Schedulers that do not answer.
+
+REQUESTS = """
+import enum
+
+class ProfileReqType(enum.Enum):
+    START_PROFILE = 1
+
+class ProfileReq:
+    __struct_fields__ = ("req_type", "profile_id", "activities", "start_step")
+
+    def __init__(self, **fields):
+        vars(self).update(fields)
+"""
+
+
+class Manager:
+    """A tokenizer manager, as far as its schedulers are asked through it."""
+
+    def __init__(self, *answers: Reply) -> None:
+        """Args:
+        answers: what the schedulers answer; nothing, ever, if there are none.
+        """
+        self.server_args = SimpleNamespace(skip_tokenizer_init=True)
+        self.gracefully_exit = False
+        self._answers = [SimpleNamespace(message=protocol.pack_reply(answer)) for answer in answers]
+
+    def auto_create_handle_loop(self) -> None:
+        self.event_loop = asyncio.get_running_loop()
+
+    async def profile_communicator(self, _: object) -> Any:
+        if not self._answers:
+            await asyncio.Event().wait()
+        return self._answers
+
+
+@pytest.fixture
+def asked(with_modules: Callable[[dict[str, str]], None], tmp_path: Path) -> Callable[..., Answer]:
+    """Send a command about all ranks to the schedulers behind a manager, which have a moment for their answers."""
+    with_modules({"srt.managers.io_struct": REQUESTS})
+    request = CaptureRequest(id="step1", output=tmp_path, run="run", role="rollout", ranks="all")
+
+    async def ask(engine: EngineObject, commands: tuple[str, ...]) -> Answer:
+        about = {"request": request.id, "token": request.token}
+        for command in commands:
+            answer = await engine.command(command, unstructure(request) if command == "start" else about)
+        return answer
+
+    def ask_all(manager: Manager, *commands: str) -> Answer:
+        return asyncio.run(ask(EngineObject(manager, timeout_s=0.1), commands))
+
+    return ask_all
+
+
+def test_schedulers_that_do_not_answer_are_late(asked: Callable[..., Answer]) -> None:
+    with pytest.raises(TargetError, match=r"did not answer within rpc_timeout_s=0.1 seconds") as caught:
+        asked(Manager(), "start")
+    assert caught.value.outcome is Outcome.TIMED_OUT
+
+
+def test_a_rank_that_does_not_answer_is_late(asked: Callable[..., Answer]) -> None:
+    there, late = asked(Manager(reply()), "start").ranks
+    assert (there.rank, there.error) == (0, None)
+    assert (late.rank, late.refusal) == (1, Outcome.TIMED_OUT)
+    assert late.error == "It did not answer within 0.1 seconds."
+    there, late = asked(Manager(reply()), "start", "stop").ranks
+    assert (late.error, late.refusal, late.problems) == (None, None, ("It did not answer within 0.1 seconds.",))

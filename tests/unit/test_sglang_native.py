@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from profdeck import Capture
 from profdeck.engine.request import CaptureRequest
+from profdeck.errors import CaptureError
 from profdeck.identity import Identity
 from profdeck_sglang.native import SglangCapture
 from profdeck_sglang.options import SglangOptions
@@ -60,10 +62,30 @@ def test_the_environment_of_others_is_not_known(port: int) -> None:
         assert environment(f"http://127.0.0.1:{bound.getsockname()[1]}") == {}
 
 
-@pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
-def test_the_second_profiler_of_sglang_is_not_trusted(tmp_path: Path, value: str, refused: bool) -> None:
+@pytest.fixture
+def native(tmp_path: Path) -> SglangCapture:
+    """A capture of a server that has not been asked for anything."""
     identity = Identity(role="server")
     capture = Capture(id="target", directory=tmp_path, identity=identity, first_step=0, current_step=0)
     request = CaptureRequest(id="step0", output=tmp_path, run="run", role="server")
-    native = SglangCapture(Server("http://127.0.0.1:1", timeout_s=1), SglangOptions(), capture, request)
+    return SglangCapture(Server("http://127.0.0.1:1", timeout_s=1), SglangOptions(), capture, request)
+
+
+@pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
+def test_the_second_profiler_of_sglang_is_not_trusted(native: SglangCapture, value: str, refused: bool) -> None:
     assert any("SGLANG_PROFILE_V2" in text for text in native._refusals({"SGLANG_PROFILE_V2": value})) is refused
+
+
+@pytest.mark.parametrize(("device", "refused"), [("npu", True), ("npu:1", True), ("cuda", False), ("cpu", False)])
+def test_its_profiler_is_not_trusted_on_an_npu(native: SglangCapture, device: str, refused: bool) -> None:
+    native._launched = {"device": device}
+    assert [text.startswith("the device npu, where it fails") for text in native._refusals({})] == [True] * refused
+
+
+def test_who_is_refused_is_told_to_load_profdeck(native: SglangCapture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(_: Server) -> dict[str, Any]:
+        return {"device": "npu", "version": "0.5.23"}
+
+    monkeypatch.setattr(Server, "launched_with", told)
+    with pytest.raises(CaptureError, match=r"the device npu, .* With profdeck in the engine's processes"):
+        asyncio.run(native.start())

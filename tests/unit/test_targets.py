@@ -237,8 +237,8 @@ def test_a_device_backend_takes_no_target(build: Build, engine: Any) -> None:
 
 
 def test_what_the_config_does_not_select_asks_nothing(build: Build, engine: Any, tmp_path: Path) -> None:
-    assert not build(engine, steps=[]).enabled
-    profiler = build(engine, steps=[9])
+    assert not build(engine, steps=[], on_demand=False).enabled
+    profiler = build(engine, steps=[9], on_demand=False)
     with profiler.capture(1) as capture:
         assert capture is None
     assert engine.commands == []
@@ -469,6 +469,10 @@ def test_json_has_the_targets(build: Build, engine: Any, tmp_path: Path) -> None
         "role": ROLE,
         "replica": 3,
         "target": "toy",
+        "policy": None,
+        "needed": None,
+        "start_skew_ms": None,
+        "targets": [],
         "first_step": 1,
         "status": "complete",
         "problems": [],
@@ -482,6 +486,7 @@ def test_json_has_the_targets(build: Build, engine: Any, tmp_path: Path) -> None
                 "whole": True,
                 "problem": None,
                 "iterations": None,
+                "notes": [],
             }
         ],
         "manifest": str(directory / "target.step1.json"),

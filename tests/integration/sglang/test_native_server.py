@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import busy, command_line
+from servers import busy, command_line, finished
 from sglang_traces import spans
 
 from profdeck.capture import Status
@@ -22,22 +22,28 @@ def server(start_server: Callable[..., Any]) -> Any:
 def capture(server: Any, output: Path, *arguments: str) -> tuple[int, str]:
     """Capture it; returns the exit code and all that was printed, in one line."""
     process = command_line(server, "--output", str(output), "--run", "native", *arguments)
-    out, err = process.communicate(timeout=120)
+    out, err = finished(process, server)
     return process.returncode, " ".join((out + err).split())
+
+
+def count(server: Any, request: str) -> int:
+    """Count how often a server has been asked for something so far."""
+    return int(server.log.read_text(errors="replace").count(f'"{request} '))
 
 
 def asked(server: Any) -> tuple[int, int]:
     """Count what SGLang's profiler was asked for so far: starts and stops."""
-    log = server.log.read_text(errors="replace")
-    return log.count('"POST /start_profile '), log.count('"POST /stop_profile ')
+    return count(server, "POST /start_profile"), count(server, "POST /stop_profile")
 
 
 def test_a_window_is_complete_and_ends_by_itself(server: Any, tmp_path: Path) -> None:
     starts, stops = asked(server)
+    generated = count(server, "GET /health")
     with busy(server):
         code, text = capture(server, tmp_path, "--iterations", "3", "--timeout", "3")
     assert code == 0, text
     assert asked(server) == (starts + 1, stops)
+    assert count(server, "GET /health") == generated  # each costs the engine a token
     report = read_run(tmp_path / "native")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
     ((rank,),) = (found.ranks for found in report.captures)

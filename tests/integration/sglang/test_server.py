@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import TOKEN, busy, call, command_line, wait_for_group
+from checkpoints import checkpoint
+from servers import TOKEN, busy, call, command_line, finished, wait_for_group
 from sglang_traces import names, spans
 
 from profdeck.capture import Status
@@ -85,7 +86,7 @@ def fill(disk: Path) -> None:
 @pytest.mark.usefixtures("load")
 def test_five_decode_iterations_from_the_command_line(server: Any, root: Path) -> None:
     process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
-    out, err = process.communicate(timeout=120)
+    out, err = finished(process, server)
     assert process.returncode == 0, err
     assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
     assert "operator" in out
@@ -107,7 +108,7 @@ def test_json_and_options(server: Any, root: Path) -> None:
     process = command_line(
         server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
     )
-    out, err = process.communicate(timeout=120)
+    out, err = finished(process, server)
     assert process.returncode == 0, err
     document = json.loads(out)
     assert document["complete"] is True
@@ -146,7 +147,7 @@ def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
 
 def test_too_little_traffic_is_partial_and_ends(server: Any) -> None:
     process = command_line(server, "--iterations", "5", "--timeout", "0.5")
-    out, _ = process.communicate(timeout=60)
+    out, _ = finished(process, server)
     assert process.returncode == 1
     assert "Only 0 of 5 iterations ran before the stop." in out
     assert status(server)["state"] == "ended"
@@ -157,7 +158,7 @@ def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> Non
     while status(server)["state"] not in {"armed", "recording"}:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    finished(process, server)
     assert process.returncode == 130
     assert status(server)["state"] == "ended"
     (target,) = read_run(root / "interrupted").targets
@@ -172,7 +173,7 @@ def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> No
     assert "Capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
     # A start that is refused ends nothing, also under the same name.
     process = command_line(server, "--iterations", "5", "--run", "refused")
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert (process.returncode, "is armed in this engine" in err) == (1, True), err
     server.complete()
     stopped = call(server, "POST", "stop", {"request": "step0"}).json()
@@ -182,7 +183,8 @@ def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> No
     assert Path(file).is_relative_to(root / "curl")
     assert Path(file).stat().st_size == capture["size_bytes"]
     assert len(spans(Path(file))) == 3
-    assert call(server, "GET", "status").json() == stopped
+    status = call(server, "GET", "status").json()
+    assert (status["answer"], status["server"]) == (stopped["answer"], stopped["server"] | {"writable": True})
     # Who stops what is not his changes nothing.
     call(server, "POST", "start", {"id": "third", "run": "curl"})
     assert stop(server, "step0")["state"] == "armed"
@@ -229,7 +231,7 @@ def test_what_the_scheduler_refuses_is_answered(server: Any, body: Any, text: st
 
 def test_a_rank_that_the_engine_does_not_have_is_refused(server: Any) -> None:
     process = command_line(server, "--iterations", "1", "--ranks", "7")
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert (process.returncode, "whose ranks are 0 to 0" in err) == (1, True), err
 
 
@@ -240,8 +242,38 @@ def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
             assert answer.status_code == 401
             assert "PROFDECK_TOKEN" in answer.json()["error"]
     process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert (process.returncode, "401" in err) == (1, True)
+
+
+def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_path: Path) -> None:
+    """As between the steps of a trainer that shares the engine's devices."""
+
+    def do(route: str, **body: Any) -> None:
+        answer = httpx.post(f"{server.url}/{route}", json=body, timeout=60, trust_env=False)
+        assert answer.is_success, answer.text
+
+    before = server.complete(tokens=8)
+    assert call(server, "POST", "start", {"id": "new", "run": "new", "iterations": {"count": 30}}).is_success
+    assert server.complete(tokens=8) == before
+    recorded = status(server)["iterations"]
+    assert 8 <= recorded < 20
+    do("pause_generation", mode="retract")
+    do("flush_cache")
+    do("release_memory_occupation")
+    do("resume_memory_occupation")
+    do("update_weights_from_disk", model_path=str(checkpoint(model, tmp_path, 1)), load_format="safetensors")
+    do("continue_generation")
+    assert (status(server)["state"], status(server)["iterations"]) == ("recording", recorded)
+    after = server.complete(tokens=8)
+    assert after != before
+    while status(server)["state"] == "recording":
+        assert server.complete(tokens=8) == after
+    reply = stop(server, "new")
+    assert (reply["iterations"], reply["problems"]) == (30, [])
+    (file,) = reply["captures"][0]["files"]
+    assert len(spans(Path(file))) == 30
+    assert read_run(Path(file).parents[2]).status is Status.COMPLETE
 
 
 def test_it_starts_at_a_forward_pass_that_sglang_counts(server: Any) -> None:
@@ -290,7 +322,7 @@ def test_the_frontends_record_as_roles_of_their_own(server: Any, root: Path) -> 
         process = command_line(
             server, "--iterations", "3", "--run", "fronts", "--set", "server.options.ignore_frontend=false"
         )
-        out, err = process.communicate(timeout=120)
+        out, err = finished(process, server)
     assert process.returncode == 0, out + err
     report = read_run(root / "fronts")
     assert {capture.role for capture in report.captures} == {"server", "server-tokenizer", "server-detokenizer"}
@@ -435,7 +467,7 @@ def test_a_rank_that_does_not_run_does_not_hold_up_the_answer(pair: Any) -> None
     # The first rank waits for it, before it answers, with tensor parallelism as with pipeline parallelism.
     with stopped(record_both(pair)):
         answer = call(pair, "POST", "stop", {"request": "both"})
-        assert answer.status_code == 409
+        assert answer.status_code == 504
         assert "did not answer within rpc_timeout_s=3 seconds" in answer.json()["error"]
     check_both(pair)  # the stop was waiting for it
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import attrs
-import httpx
 import pytest
+from engine_servers import Job, Server, Servers, run_to_its_end, up, vllm_command, vllm_environment
 
 HERE = Path(__file__).parent
-ENGINE_UP_S = 400
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,61 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers with random weights, and a tokenizer of bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
-    tokenizer.train_from_iterator(["hello world"], trainer)
-    tokenizer.save(str(path / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (path / "tokenizer_config.json").write_text(json.dumps(about))
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "max_position_embeddings": 256,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "torch_dtype": "float32",
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-@pytest.fixture(scope="session")
 def engine_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of engines; profdeck is not armed in it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PROFDECK"))}
-    return kept | {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "KINETO_LOG_LEVEL": "6",
-        "PROFDECK_LEASE_DIR": str(tmp_path_factory.mktemp("leases")),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }
-
-
-@attrs.frozen
-class Job:
-    """What a job left."""
-
-    output: Path
-    results: dict[str, Any]
-    log: str
+    return vllm_environment(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="session")
@@ -92,45 +29,11 @@ def run_job(
 ) -> Callable[..., Job]:
     """Run a script of ``jobs/`` to its end; it is given the model, an output directory and a file for results."""
 
-    def run(name: str, *arguments: str, exit_code: int = 0, **environ: str) -> Job:
-        directory = tmp_path_factory.mktemp(name)
-        results = directory / "results.json"
-        command = [sys.executable, HERE / "jobs" / f"{name}.py", model, directory / "profiles", results, *arguments]
-        process = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=engine_environment | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            out, _ = process.communicate(timeout=ENGINE_UP_S)
-        finally:
-            _end_group(process)
-            if process.stdout is not None:
-                process.stdout.close()
-        log = out.decode(errors="replace")
-        assert process.returncode == exit_code, log[-6000:]
-        return Job(directory / "profiles", json.loads(results.read_text()) if results.exists() else {}, log)
+    def run(name: str, *arguments: str, **environ: str) -> Job:
+        script, directory = HERE / "jobs" / f"{name}.py", tmp_path_factory.mktemp(name)
+        return run_to_its_end(script, model, directory, engine_environment | environ, *arguments)
 
     return run
-
-
-@attrs.frozen
-class Server:
-    """A server that answers."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def complete(self, prompt: str = "hello", tokens: int = 20, **more: Any) -> str:
-        """Let it generate; returns the text."""
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **more}
-        response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False)
-        response.raise_for_status()
-        return str(response.json()["choices"][0]["text"])
 
 
 @pytest.fixture(scope="session")
@@ -138,50 +41,9 @@ def start_server(
     model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
     """Start servers; they are ended with the session, if not before."""
-    started: list[subprocess.Popen[bytes]] = []
+    with Servers(tmp_path_factory.mktemp) as servers:
 
-    def start(*arguments: str, **environ: str) -> Server:
-        directory = tmp_path_factory.mktemp("server")
-        port = _free_port()
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-        command += ["--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--dtype", "float32"]
-        command += ["--max-model-len", "256", "--host", "127.0.0.1", "--port", str(port), *arguments]
-        with (directory / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=directory,
-                env=engine_environment | environ,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        started.append(process)
-        server = Server(f"http://127.0.0.1:{port}", process, directory / "log")
-        deadline = time.monotonic() + ENGINE_UP_S
-        while time.monotonic() < deadline and process.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{server.url}/health", timeout=5, trust_env=False).is_success:
-                    return server
-            time.sleep(0.2)  # there is no event to await outside of the server
-        raise AssertionError(server.log.read_text(errors="replace")[-6000:])
+        def start(*arguments: str, **environ: str) -> Server:
+            return up(servers.begin(Server, vllm_command(model, *arguments), engine_environment | environ))
 
-    yield start
-    for process in started:
-        process.send_signal(signal.SIGTERM)
-    for process in started:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        _end_group(process)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what a process that the test started, in a group of its own, has left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield start

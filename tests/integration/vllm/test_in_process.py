@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from profdeck.capture import Status
+from profdeck.run import read_manifest
+from profdeck.verify import read_run
+
 
 @pytest.fixture(scope="module")
 def job(run_job: Callable[..., Any]) -> Any:
@@ -28,3 +32,16 @@ def test_iterations_are_named_as_vllm_names_them(job: Any) -> None:
 
 def test_all_kinds_of_batches_were_met(job: Any) -> None:
     assert job.results["kinds"] == ["decode", "mixed", "prefill"]
+
+
+def test_it_takes_turns_with_a_trainer_in_the_same_process(job: Any) -> None:
+    report = read_run(job.output / "together")
+    assert report.status is Status.COMPLETE, report
+    for step, first, second in ((1, "trainer", "rollout"), (3, "rollout", "trainer")):
+        found = {}
+        for role in (first, second):
+            (path,) = (job.output / "together").glob(f"step_{step:06d}/{role}/rank_*.step{step}.json")
+            found[role] = read_manifest(path)
+        assert (found[first].waited_s, found[first].notes) == (None, ())
+        assert found[second].waited_s is not None
+        assert f"s for torch, held by this process ({first}, step{step}), and began " in found[second].notes[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import signal
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from servers import TOKEN, busy, call, command_line, wait_for_group
+from checkpoints import checkpoint
+from servers import TOKEN, busy, call, command_line, finished, wait_for_group
 
 from profdeck.capture import Status
 from profdeck.verify import read_run
@@ -23,7 +26,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], root: Path) -> Any:
-    return start_server(VLLM_PLUGINS="profdeck", PROFDECK__OUTPUT=str(root), **TOKEN)
+    # With vLLM's routes that put an engine to sleep and call its workers.
+    return start_server(VLLM_PLUGINS="profdeck", VLLM_SERVER_DEV_MODE="1", PROFDECK__OUTPUT=str(root), **TOKEN)
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def load(server: Any) -> Iterator[None]:
 @pytest.mark.usefixtures("load")
 def test_five_decode_iterations_from_the_command_line(server: Any, root: Path) -> None:
     process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
-    out, err = process.communicate(timeout=120)
+    out, err = finished(process, server)
     assert process.returncode == 0, err
     assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
     assert "operator" in out
@@ -52,7 +56,7 @@ def test_json_and_options(server: Any) -> None:
     process = command_line(
         server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
     )
-    out, err = process.communicate(timeout=120)
+    out, err = finished(process, server)
     assert process.returncode == 0, err
     document = json.loads(out)
     assert document["complete"] is True
@@ -62,7 +66,7 @@ def test_json_and_options(server: Any) -> None:
 
 def test_too_little_traffic_is_partial_and_ends(server: Any) -> None:
     process = command_line(server, "--iterations", "5", "--timeout", "0.5")
-    out, _ = process.communicate(timeout=60)
+    out, _ = finished(process, server)
     assert process.returncode == 1
     assert "Only 0 of 5 iterations ran before the stop." in out
     assert call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "ended"
@@ -73,7 +77,7 @@ def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> Non
     while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] not in {"armed", "recording"}:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    finished(process, server)
     assert process.returncode == 130
     assert call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "ended"
     (target,) = read_run(root / "interrupted").targets
@@ -89,7 +93,7 @@ def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> No
     assert "Capture step0 is armed" in busy.json()["answer"]["ranks"][0]["error"]
     # A start that is refused ends nothing, also under the same name.
     process = command_line(server, "--iterations", "5", "--run", "refused")
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert (process.returncode, "is armed in this engine" in err) == (1, True), err
     server.complete()
     stopped = call(server, "POST", "stop", {"request": "step0"}).json()
@@ -98,7 +102,8 @@ def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> No
     (file,) = capture["files"]
     assert Path(file).is_relative_to(root / "curl")
     assert Path(file).stat().st_size == capture["size_bytes"]
-    assert call(server, "GET", "status").json() == stopped
+    status = call(server, "GET", "status").json()
+    assert (status["answer"], status["server"]) == (stopped["answer"], stopped["server"] | {"writable": True})
     # Who stops what is not his changes nothing.
     call(server, "POST", "start", {"id": "third", "run": "curl"})
     assert call(server, "POST", "stop", {"request": "step0"}).json()["answer"]["ranks"][0]["state"] == "armed"
@@ -141,8 +146,46 @@ def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
             assert answer.status_code == 401
             assert "PROFDECK_TOKEN" in answer.json()["error"]
     process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert (process.returncode, "401" in err) == (1, True)
+
+
+def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Path, tmp_path: Path) -> None:
+    """As between the steps of a trainer that shares the engine's devices. On a CPU, sleep frees no memory."""
+
+    def do(route: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{server.url}/{route}", json=body, timeout=60, trust_env=False).raise_for_status()
+
+    def rpc(method: str, *arguments: object, **keywords: object) -> None:
+        do("collective_rpc", method=method, args=arguments, kwargs=keywords)
+
+    before = server.complete(tokens=8)
+    assert call(server, "POST", "start", {"id": "asleep", "run": "asleep", "iterations": {"count": 40}}).is_success
+    assert server.complete(tokens=8) == before
+    recorded = call(server, "GET", "status").json()["answer"]["ranks"][0]["iterations"]
+    assert 8 <= recorded < 20
+    do("sleep?level=1")
+    rpc("update_config", {"load_config": {"load_format": "safetensors"}})
+    rpc("reload_weights", weights_path=str(checkpoint(model, tmp_path, 1)))
+    do("reset_prefix_cache")
+    reply = call(server, "GET", "status").json()["answer"]["ranks"][0]
+    assert (reply["state"], reply["iterations"]) == ("recording", recorded)  # it sleeps
+    do("wake_up")
+    after = server.complete(tokens=8)
+    assert after != before
+    do("pause?mode=keep")
+    do("resume")
+    while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "recording":
+        assert server.complete(tokens=8) == after
+    stopped = call(server, "POST", "stop", {"request": "asleep"}).json()["answer"]["ranks"][0]
+    assert (stopped["iterations"], stopped["problems"]) == (40, [])
+    report = read_run(root / "asleep")
+    assert report.status is Status.COMPLETE
+    (artifact,) = report.captures[0].ranks[0].artifacts
+    assert artifact.iterations == (0, 39)
+    trace = json.loads(gzip.decompress(artifact.path.read_bytes()))
+    steps = [event["name"] for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#")]
+    assert len(steps) == 40
 
 
 def test_an_oversized_body_is_refused(server: Any) -> None:
@@ -188,7 +231,7 @@ def capture_natively(server: Any, directory: Path, output: Path) -> tuple[int, s
     known = ["--set", f"server.options.native_directory={directory}", "--output", str(output), "--run", "native"]
     with busy(server):
         process = command_line(server, "--iterations", "3", "--timeout", "3", *known)
-        out, err = process.communicate(timeout=120)
+        out, err = finished(process, server)
     return process.returncode, out + err
 
 
@@ -216,7 +259,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
     server, _ = native
     arguments = ["--stage", "decode", "--set", "server.options.with_stack=true", "--output", str(tmp_path)]
     process = command_line(server, "--iterations", "3", *arguments)
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert process.returncode == 1
     assert "for one capture: stages; with_stack." in err
     assert "VLLM_PLUGINS=profdeck" in err
@@ -225,7 +268,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
 def test_a_server_without_a_profiler_says_what_to_add(start_server: Callable[..., Any], tmp_path: Path) -> None:
     server = start_server(VLLM_PLUGINS="")
     process = command_line(server, "--iterations", "3", "--output", str(tmp_path))
-    _, err = process.communicate(timeout=60)
+    _, err = finished(process, server)
     assert process.returncode == 1
     assert "was launched without a profiler" in err
     assert "VLLM_PLUGINS=profdeck" in err

@@ -59,6 +59,7 @@ def test_all_problems_at_once(cli: Cli, config: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = {
         "steps": "[]",
+        "on_demand": "false",
         "output": "file/below",
         "listeners": "[paper-wrong, papr-log, paper-log]",
         "trainer.options.sheets": "0",
@@ -160,5 +161,11 @@ def test_a_config_of_engines_needs_no_steps(cli: Cli, tmp_path: Path) -> None:
     config.write_text("roles: {chat: {backend: tally-engine}}\n")
     result = cli("check", config, "--json")
     assert result.exit_code == 0, result.stdout
-    config.write_text("roles: {chat: {backend: tally-engine}, trainer: {backend: tally}}\n")
+    config.write_text("on_demand: false\nroles: {chat: {backend: tally-engine}, trainer: {backend: tally}}\n")
     assert "Nothing is selected" in problems(cli("check", config, "--json"))["steps"]
+
+
+def test_captures_on_demand_need_no_steps(cli: Cli, config: Path) -> None:
+    result = cli("check", config, "--set", "steps=[]")
+    assert result.exit_code == 0
+    assert "none: captures are asked for while the job runs" in " ".join(result.stdout.split())

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import ascend_files
 import pytest
 from typer.testing import Result
 
@@ -144,3 +145,41 @@ def test_a_pipe_gets_whole_lines(python: Program, record: Record) -> None:
     (line,) = [line for line in lines if "complete" in line and "capture" not in line]
     assert "a-role-with-a-rather-long-name" in line
     assert "a_stage_with_a_rather_long_name" in line
+
+
+@pytest.fixture
+def of_torch_npu(record: Record) -> Path:
+    """A run in which torch_npu recorded."""
+    run = record(3)
+    (trace,) = run.rglob("*.trace.json")
+    trace.unlink()
+    directory = ascend_files.raw(trace.parent, "rank_0000.step3_4711_20260102030405678_ascend_pt")
+    manifest = trace.with_name("rank_0000.step3.json")
+    content = json.loads(manifest.read_text())
+    content["artifacts"] = [{"name": directory.name, "kind": "ascend_pt", "size_bytes": 1, "whole": True}]
+    manifest.write_text(json.dumps(content))
+    return directory
+
+
+def test_raw_data_of_torch_npu(cli: Cli, of_torch_npu: Path) -> None:
+    run = of_torch_npu.parents[2]
+    result = cli("ls", run)
+    assert result.exit_code == 0
+    size_bytes = sum(file.stat().st_size for file in of_torch_npu.rglob("*") if file.is_file())
+    assert words(result)[1] == f"3 trainer 0 complete {size_bytes} B"  # nobody knows how many events
+    assert f"rank 0: {of_torch_npu.name}: raw data only, not analysed" in " ".join(words(result))
+    (artifact,) = json.loads(cli("ls", run, "--json").stdout)["captures"][0]["ranks"][0]["artifacts"]
+    assert (artifact["events"], artifact["kind"], artifact["whole"]) == (None, "ascend_pt", True)
+    assert artifact["notes"] == ["raw data only, not analysed"]
+
+
+def test_what_torch_npu_analysed(cli: Cli, of_torch_npu: Path) -> None:
+    output = ascend_files.analysed(of_torch_npu)
+    result = cli("ls", of_torch_npu.parents[2])
+    assert result.exit_code == 0
+    assert words(result)[1].startswith("3 trainer 0 complete 6.")
+    assert words(result)[1].endswith(" kB 35")
+    (output / "trace_view.json").unlink()
+    result = cli("ls", of_torch_npu.parents[2])
+    assert result.exit_code == 1
+    assert "has neither trace_view.json nor a database: the analysis failed." in " ".join(words(result))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ascend_files
 import msgspec
 import pytest
 from typer.testing import Result
@@ -200,3 +201,36 @@ def test_a_damaged_trace_costs_its_end_only(cli: Cli, record: Record, tmp_path: 
         assert result.exit_code == 4
         assert "The JSON is not closed" in result.stderr
         assert (tmp_path / name).exists()
+
+
+def test_directories_of_torch_npu_are_merged_by_their_ranks(cli: Cli, tmp_path: Path) -> None:
+    for rank in (1, 2, 3):
+        ascend_files.analysed(ascend_files.raw(tmp_path, f"rank_000{rank}.step10_4711_2026_ascend_pt", rank=rank))
+    (tmp_path / "rank_0003.step10_4711_2026_ascend_pt" / ascend_files.OUTPUT / "trace_view.json").unlink()
+
+    result = cli("merge", tmp_path, "-o", tmp_path / "all.json", "--rank", "1..2", "--steps", "10")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert {label.partition(":")[0] for label in labels(tmp_path / "all.json")} == {"rank 1", "rank 2"}
+
+    result = cli("merge", tmp_path, "-o", tmp_path / "more.json")
+    assert result.exit_code == 0
+    assert (
+        "rank_0003.step10_4711_2026_ascend_pt is left out: only a slim trace (.pftrace) can have it." in result.stderr
+    )
+
+    result = cli("merge", tmp_path, "-o", tmp_path / "all.pftrace")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert (tmp_path / "all.pftrace").read_bytes().count(b"group 445") == 3
+
+    result = cli("merge", tmp_path, "-o", tmp_path / "none.json", "--rank", "7")
+    assert result.exit_code == 4
+    assert "There are: rank 1, rank 2, rank 3." in " ".join(result.stderr.split())
+
+
+def test_a_directory_that_nobody_analysed_says_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    ascend_files.raw(tmp_path)
+    for name in ("all.json", "all.pftrace"):
+        result = cli("merge", tmp_path, "-o", tmp_path / name)
+        assert result.exit_code == 4
+        assert "has raw data only. Let torch_npu make its text files" in " ".join(result.stderr.split())
+        assert not (tmp_path / name).exists()

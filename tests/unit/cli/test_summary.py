@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ascend_job import GROUP, Job
 from typer.testing import Result
 
 from profdeck.cli import _output
@@ -27,6 +29,26 @@ def test_run(cli: Cli, record: Record) -> None:
     assert "paper::fold2 1 0.012 0.012" in lines
     assert "1 0.002 2.0 2.0 100.0% unclassified void [press]<int," in lines
     assert "trainer, rank 1, 5 events" in lines
+
+
+@pytest.mark.parametrize(
+    ("own", "unit", "said"),
+    [
+        ({}, "global_step", "global step"),
+        ({"window": {"active": 1}}, "mini_batch", "mini batch"),
+        ({"request": "step3"}, "engine_iteration", "iteration"),
+    ],
+)
+def test_what_the_steps_of_a_recorder_are(
+    cli: Cli, record: Record, own: dict[str, object], unit: str, said: str
+) -> None:
+    run = record(3)
+    manifest = next(run.rglob("rank_0000.step3.json"))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | own))
+    lines = [" ".join(line.split()) for line in cli("summary", run).stdout.splitlines()]
+    assert f"{said} 1 4.000 4.000 4.000 4.000" in lines
+    (trace,) = json.loads(cli("summary", run, "--json").stdout)["ranks"]
+    assert (trace["unit"], trace["iterations"][0]["kind"]) == (unit, "global_step")
 
 
 def test_json_document(cli: Cli, record: Record) -> None:
@@ -121,3 +143,65 @@ def test_manifest_that_cannot_be_read_costs_the_names_only(cli: Cli, record: Rec
     next(run.rglob("rank_0000.step3.json")).write_text("{", encoding="utf-8")
     (trace,) = json.loads(cli("summary", run, "--json").stdout)["ranks"]
     assert (trace["role"], trace["rank"]) == (None, 6)
+
+
+JOB = Job(lambda rank, _step: 700.0 + 300 * (rank == 1), ranks=2)
+
+
+def test_what_an_npu_recorded_is_printed(cli: Cli, tmp_path: Path) -> None:
+    JOB.write(tmp_path / "job")
+    result = cli("summary", tmp_path / "job")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "device step compute ms communication ms exposed ms prepare ms" in lines
+    assert "0 3 0.700 0.400 0.400 0.050" in lines
+    assert "AI_CORE 6 4.200 63.6%" in lines
+    assert "calls total ms transit ms wait ms sync ms idle ms group communication" in lines
+    assert "6 2.400 0.600 1.800 0.000 0.000 445 allReduce" in lines
+    assert "HCCS 120.0 MB 0.600 200.0 120 50.0% 445 allReduce" in lines
+    assert "Collectives: rank 1 arrives last most often" in lines
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_overview_of_npus_has_a_line_for_each_rank(cli: Cli, tmp_path: Path) -> None:
+    JOB.write(tmp_path / "job")
+    lines = [line.split() for line in cli("summary", tmp_path / "job", "--overview").stdout.splitlines()]
+    assert [line[-7:] for line in lines if line[-1:] == ["yes"]] == [
+        ["0", "11.990", "59.5%", "21.6%", "0.0%", "20", "yes"],
+        ["1", "11.990", "59.5%", "5.4%", "0.0%", "20", "yes"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("kernels", {"name": "MatMulV2", "count": "6", "total_us": "4200.0", "type": "MatMulV2"}),
+        ("cores", {"core": "AI_CORE", "count": "6", "total_us": "4200.0"}),
+        ("device-steps", {"device": "0", "step": "3", "compute_us": "700.0", "preparation_us": "50.0"}),
+        ("communication", {"kind": "collective", "group": GROUP, "name": "allReduce", "wait_us": "1800.0"}),
+        ("links", {"name": "allReduce", "link": "HCCS", "size_bytes": "120000000", "bytes_per_s": "200000000000.0"}),
+    ],
+)
+def test_rows_of_csv(cli: Cli, tmp_path: Path, rows: str, expected: dict[str, str]) -> None:
+    JOB.write(tmp_path / "job")
+    options = [] if rows == "kernels" else ["--rows", rows]
+    first, *others = csv.DictReader(cli("summary", tmp_path / "job", "--csv", *options).stdout.splitlines())
+    assert first["rank"] == "0"
+    assert others[-1]["rank"] == "1"
+    assert first | expected == first
+
+
+def test_rows_are_of_csv_only(cli: Cli, record: Record) -> None:
+    result = cli("summary", record(3), "--rows", "links")
+    assert result.exit_code == 2
+    assert "give --csv as well" in result.stderr
+
+
+def test_damaged_table_of_an_npu_is_told(cli: Cli, tmp_path: Path) -> None:
+    directory = JOB.write_rank(tmp_path / "job", 0)
+    table = directory / "ASCEND_PROFILER_OUTPUT" / "communication.json"
+    os.truncate(table, table.stat().st_size - 20)
+    result = cli("summary", directory)
+    assert result.exit_code == 0
+    assert "AI_CORE" in result.stdout
+    assert "communication.json: The JSON is not closed" in result.stderr

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ascend_files
 import pytest
 from typer.testing import Result
 
@@ -194,3 +195,29 @@ sys.stdout.buffer.write(document)
     result = python("-c", code, trace)
     assert json.loads(result.stdout)["events"] == 4
     assert "Looking for what to keep" in result.stderr
+
+
+def test_a_directory_of_torch_npu(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = ascend_files.raw(tmp_path)
+    trace = ascend_files.analysed(directory) / "trace_view.json"
+    out = f"{directory.name}.trim-steps10.trace.json.gz"
+
+    result = cli("trim", directory, "--steps", 10, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert (document["path"], document["source_bytes"]) == (out, trace.stat().st_size)
+    kept = json.loads(gzip.decompress(Path(out).read_bytes()))
+    assert "ProfilerStep#10" in [event["name"] for event in kept]
+
+    monkeypatch.chdir(directory)
+    assert cli("trim", ".", "--steps", 10, "-o", tmp_path / "new").exit_code == 0
+    trace.unlink()
+    result = cli("trim", directory, "--steps", 10)
+    assert result.exit_code == 4
+    assert "has no trace_view.json: it is a table of kernels only." in " ".join(result.stderr.split())
+
+
+def test_a_directory_that_nobody_analysed(cli: Cli, tmp_path: Path) -> None:
+    result = cli("trim", ascend_files.raw(tmp_path), "--steps", 10)
+    assert result.exit_code == 4
+    assert "has raw data only. Let torch_npu make its text files" in " ".join(result.stderr.split())

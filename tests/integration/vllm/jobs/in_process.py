@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from _job import ENGINE, PROMPTS, about, finish, settings
+from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
 from vllm import LLM, SamplingParams
 
 from profdeck import Profiler
@@ -69,4 +69,26 @@ if __name__ == "__main__":
     results["idle_after_window"] = own()
     profiler.stop()
     results["capture"] = about(capture)
+
+    # A trainer in this very process: torch records one thing at a time, and they take turns.
+    together = {"output": str(OUTPUT), "run": "together", "steps": [1, 3], "trainer.backend": "torch"}
+    trainer = Profiler.from_config(settings=together)
+    role = settings(0, iterations={"count": 3}) | {"run": "together", "steps": [1, 3]}
+    rollout = Profiler.from_config(settings=role, role="rollout", target=llm)
+    trainer.start(1)
+    rollout.start(1)
+    llm.generate(prompts, sampling, use_tqdm=False)
+    trainer.stop()
+    llm.generate(prompts, sampling, use_tqdm=False)
+    rollout.stop()
+    rollout.start(3)
+    output = llm.llm_engine
+    output.add_request("one", prompts[0], sampling)
+    output.step()
+    trainer.start(3)  # while the engine records
+    while output.has_unfinished_requests():
+        output.step()
+        trainer.step(0, "mini_batch")
+    rollout.stop()
+    trainer.stop()
     finish(results)

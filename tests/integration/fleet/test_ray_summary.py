@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fleet.clusters import Cluster, ray_cluster, ray_environment, session_of
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.fleet
 
 JOBS = Path(__file__).parents[2] / "unit" / "traces"
-# Ray's servers listen on all interfaces, without authentication and whatever --node-ip-address says, and anybody who
-# reaches them can run code here. With the setting that Ray itself uses for laptops they listen on loopback only.
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-SETTINGS = LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join([str(JOBS), *sys.path])}
 # Ray changes signal handlers and logging, so that each use of it has a process of its own.
 DRIVER = """
 import json, os, sys
@@ -39,19 +33,6 @@ def obeyed(orders, **options):
 Drive = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def session_of(leader: int) -> list[int]:
-    """Return the processes of a session, by id."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, session, *_ = (path / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(session) == leader and state != "Z":
-            found.append(int(path.name))
-    return found
-
-
 def listening(pids: list[int]) -> set[str]:
     """Return the addresses, in the kernel's hexadecimal, on which processes accept connections."""
     sockets = {str(file.readlink()) for pid in pids for file in Path(f"/proc/{pid}/fd").glob("*") if file.is_symlink()}
@@ -60,46 +41,26 @@ def listening(pids: list[int]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """A cluster of one node with two CPUs: its address and the session of its processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    directory = tmp_path_factory.mktemp("ray")
-    options = ["--head", "--port", str(port), "--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--block"]
-    options += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory", "80000000"]
-    ray = Path(sys.executable).parent / "ray"
-    process = subprocess.Popen(
-        [ray, "start", *options, "--temp-dir", directory],
-        env=os.environ | SETTINGS,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        said = ""
-        while "Ray runtime started" not in said:
-            line = process.stdout.readline()
-            assert line, said
-            said += line
-        yield f"127.0.0.1:{port}", process.pid
-    finally:
-        process.terminate()
-        process.communicate()
-        for pid in session_of(process.pid):
-            os.kill(pid, signal.SIGKILL)
+def environ() -> dict[str, str]:
+    """The environment of the cluster and of its drivers."""
+    return ray_environment(JOBS)
+
+
+@pytest.fixture(scope="module")
+def cluster(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of one node with two CPUs."""
+    with ray_cluster(tmp_path_factory.mktemp("ray"), environ) as started:
+        yield started
 
 
 @pytest.fixture
-def drive(cluster: tuple[str, int]) -> Drive:
+def drive(cluster: Cluster, environ: dict[str, str]) -> Drive:
     """Run a piece of code that uses the cluster; its stdout is JSON."""
 
     def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", DRIVER + code, cluster[0], *arguments],
-            env=os.environ | SETTINGS,
+            [sys.executable, "-c", DRIVER + code, cluster.address, *arguments],
+            env=environ,
             capture_output=True,
             text=True,
             timeout=120,
@@ -116,7 +77,7 @@ def answer(done: subprocess.CompletedProcess[str]) -> object:
 
 def test_the_cluster_of_these_tests_is_reached_from_this_machine_only(cluster, drive) -> None:
     answer(drive("print(json.dumps(obeyed(['a', 'b'])))"))
-    addresses = listening(session_of(cluster[1]))
+    addresses = listening(session_of(cluster.session))
     assert addresses
     assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 

@@ -1,0 +1,159 @@
+"""Real servers of both engines on the CPU, and real routers in front of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from engine_servers import (
+    Server,
+    Servers,
+    SglangServer,
+    router_command,
+    sglang_command,
+    sglang_environment,
+    skipping_crashes_of_torch,
+    up,
+    vllm_command,
+    vllm_environment,
+)
+from servers import TOKEN
+
+from profdeck import Profiler
+
+HERE = Path(__file__).parent
+SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("fleet")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from skipping_crashes_of_torch(item))
+
+
+@pytest.fixture(scope="session")
+def engine_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of engines of vLLM; profdeck is not armed in it."""
+    return vllm_environment(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all servers may write: the directory of the runs."""
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Servers, which are ended with the session, if not before."""
+    with Servers(tmp_path_factory.mktemp) as started:
+        yield started
+
+
+@attrs.frozen
+class Begin:
+    """Starts servers that have loaded profdeck; they need time until they are up."""
+
+    servers: Servers
+    model: Path
+    root: Path
+    vllm_environment: dict[str, str]
+    sglang_environment: dict[str, str]
+    sglang_python: str | None
+
+    def vllm(self, *prefix: str | Path) -> Server:
+        """Start a server of vLLM, by the command of a prefix if there is one."""
+        environ = self.vllm_environment | {"VLLM_PLUGINS": "profdeck"} | self._ours
+        return self.servers.begin(Server, [*prefix, *vllm_command(self.model)], environ)
+
+    def sglang(self) -> SglangServer | None:
+        """Start a server of SGLang; None where there is no SGLang."""
+        if self.sglang_python is None:
+            return None
+        environ = self.sglang_environment | {"SGLANG_PLUGINS": "profdeck,torchcpu"} | self._ours
+        command = sglang_command(self.model, python=self.sglang_python)
+        return self.servers.begin(SglangServer, command, environ)
+
+    @property
+    def _ours(self) -> dict[str, str]:
+        return {"PROFDECK__OUTPUT": str(self.root), **TOKEN}
+
+
+@pytest.fixture(scope="session")
+def begin(
+    servers: Servers,
+    model: Path,
+    root: Path,
+    engine_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Begin:
+    """Start servers that have loaded profdeck and write below `root`."""
+    python = os.environ.get(SGLANG)
+    sglang = sglang_environment(tmp_path_factory.mktemp("sglang"), python) if python else {}
+    return Begin(servers, model, root, engine_environment, sglang, python)
+
+
+@attrs.frozen
+class Engines:
+    """The servers that all tests share; they start side by side."""
+
+    workers: tuple[Server, Server]
+    reward: SglangServer | None
+
+
+@pytest.fixture(scope="session")
+def engines(begin: Begin) -> Engines:
+    """Start the shared servers."""
+    return Engines((begin.vllm(), begin.vllm()), begin.sglang())
+
+
+@pytest.fixture(scope="session")
+def workers(engines: Engines) -> tuple[Server, Server]:
+    """Two servers of vLLM."""
+    first, second = map(up, engines.workers)
+    return first, second
+
+
+@pytest.fixture(scope="session")
+def reward(engines: Engines) -> SglangServer:
+    """A server of SGLang; skips where there is no SGLang."""
+    if engines.reward is None:
+        pytest.skip(f"there is no SGLang: {SGLANG} names the interpreter of an environment that has it")
+    return up(engines.reward)
+
+
+@pytest.fixture
+def rollouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Any]], Profiler]]:
+    """Build profilers of the role `rollout`, which may ask the servers; they are closed with the test."""
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
+    built: list[Profiler] = []
+
+    def build(settings: dict[str, Any]) -> Profiler:
+        built.append(Profiler.from_config(role="rollout", settings=settings))
+        return built[-1]
+
+    yield build
+    for profiler in built:
+        profiler.close()
+
+
+@pytest.fixture
+def start_router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Start routers, which are ended with the test."""
+    with Servers(tmp_path_factory.mktemp) as routers:
+
+        def start(program: str, *arguments: str) -> Server:
+            # They say that they are healthy before they know of any worker.
+            return up(routers.begin(Server, router_command(program, *arguments), os.environ), "/readiness")
+
+        yield start

@@ -1,0 +1,162 @@
+"""Engines of ours that actors of Ray hold, and the backend `held`: their ranks record with the backend `tally`.
+
+One is awaited in the event loop that it was made in, and breaks in any other, as those of real engines do; the other
+blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from profdeck.engine.control import ControlBackend, Engine
+from profdeck.engine.recorder import EngineRecorder, handle
+from profdeck.engine.request import Answer, Batch
+from profdeck.errors import ConfigError
+from profdeck.identity import Identity
+
+
+class Blocking:
+    """An engine whose calls block."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self) -> None:
+        self.recorder = EngineRecorder(Identity(), "tally-device", {})
+        self.reached: float | None = None
+        """When it was last asked whether it has profdeck, in Unix seconds."""
+        self.started: list[float] = []
+        """When each start came."""
+
+    def iterate(self, count: int) -> None:
+        for _ in range(count):
+            self.recorder.begin(Batch.DECODE, "execute")
+            self.recorder.end()
+
+
+class Awaited(Blocking):
+    """An engine whose calls are awaited in its event loop."""
+
+    def __init__(self, reach_s: float = 0.0) -> None:
+        """Args:
+        reach_s: how long it takes to be reached.
+        """
+        super().__init__()
+        self.loop = asyncio.get_running_loop()
+        self.reach_s = reach_s
+
+
+class HeldEngine(Engine):
+    """Calls one of them."""
+
+    def __init__(self, held: Blocking) -> None:
+        self.name = type(held).__qualname__
+        self.blocking = held.loop is None
+        self._held = held
+
+    async def has_profdeck(self) -> bool:
+        if isinstance(self._held, Awaited):
+            await asyncio.sleep(self._held.reach_s)
+        self._held.reached = time.time()
+        return True
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        if self._held.loop is not None:
+            assert self._held.loop is asyncio.get_running_loop()
+            await asyncio.sleep(0)
+        if command == "start":
+            self._held.started.append(time.time())
+        recorder = self._held.recorder
+        return Answer(ranks=(handle(command, payload, recorder, recorder.start, recorder.stop),))
+
+
+@attrs.define
+class HeldBackend(ControlBackend):
+    """The backend `held`."""
+
+    name: ClassVar[str] = "held"
+
+    def connect(self, target: object) -> Engine:
+        if isinstance(target, Blocking):
+            return HeldEngine(target)
+        raise ConfigError(f"target: {type(target).__qualname__} is no engine that is held.")
+
+
+class Common:
+    """What all actors have."""
+
+    engine: Blocking
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def iterate(self, count: int) -> None:
+        self.engine.iterate(count)
+
+    def about(self) -> dict[str, Any]:
+        """Tell what came of the engine."""
+        reply = self.engine.recorder.reply()
+        return {"state": str(reply.state), "reached": self.engine.reached, "started": self.engine.started}
+
+
+class AsyncActor(Common):
+    """Has an event loop."""
+
+    async def make(self, reach_s: float = 0.0) -> None:
+        self.number, self.words = 3, "http://127.0.0.1:9"
+        self.engine = Awaited(reach_s)
+
+
+class SyncActor(Common):
+    """Has none."""
+
+    def make(self) -> None:
+        self.engine = Blocking()
+
+    def wait(self, fifo: str) -> None:
+        """Block until somebody writes."""
+        Path(fifo).read_text()
+
+
+class Deep(SyncActor):
+    """Holds its engine in something that it holds."""
+
+    def make(self) -> None:
+        self.worker = type("Worker", (), {})()
+        self.worker.engine = Blocking()
+
+    @property
+    def engine(self) -> Blocking:  # type: ignore[override]  # for the tests only
+        return self.worker.engine  # type: ignore[no-any-return]
+
+
+class Two(SyncActor):
+    """Holds two engines."""
+
+    def make(self) -> None:
+        self.engine = Blocking()
+        self.same, self.other = self.engine, Blocking()
+
+
+class Foreign(SyncActor):
+    """Holds an engine that lives in an event loop which is not the actor's."""
+
+    def make(self) -> None:
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+
+        async def make() -> Awaited:
+            return Awaited()
+
+        self.engine = asyncio.run_coroutine_threadsafe(make(), loop).result()
+
+
+class Itself(Blocking):
+    """Is an engine."""

@@ -1,0 +1,280 @@
+"""A driver that captures engines which actors hold: what works, and what goes wrong. Its results are JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import held_engines
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from profdeck import Profiler
+from profdeck.errors import CaptureError, ConfigError
+from profdeck.fleet import Fleet
+
+OUTPUT, RESULTS, ADDRESS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+NAMESPACE = "rollouts"
+results: dict[str, Any] = {}
+
+
+class Without:
+    """Is in a process that cannot import profdeck; pickled by value, as modules that import profdeck are not."""
+
+    def make(self) -> None:
+        class Hiding:
+            @staticmethod
+            def find_spec(name: str, *_: object) -> None:
+                if name.partition(".")[0] == "profdeck":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        assert "profdeck" not in sys.modules
+        sys.meta_path.insert(0, Hiding())  # type: ignore[arg-type]  # it is as much of a finder as is needed
+
+
+def make(kind: type, *arguments: Any, group: Any = None, **options: Any) -> Any:
+    """Create an actor, and its engine."""
+    if group is not None:
+        options |= {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
+    actor = ray.remote(num_cpus=0 if group is None else 1)(kind).options(**options).remote()
+    if hasattr(kind, "make"):
+        ray.get(actor.make.remote(*arguments))
+    return actor
+
+
+def settings(step: int, **own: Any) -> dict[str, Any]:
+    """Config values; dots in keys are written ``__``."""
+    return {
+        "output": str(OUTPUT),
+        "run": "run",
+        "steps": [step],
+        "on_error": "raise",
+        "on_demand": False,
+        "rollout.backend": "held",
+        "rollout.options.device_options": {"thread_bound": False},
+        **{f"rollout.{key.replace('__', '.')}": value for key, value in own.items()},
+    }
+
+
+def captured(name: str, step: int, target: object, iterate: tuple[Any, ...] = (), then: Any = None, **own: Any) -> Any:
+    """Capture a step, and keep what came of it."""
+    found: dict[str, Any] = {}
+    results[name] = found
+    try:
+        profiler = Profiler.from_config(settings=settings(step, **own), role="rollout", target=target)
+    except ConfigError as error:
+        found["config_error"] = str(error)
+        return None
+    began_s = time.monotonic()
+    capture = None
+    try:
+        with profiler.capture(step) as capture:
+            found["start_s"] = time.monotonic() - began_s
+            ray.get([actor.iterate.remote(2) for actor in iterate])
+            if then is not None:
+                then()
+    except CaptureError as error:
+        found.setdefault("start_s", time.monotonic() - began_s)
+        found["error"] = str(error)
+        cause: BaseException | None = error
+        while cause is not None:
+            if (outcome := getattr(cause, "outcome", None)) is not None:
+                found["outcome"], found["fix"] = str(outcome), getattr(cause, "fix", None)
+            cause = cause.__cause__
+    if capture is None:
+        return None
+    fleet = capture.fleet
+    found |= {"status": str(capture.status), "problems": capture.problems, "notes": capture.notes, "step": step}
+    if fleet is not None:
+        found["targets"] = {one.replica: [one.name, str(one.outcome), one.reason, one.fix] for one in fleet.targets}
+        found["skew_ms"] = fleet.start_skew_ms
+    return capture
+
+
+def what_works() -> None:
+    """Actors of all kinds, given in all ways."""
+    slow = make(held_engines.AsyncActor, 0.3)
+    fast = make(held_engines.AsyncActor)
+    sync, threaded = make(held_engines.SyncActor), make(held_engines.SyncActor, max_concurrency=3)
+    itself = ray.remote(num_cpus=0)(held_engines.Itself).remote()
+    actors = (slow, fast, sync, threaded, itself)
+    captured("all", 1, list(actors), actors)
+    results["all"]["about"] = [ray.get(actor.about.remote()) for actor in actors[:4]]
+
+    captured("single", 2, fast, (fast,))
+    asyncio.run(in_a_loop(3, [fast, sync]))
+    deep, two = make(held_engines.Deep), make(held_engines.Two)
+    captured("deep", 4, deep, (deep,), targets__actor_attribute="worker.engine")
+    captured("deep_unsaid", 5, deep)
+    captured("two", 6, two)
+    captured("wrong_path", 7, deep, targets__actor_attribute="worker.motor")
+    captured("text", 8, fast, targets__actor_attribute="words")
+    captured("foreign", 9, make(held_engines.Foreign))
+    captured("twice", 10, [fast, ray.get(ray.put(fast))])
+
+
+async def in_a_loop(step: int, actors: list[Any]) -> None:
+    """An async host, with a fleet."""
+    fleet = Fleet.from_config(targets={"rollout": actors}, settings=settings(step))
+    async with fleet.capture(step) as captures:
+        await asyncio.gather(*(actor.iterate.remote(2) for actor in actors))
+    results["loop"] = {role: str(capture.status) for role, capture in captures.items()}
+
+
+def groups() -> None:
+    """Placement groups, and actors by name."""
+    group = placement_group([{"CPU": 1}] * 5)
+    ray.get(group.ready())
+    kept = [make(held_engines.AsyncActor, group=group, name=f"replica_{number}") for number in (10, 9)]
+    kept.append(make(held_engines.SyncActor, group=group))  # it has no name
+    bare = ray.remote(num_cpus=1)(held_engines.SyncActor)
+    strategy = PlacementGroupSchedulingStrategy(group)
+    kept.append(bare.options(name="trainer", scheduling_strategy=strategy).remote())  # it has no engine
+    outside = make(held_engines.AsyncActor, name="replica_8")
+    captured("group", 20, group, (kept[0], kept[1]))
+    ray.kill(kept[1])
+    new = make(held_engines.AsyncActor, group=group, name="replica_7")
+    captured("group_changed", 21, [outside, group], (outside, kept[0], new))
+    named = {"targets__actors": ["replica_8", "replica_10", "replica_1"]}
+    captured("named", 22, None, (outside, kept[0]), **named)
+    captured("other_namespace", 23, None, **named, targets__actor_namespace="nowhere")
+    empty = placement_group([{"CPU": 1}])
+    captured("empty_group", 24, empty)
+    captured("both", 25, [group], **named)
+    captured("group_twice", 26, [group, group])
+    orphan(outside)
+    ray.util.remove_placement_group(group)
+
+
+DRIVER = """
+import json, sys, ray
+from profdeck import Profiler
+address, namespace, settings = json.loads(sys.argv[1])
+ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+profiler = Profiler.from_config(role="rollout", settings=settings, target=ray.get_actor("replica_8"))
+profiler.start(*settings["steps"])
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+def orphan(actor: Any) -> None:
+    """A driver that is killed in mid-capture, and the next one; and one that ends without stopping."""
+
+    def start(step: int) -> subprocess.Popen[str]:
+        told = json.dumps([ADDRESS, NAMESPACE, settings(step)])
+        command = [sys.executable, "-c", DRIVER, told]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with start(30) as driver:
+        assert driver.stdout is not None
+        results["first_driver"] = driver.stdout.readline().strip()
+        captured("living_owner", 31, actor)
+        driver.kill()
+    captured("orphan", 32, actor, (actor,))
+    with start(33) as driver:
+        assert driver.stdout is not None
+        results["last_driver"] = driver.stdout.readline().strip()
+        ray.get(actor.iterate.remote(2))
+    results["ended"] = ray.get(actor.about.remote())
+
+
+def what_goes_wrong() -> None:
+    """Actors that are gone, hang, or hold nothing."""
+    fine = make(held_engines.AsyncActor)
+    dead, dying = make(held_engines.AsyncActor), make(held_engines.SyncActor)
+    pid = ray.get(dying.pid.remote())
+    ray.kill(dead)
+    bare = ray.remote(num_cpus=0)(held_engines.SyncActor).remote()
+    without = make(Without)
+    broken = ray.remote(num_cpus=0)(Broken).remote()
+    captured(
+        "lost",
+        40,
+        [fine, dead, dying, bare, without, broken],
+        (fine, dying),
+        then=lambda: os.kill(pid, signal.SIGKILL),
+    )
+    captured("dead", 41, dead)
+    captured("bare", 42, bare)
+    captured("without", 43, without)
+    busy()
+
+
+class Broken:
+    """Fails to be made."""
+
+    def __init__(self) -> None:
+        raise ValueError("it does not work")
+
+
+def busy() -> None:
+    """An actor that is in a method that blocks."""
+    actor, fine = make(held_engines.SyncActor), make(held_engines.AsyncActor)
+    fifo = OUTPUT.parent / "fifo"
+    os.mkfifo(fifo)
+
+    def blocked(during: Any) -> None:
+        waiting = actor.wait.remote(str(fifo))
+        during()
+        fifo.write_text("go on")
+        ray.get(waiting)
+
+    blocked(lambda: captured("busy_fleet", 50, [actor, fine], (fine,), targets__start_timeout_s=2.0))
+    blocked(lambda: captured("busy", 51, actor, options__rpc_timeout_s=1.0))
+    results["busy_fleet"]["about"] = ray.get(actor.about.remote())
+
+    # Between its being reached and its start.
+    waiting, gate_s = [], 0.5
+
+    async def gate() -> None:
+        waiting.append(actor.wait.remote(str(fifo)))
+        threading.Timer(2 * gate_s, fifo.write_text, ["go on"]).start()
+
+    profiler = Profiler.from_config(settings=settings(52, options__rpc_timeout_s=gate_s), role="rollout", target=actor)
+    assert profiler._controller is not None
+    backend = profiler._controller._session.backend
+    assert isinstance(backend, held_engines.HeldBackend)
+    assert backend.wait_for(gate)
+    try:
+        profiler.start(52)
+    except CaptureError as error:
+        results["late"] = {"error": str(error)}
+    ray.get(waiting)
+    results["late"]["about"] = ray.get(actor.about.remote())
+    captured("after", 53, actor, (actor,))
+
+
+def after_ray() -> None:
+    """A host that has left the cluster."""
+    actor = make(held_engines.AsyncActor)
+    profiler = Profiler.from_config(
+        settings=settings(60, options__max_capture_s=60.0) | {"on_error": "warn"}, role="rollout", target=actor
+    )
+    capture = profiler.start(60)
+    assert capture is not None
+    ray.shutdown()
+    profiler.stop()
+    results["left"] = {"status": str(capture.status), "problems": capture.problems}
+    captured("left_start", 61, actor)
+    results["ray_is_up"] = ray.is_initialized()
+
+
+if __name__ == "__main__":
+    logging.getLogger("profdeck").addHandler(logging.StreamHandler())
+    ray.init(address=ADDRESS, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    what_works()
+    groups()
+    what_goes_wrong()
+    after_ray()
+    RESULTS.write_text(json.dumps(results))

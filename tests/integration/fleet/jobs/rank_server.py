@@ -1,0 +1,60 @@
+"""A server with our routes in FastAPI, and behind them ranks that record with a backend of the tests; no engine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from profdeck.engine.control import Engine
+from profdeck.engine.request import Answer, Reply
+from profdeck.engine.routes import Routes
+from profdeck.strict import structure
+from simulated_servers import ABOUT, RecordingEngine
+
+
+class Ranks(Engine):
+    """Two ranks."""
+
+    name = "ranks"
+
+    def __init__(self) -> None:
+        self.recording = RecordingEngine("tally-device", ranks=2)
+
+    async def has_profdeck(self) -> bool:
+        return True
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        replies = await self.recording.command(command, payload)
+        return Answer(ranks=tuple(structure(reply, Reply, where="reply") for reply in replies))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    app, routes, engine = FastAPI(), Routes("simulated"), Ranks()
+    routes.engine = engine
+    routes.attach(app)
+
+    @app.get("/health")
+    async def health() -> None:
+        pass
+
+    @app.get(ABOUT)
+    async def about() -> dict[str, str]:
+        return {"backend": "simulated"}
+
+    @app.post("/iterate")
+    async def iterate() -> None:
+        engine.recording.iterate(1)
+
+    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

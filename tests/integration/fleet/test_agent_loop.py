@@ -1,0 +1,185 @@
+"""The example `examples/agent_loop`, run as its README says: on a cluster of Ray that it starts on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import attrs
+import pytest
+from fleet.clusters import session_of
+
+from profdeck import Status
+from profdeck.outcome import Outcome
+from profdeck.verify import RunReport, read_run
+
+pytestmark = pytest.mark.fleet
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_loop" / "agent_loop.py"
+LIMIT_S = 400
+"""How long a job may take. Two engines start in it, which takes a minute where nothing else runs."""
+ENDING_S = 30
+
+
+def end_session(leader: int) -> None:
+    """End a job: Ray's processes, actors and engines are in its session."""
+    for pid in session_of(leader):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
+
+
+@attrs.define
+class Job:
+    """The example in a directory of its own."""
+
+    process: subprocess.Popen[str]
+    run: Path
+    scratch: Path
+    log: list[str] = attrs.field(factory=list)
+
+    def read_until(self, pattern: str) -> re.Match[str]:
+        """Read what it prints until a line matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            if match := re.match(pattern, line):
+                return match
+        raise AssertionError("".join(self.log))
+
+    def finish(self) -> str:
+        """Wait for its end; returns all that it has printed."""
+        assert self.process.stdout is not None
+        self.log += self.process.stdout
+        assert self.process.wait(ENDING_S) == 0, "".join(self.log)
+        return "".join(self.log)
+
+    def report(self) -> RunReport:
+        return read_run(self.run)
+
+    def assert_nothing_is_left(self) -> None:
+        """Wait until its processes have ended, which Ray does not wait for."""
+        deadline = time.monotonic() + ENDING_S
+        while session_of(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
+        assert session_of(self.process.pid) == []
+        assert list(self.scratch.iterdir()) == []
+
+
+@contextmanager
+def started(cwd: Path, *arguments: str) -> Iterator[Job]:
+    """Start the example and end it, whatever it does."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PROFDECK", "VLLM_", "RAY_"))}
+    with tempfile.TemporaryDirectory(prefix="al") as scratch:  # sockets below it, so its path must be short
+        process = subprocess.Popen(
+            [sys.executable, EXAMPLE, *arguments],
+            cwd=cwd,
+            # Nothing may be left in the home directory: with a token of the environment Ray writes none into it.
+            env=kept
+            | {
+                "HOME": scratch,
+                "TMPDIR": scratch,
+                "RAY_AUTH_TOKEN": os.urandom(16).hex(),
+                "KINETO_LOG_LEVEL": "6",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        timer = threading.Timer(LIMIT_S, end_session, [process.pid])
+        timer.start()
+        try:
+            yield Job(process, cwd / "profiles" / "agent_loop", Path(scratch))
+        finally:
+            timer.cancel()
+            end_session(process.pid)
+            process.communicate()
+
+
+def profdeck(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "profdeck", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def recorded(report: RunReport, first_step: int) -> dict[tuple[str, int | None, int], Status]:
+    """Return what there is of a capture, by role, replica and rank."""
+    return {
+        (capture.role, capture.replica, rank.rank): rank.status
+        for capture in report.captures
+        for rank in capture.ranks
+        if capture.first_step == first_step
+    }
+
+
+EVERYTHING = dict.fromkeys(
+    [("rollout", 0, 0), ("rollout", 1, 0), ("trainer", None, 0), ("trainer", None, 1)], Status.COMPLETE
+)
+
+
+def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_complete(tmp_path) -> None:
+    with started(tmp_path, "--steps", "40") as job:
+        job.read_until("rollout 1: process")
+        asked = profdeck("capture", "--run", job.run, "--in", "3", "--steps", "2", "--json")
+        log = job.finish()
+        job.assert_nothing_is_left()
+    assert asked.returncode == 0, asked.stderr
+    report = job.report()
+    assert report.status is Status.COMPLETE
+    assert report.problems == ()
+    assert recorded(report, 2) == EVERYTHING
+    assert re.findall(r"^step (\d+): .* in capture step2$", log, re.MULTILINE) == ["2", "3"]
+    # The other capture is the one that was asked for while the job ran.
+    (later,) = {capture.first_step for capture in report.captures} - {2}
+    assert recorded(report, later) == EVERYTHING
+    fleets = [target for target in report.targets if target.targets]
+    assert [fleet.target for fleet in fleets] == ["fleet of 2"] * 2
+    assert {record.outcome for fleet in fleets for record in fleet.targets} == {Outcome.FLUSHED}
+
+    listed = profdeck("ls", job.run)
+    assert listed.returncode == 0, listed.stdout
+    summary = profdeck("summary", job.run, "--json")
+    assert summary.returncode == 0, summary.stderr
+    for trace in json.loads(summary.stdout)["ranks"]:
+        assert trace["whole"]
+        assert trace["events"] > 1000
+        marks = [step["stage"] or step["step"] for step in trace["steps"]]
+        if trace["role"] == "rollout":
+            # Two answers in each of two steps, and what follows the first of their 12 tokens is decoded.
+            assert marks.count("decode") + marks.count("mixed") >= 2 * 2 * 11
+            assert {"prefill", "mixed"} & {*marks}
+        else:
+            first = int(trace["capture"].removeprefix("step"))
+            assert marks == [first, first + 1]
+            (update,) = (item for item in trace["annotations"] if item["name"] == "actor_update")
+            assert update["count"] == 2
+
+
+def test_a_rollout_that_is_killed_in_mid_capture_is_named_and_costs_nothing_else(tmp_path) -> None:
+    with started(tmp_path) as job:
+        pid = int(job.read_until(r"rollout 1: process (\d+)")[1])
+        job.read_until("step 2: .* in capture step2")
+        os.kill(pid, signal.SIGKILL)
+        log = job.finish()
+        job.assert_nothing_is_left()
+    assert "a rollout has died, 1 left" in log
+    assert "step 5: " in log
+    found = recorded(job.report(), 2)
+    # Ray kills the processes of the engine with the actor, whatever they are writing.
+    assert found.pop(("rollout", 1, 0)) in {Status.MISSING, Status.PARTIAL}
+    assert found == {place: status for place, status in EVERYTHING.items() if place != ("rollout", 1, 0)}
+    (fleet,) = (target for target in job.report().targets if target.targets)
+    assert fleet.status is Status.PARTIAL
+    assert [record.outcome for record in fleet.targets] == [Outcome.FLUSHED, Outcome.UNREACHABLE]
+    listed = profdeck("ls", job.run)
+    assert listed.returncode == 1
+    assert re.search(r"Step 2, rollout/1, Actor\(Rollout, \w+\):\s+unreachable", listed.stdout), listed.stdout

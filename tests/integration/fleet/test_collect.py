@@ -1,0 +1,384 @@
+"""Files on another host, which is another host for all that a process can see, and the real routes that send them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from engine_servers import Server, Servers, SglangServer, sglang_command, up
+from servers import TOKEN, busy, call, command_line, finished
+
+import simulated_servers
+from profdeck.capture import Status
+from profdeck.engine.remote import RemoteEngine
+from profdeck.errors import TargetError
+from profdeck.outcome import Outcome
+from profdeck.run import read_manifest
+from profdeck.verify import read_run
+
+# Its name is another one, and what it writes into a directory is nowhere but there.
+OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs other "$0"; exec "$@"']
+SERVER = Path(__file__).parent / "jobs" / "rank_server.py"
+SPARSE_BYTES = 300 << 20
+HEADERS = {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
+
+
+@pytest.fixture(scope="module")
+def other_host() -> Callable[[Path], list[str | Path]]:
+    """Make what runs a command on another host, given the directory that it does not share with this one."""
+    tried = subprocess.run([*OTHER_HOST, "/mnt", "true"], check=False, capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no other host can be made here: {tried.stderr.strip()}")
+    return lambda directory: [*OTHER_HOST, directory]
+
+
+@pytest.fixture(scope="module")
+def python_path(tally_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH that offers the backend of the server, and that of its ranks."""
+    return f"{tally_path}{os.pathsep}{simulated_servers.offer(tmp_path_factory.mktemp('site'))}"
+
+
+@pytest.fixture(scope="module")
+def start(
+    tmp_path_factory: pytest.TempPathFactory, python_path: str
+) -> Iterator[Callable[[Path, list[str | Path]], Server]]:
+    """Start servers without an engine, by the command of a prefix."""
+    with Servers(tmp_path_factory.mktemp) as servers:
+
+        def run(output: Path, prefix: list[str | Path]) -> Server:
+            environ = os.environ | TOKEN | {"PYTHONPATH": python_path, "PROFDECK__OUTPUT": str(output)}
+            return up(servers.begin(Server, [*prefix, sys.executable, SERVER], environ))
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of the server that runs on this host."""
+    return tmp_path_factory.mktemp("output")
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[[Path, list[str | Path]], Server], output: Path) -> Server:
+    """A server on this host."""
+    return start(output, [])
+
+
+def captured(server: Server, output: Path) -> Path:
+    """Let the ranks of a server record; returns the trace of the first one."""
+    body = {"id": "probe", "run": "run", "ranks": "all", "options": {"thread_bound": False}}
+    for command, content in (("start", body), ("stop", {"request": "probe"})):
+        assert call(server, "POST", command, content).is_success
+        httpx.post(f"{server.url}/iterate", trust_env=False)
+    return output / "run" / "step_000000" / "server" / "rank_0000.probe.trace.json"
+
+
+@pytest.fixture(scope="module")
+def trace(server: Server, output: Path) -> Path:
+    """The trace of a capture by the server's first rank."""
+    return captured(server, output)
+
+
+def get(server: Server, place: str, **headers: str) -> httpx.Response:
+    """Ask for a file, with the path as it is."""
+    return httpx.get(f"{server.url}/profdeck/files/{place}", headers=HEADERS | headers, trust_env=False, timeout=30)
+
+
+def open_files(server: Server) -> list[str]:
+    """Return the files that a server has open below directories of runs."""
+    found = []
+    for link in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(link.readlink()))
+    return [name for name in found if "/step_" in name]
+
+
+@contextlib.contextmanager
+def iterating(server: Server) -> Iterator[None]:
+    """Let the ranks of a server run iterations all the while."""
+    code = "import sys, httpx\nwhile True: httpx.post(sys.argv[1], trust_env=False)"
+    command = [sys.executable, "-c", code, f"{server.url}/iterate"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+# Two hosts.
+
+
+def test_the_command_line_brings_the_files_of_another_host(
+    start: Callable[[Path, list[str | Path]], Server],
+    other_host: Callable[[Path], list[str | Path]],
+    python_path: str,
+    tmp_path: Path,
+) -> None:
+    (directory := tmp_path / "profiles").mkdir()
+    server = start(directory, other_host(directory))
+    with iterating(server):
+        process = command_line(
+            server, "--iterations", "3", "--ranks", "all", "--run", "run", "--output", str(directory),
+            "--set", "server.options.merge_profiles=true", PYTHONPATH=python_path,
+        )  # fmt: skip
+        out, err = finished(process, server)
+    assert process.returncode == 0, out + err
+    report = read_run(directory / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    (capture,) = report.captures
+    assert [(rank.rank, rank.host, bool(rank.events)) for rank in capture.ranks] == [
+        (0, "elsewhere", True),
+        (1, "elsewhere", True),
+    ]
+    for rank in capture.ranks:
+        assert rank.manifest is not None
+        assert read_manifest(rank.manifest).collected_from == f"elsewhere:{rank.manifest}"
+    (target,) = report.targets
+    assert target.notes[-1].startswith("Fetched 2 artifacts (")
+    assert [artifact.kind for artifact in target.artifacts] == ["merged_trace"]
+
+
+def test_what_cannot_be_fetched_is_listed_with_its_host(
+    start: Callable[[Path, list[str | Path]], Server],
+    other_host: Callable[[Path], list[str | Path]],
+    python_path: str,
+    tmp_path: Path,
+) -> None:
+    (directory := tmp_path / "profiles").mkdir()
+    server = start(directory, other_host(directory))
+    arguments = ["--iterations", "3", "--run", "run", "--output", str(directory), "--json"]
+    with iterating(server):
+        process = command_line(server, *arguments, "--set", "server.options.collect=false", PYTHONPATH=python_path)
+        out, err = finished(process, server)
+    assert process.returncode == 1, out + err
+    (target,) = json.loads(out)["ls"]["targets"]
+    place = directory / "run" / "step_000000" / "server"
+    assert f"Files of rank 0 are on elsewhere, in {place}, which cannot be seen from here" in target["problems"][0]
+    assert "Rank 0 should have recorded and left nothing." in target["problems"]
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def engine(
+    request: pytest.FixtureRequest,
+    begin: Any,
+    servers: Servers,
+    other_host: Callable[[Path], list[str | Path]],
+    root: Path,
+) -> Server:
+    """A server of an engine on another host, which has a directory of the same path with other content."""
+    prefix = other_host(root)
+    if request.param == "vllm":
+        return up(begin.vllm(*prefix))
+    if begin.sglang_python is None:
+        pytest.skip(
+            "there is no SGLang: PROFDECK_TEST_SGLANG_PYTHON names the interpreter of an environment that has it"
+        )
+    environ = begin.sglang_environment | {"SGLANG_PLUGINS": "profdeck,torchcpu", "PROFDECK__OUTPUT": str(root)} | TOKEN
+    command = sglang_command(begin.model, python=begin.sglang_python)
+    return up(servers.begin(SglangServer, [*prefix, *command], environ))
+
+
+def test_engines_on_another_host(engine: Server, root: Path, tmp_path: Path) -> None:
+    run = f"two-hosts-{engine.url.rpartition(':')[2]}"
+    arguments = ["--iterations", "3", "--run", run]  # of all kinds, as each series of one kind is a capture
+    with busy(engine):
+        for output in (root, tmp_path):
+            out, err = finished(process := command_line(engine, *arguments, "--output", str(output)), engine)
+            assert process.returncode == 0, out + err
+    for output in (root, tmp_path):
+        report = read_run(output / run)
+        assert (report.status, report.problems) == (Status.COMPLETE, ())
+        (capture,) = report.captures
+        (rank,) = capture.ranks
+        assert (rank.host, rank.status, bool(rank.events)) == ("elsewhere", Status.COMPLETE, True)
+        assert rank.manifest is not None
+        place = f"{root}/{run}/step_000000/server/{rank.manifest.name}"
+        assert read_manifest(rank.manifest).collected_from == f"elsewhere:{place}"
+
+
+# The real routes.
+
+
+def test_files_and_parts_of_them(server: Server, trace: Path, output: Path) -> None:
+    place = str(trace.relative_to(output))
+    whole = get(server, place)
+    assert (whole.status_code, whole.content) == (200, trace.read_bytes())
+    assert whole.headers["content-type"] == "application/octet-stream"
+    assert int(whole.headers["content-length"]) == len(whole.content)
+    rest = get(server, place, Range="bytes=10-")
+    assert (rest.status_code, rest.content) == (206, whole.content[10:])
+    assert rest.headers["content-range"] == f"bytes 10-{len(whole.content) - 1}/{len(whole.content)}"
+    same = get(server, place, Range="bytes=10-", **{"If-Range": whole.headers["etag"]})
+    assert (same.status_code, same.content) == (206, whole.content[10:])
+    for headers in (
+        {"Range": "bytes=10-", "If-Range": '"another"'},
+        {"Range": "bytes=10-20"},
+        {"Range": f"bytes={len(whole.content)}-"},
+        {"Range": "lines=1-"},
+    ):
+        other = get(server, place, **headers)
+        assert (other.status_code, other.content) == (200, whole.content)
+    listing = get(server, str(trace.parent.relative_to(output))).json()
+    assert {file["name"] for file in listing["files"]} == {"rank_0000.probe.json", "rank_0001.probe.json"}
+    assert listing["server"]["host"] == socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["", "..", "%2e%2e/%2e%2e/etc/hostname", "run/..%2f..%2fsecret", "%2fetc%2fhostname", "run/run.json", "run/%00"],
+)
+def test_nothing_else_is_sent(server: Server, trace: Path, place: str) -> None:
+    """With the path as it stands here, which clients tidy up."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"GET /profdeck/files/{place} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        connection.sendall(f"{head}Authorization: {HEADERS['Authorization']}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 404 "), answer
+    assert b"of a capture below" in answer
+
+
+def test_without_the_token_no_file_is_sent(server: Server, trace: Path, output: Path) -> None:
+    url = f"{server.url}/profdeck/files/{trace.relative_to(output)}"
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        answer = httpx.get(url, headers=headers, trust_env=False)
+        assert (answer.status_code, "PROFDECK_TOKEN" in answer.json()["error"]) == (401, True)
+
+
+@pytest.fixture
+def sparse(trace: Path) -> Iterator[Path]:
+    """A large file that takes no room, in the place of the trace."""
+    before = trace.read_bytes()
+    with trace.open("r+b") as file:
+        file.truncate(SPARSE_BYTES)
+    yield trace
+    trace.write_bytes(before)
+
+
+def test_a_server_answers_others_while_it_sends(server: Server, sparse: Path, output: Path) -> None:
+    """To clients that read, that do not read on, and that go away."""
+    url = f"{server.url}/profdeck/files/{sparse.relative_to(output)}"
+    with contextlib.ExitStack() as stack:
+        streams = [
+            stack.enter_context(httpx.stream("GET", url, headers=HEADERS, trust_env=False)).iter_raw() for _ in range(4)
+        ]
+        assert all(len(next(stream)) for stream in streams)
+        assert len(open_files(server)) == 4
+        for _ in range(20):
+            assert httpx.get(f"{server.url}/health", trust_env=False, timeout=10).is_success
+        assert sum(map(len, streams[0])) > SPARSE_BYTES - (1 << 20)
+    deadline = time.monotonic() + 30
+    while open_files(server) and time.monotonic() < deadline:
+        time.sleep(0.05)  # there is no event to await outside of the server
+    assert open_files(server) == []
+
+
+class Watched(io.FileIO):
+    """A new file that tells when something is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "xb")
+        self.begun = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, data: Any) -> int:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        return super().write(data)
+
+
+def test_a_file_that_is_cut_off_while_it_is_sent(
+    server: Server, sparse: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
+    place = str(sparse.relative_to(output))
+
+    async def main() -> None:
+        engine = RemoteEngine(server.url, timeout_s=30)
+        with Watched(tmp_path / "copy") as file:
+            transfer = asyncio.create_task(engine.files().fetch(place, file, SPARSE_BYTES))
+            await file.begun.wait()
+            os.truncate(sparse, 1000)
+            with contextlib.suppress(TargetError):  # or it begins anew, and gets what there is now
+                await transfer
+        engine.close()
+
+    asyncio.run(main())
+    assert (tmp_path / "copy").stat().st_size < SPARSE_BYTES
+
+
+MEMORY = """
+import asyncio, resource, sys
+from pathlib import Path
+from profdeck.engine.remote import RemoteEngine
+
+async def main(url, place, path):
+    engine = RemoteEngine(url, timeout_s=60)
+    await engine.files().read(place.replace(".trace.json", ".json"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Path(path).open("xb", buffering=0) as file:
+        await engine.files().fetch(place, file, 1 << 40)
+    engine.close()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_large_file_takes_no_memory_on_either_side(
+    server: Server, sparse: Path, output: Path, tmp_path: Path
+) -> None:
+    def peak_kb() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+    place, copy = str(sparse.relative_to(output)), tmp_path / "copy"
+    before = peak_kb()
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, server.url, place, copy],
+        env=os.environ | TOKEN,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert copy.stat().st_size == SPARSE_BYTES
+    copy.unlink()
+    assert int(done.stdout) < 32 << 10
+    assert peak_kb() - before < 32 << 10
+
+
+def test_a_server_that_is_killed_while_it_sends(
+    start: Callable[[Path, list[str | Path]], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
+    server = start(tmp_path / "there", [])
+    trace = captured(server, tmp_path / "there")
+    os.truncate(trace, SPARSE_BYTES)
+    place = str(trace.relative_to(tmp_path / "there"))
+
+    async def main() -> None:
+        engine = RemoteEngine(server.url, timeout_s=30)
+        with Watched(tmp_path / "copy") as file:
+            transfer = asyncio.create_task(engine.files().fetch(place, file, SPARSE_BYTES))
+            await file.begun.wait()
+            server.process.kill()
+            with pytest.raises(TargetError) as caught:
+                await transfer
+            assert caught.value.outcome is Outcome.UNREACHABLE
+        engine.close()
+
+    asyncio.run(main())

@@ -1,0 +1,430 @@
+"""Faults of real servers in a fleet: each ends with everything stopped and nothing lost.
+
+The last tests of the file end servers that are there for that; those before leave the servers as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_servers import Server, SglangServer, end_group, up
+from servers import TOKEN, at_rest, busy, call, listed, states
+
+from profdeck import Profiler
+from profdeck.capture import Status
+from profdeck.engine import control
+from profdeck.errors import CaptureError
+from profdeck.fleet.backend import FleetBackend
+from profdeck.fleet.records import TargetRecord
+from profdeck.outcome import Outcome
+from profdeck.verify import RankReport, TargetReport, read_run
+
+Rollouts = Callable[[dict[str, Any]], Profiler]
+StartDriver = Callable[[dict[str, Any]], "subprocess.Popen[str]"]
+Remount = Callable[[str], None]
+# A process in it sees a host of another name, which has mounted the directory of the runs by itself. Its shared memory
+# ends with it.
+OTHER_HOST = ["unshare", "--uts", "--mount"]
+MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --bind "$0" "$0" && exec "$@"']
+
+
+@pytest.fixture(scope="session", autouse=True)
+def begun(begin: Any, engines: Any, root: Path) -> tuple[Server, SglangServer | None, bool]:
+    """Start the servers that are to end, beside those that all tests share; tell whether one is of another host."""
+    other = subprocess.run([*OTHER_HOST, "hostname", "other"], check=False, capture_output=True).returncode == 0
+    return begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ())), begin.sglang(), other
+
+
+@pytest.fixture(scope="session")
+def victim(begun: tuple[Server, SglangServer | None, bool]) -> Server:
+    """A server of vLLM that is there to be killed; of another host, where that can be made here."""
+    return up(begun[0])
+
+
+@pytest.fixture(scope="session")
+def doomed(begun: tuple[Server, SglangServer | None, bool], reward: SglangServer) -> SglangServer:
+    """A server of SGLang that is there to be killed."""
+    assert begun[1] is not None  # where there is the other one
+    return up(begun[1])
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def pair(request: pytest.FixtureRequest) -> Any:
+    """Two servers of one engine, and its backend."""
+    if request.param == "vllm":
+        return *request.getfixturevalue("workers"), request.param
+    return request.getfixturevalue("reward"), request.getfixturevalue("doomed"), request.param
+
+
+def settings(root: Path, run: str, servers: Sequence[Server], backend: str = "vllm", **own: Any) -> dict[str, Any]:
+    """Return the config of a job that captures steps 0 and 2 of some servers; keywords are keys of its targets."""
+    common = {"output": str(root), "run": run, "steps": [0, 2], "on_error": "raise", "on_demand": False}
+    targets = {"urls": [server.url for server in servers], **own}
+    return common | {"rollout.backend": backend, "rollout.targets": targets}
+
+
+def fleet_of(root: Path, run: str, step: int = 0) -> TargetReport:
+    """Return what a run says of a fleet."""
+    (found,) = (one for one in read_run(root / run).targets if one.policy and one.first_step == step)
+    return found
+
+
+def records(root: Path, run: str, step: int = 0) -> dict[str, TargetRecord]:
+    """Return what came of the targets of a fleet, by URL."""
+    return {record.name: record for record in fleet_of(root, run, step).targets}
+
+
+def ranks(root: Path, run: str) -> dict[int | None, RankReport]:
+    """Return what the only rank of each replica left in a run of one capture."""
+    return {capture.replica: rank for capture in read_run(root / run).captures for rank in capture.ranks}
+
+
+@contextlib.contextmanager
+def hanging(server: Server) -> Iterator[None]:
+    """Let the process of a server that answers requests do nothing for a while."""
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+# Servers that hang.
+
+
+def test_a_server_that_hangs_takes_no_part(pair: Any, root: Path, rollouts: Rollouts) -> None:
+    healthy, hung, backend = pair
+    run = f"hangs-{backend}"
+    profiler = rollouts(settings(root, run, [healthy, hung], backend, start_timeout_s=8.0))
+    with hanging(hung):
+        began = time.monotonic()
+        profiler.start(0)
+        assert time.monotonic() - began < 8
+        healthy.complete()
+        with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 timed_out"):
+            profiler.stop()
+    found = records(root, run)
+    assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
+    assert found[hung.url].reason == "It could not be reached within 4 seconds, half of start_timeout_s."
+    hung.complete()
+    assert at_rest(healthy, hung)
+    recorded = [rank for rank in ranks(root, run).values() if rank.status is Status.COMPLETE]
+    assert [bool(rank.events) for rank in recorded] == [True]
+
+
+def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
+    pair: Any, root: Path, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy, hung, backend = pair
+    run = f"hangs-at-start-{backend}"
+    profiler = rollouts(settings(root, run, [healthy, hung], backend, start_timeout_s=6.0))
+    fired = FleetBackend._fired
+
+    async def hang_and_fire(self: FleetBackend, *arguments: Any) -> Any:
+        hung.process.send_signal(signal.SIGSTOP)  # it has been reached
+        return await fired(self, *arguments)
+
+    monkeypatch.setattr(FleetBackend, "_fired", hang_and_fire)
+    try:
+        began = time.monotonic()
+        profiler.start(0)
+        took_s = time.monotonic() - began
+        healthy.complete()
+    finally:
+        hung.process.send_signal(signal.SIGCONT)
+    with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 timed_out"):
+        profiler.stop()
+    assert took_s < 6 + control._ROLL_BACK_S + 1
+    found = records(root, run)
+    assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
+    assert found[hung.url].reason == "It did not start within start_timeout_s=6 seconds."
+    hung.complete()
+    assert at_rest(healthy, hung)
+
+
+def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
+    workers: tuple[Server, Server], root: Path, rollouts: Rollouts
+) -> None:
+    healthy, hung = workers
+    profiler = rollouts(settings(root, "hangs-at-stop", workers, stop_timeout_s=5.0))
+    profiler.start(0)
+    for worker in workers:
+        worker.complete()
+    began = time.monotonic()
+    with hanging(hung), pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 timed_out"):
+        profiler.stop()
+    assert time.monotonic() - began < 5 + control._ROLL_BACK_S + 1
+    found = records(root, "hangs-at-stop")
+    assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
+    assert found[hung.url].reason == "It was not stopped within stop_timeout_s=5 seconds."
+    hung.complete()
+    assert at_rest(*workers)
+    left = ranks(root, "hangs-at-stop")
+    assert all(rank.events and all(file.whole for file in rank.artifacts) for rank in left.values())
+    # Two stops wait for it, of which the second one says that it was given up.
+    assert {rank.status for rank in left.values()} <= {Status.COMPLETE, Status.PARTIAL}
+
+
+# Drivers.
+
+DRIVER = """
+import json, sys
+from profdeck import Profiler
+
+profiler = Profiler.from_config(role="rollout", settings=json.loads(sys.argv[1]))
+profiler.start(0)
+print("started", flush=True)
+sys.stdin.readline()
+profiler.stop()
+print("stopped", flush=True)
+"""
+
+
+@pytest.fixture
+def start_driver() -> Iterator[StartDriver]:
+    """Start a process that has started a capture, and stops it when it is told."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(config: dict[str, Any]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", DRIVER, json.dumps(config)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, env=os.environ | TOKEN, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        if process.stdout.readline() != "started\n":
+            raise AssertionError(process.communicate()[1])
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
+    pair: Any, root: Path, rollouts: Rollouts, start_driver: StartDriver
+) -> None:
+    first, second, backend = pair
+    driver = start_driver(settings(root, f"orphans-{backend}", [first, second], backend))
+    first.complete()
+    driver.kill()
+    driver.wait()
+    second.complete()
+    assert (states(first), states(second)) == ({"recording"}, {"recording"})
+    run = f"adopters-{backend}"
+    profiler = rollouts(settings(root, run, [first, second], backend))
+    profiler.start(0)
+    first.complete()
+    second.complete()
+    profiler.stop()
+    assert at_rest(first, second)
+    after = fleet_of(root, run)
+    assert after.status is Status.COMPLETE
+    assert {record.outcome for record in after.targets} == {Outcome.FLUSHED}
+    said = [note for note in after.notes if f"as its owner is gone: step0 of process {driver.pid} on" in note]
+    assert len(said) == 2, after.notes
+    orphans = ranks(root, f"orphans-{backend}")
+    assert sorted(orphans) == [0, 1]
+    for rank in orphans.values():
+        assert (rank.status, bool(rank.events)) == (Status.PARTIAL, True)
+        assert "is gone" in " ".join(rank.problems)
+        assert all(artifact.whole for artifact in rank.artifacts)
+
+
+def test_of_two_drivers_the_second_one_is_told_of_the_first(
+    workers: tuple[Server, Server], root: Path, rollouts: Rollouts, start_driver: StartDriver
+) -> None:
+    driver = start_driver(settings(root, "first", workers))
+    profiler = rollouts(settings(root, "second", workers))
+    who = f"It belongs to process {driver.pid} on "
+    with pytest.raises(CaptureError, match=r"Only 0 of 2 targets have started \(policy any\)") as refusal:
+        profiler.start(0)
+    assert who in str(refusal.value)
+    for record in records(root, "second").values():
+        assert record.outcome is Outcome.ALREADY_ACTIVE
+        assert record.reason is not None
+        assert who in record.reason
+        assert record.reason.endswith(", which is alive.")
+    for worker in workers:
+        worker.complete()
+    out, err = driver.communicate("\n", timeout=60)
+    assert (out, driver.returncode) == ("stopped\n", 0), err
+    assert read_run(root / "first").status is Status.COMPLETE
+    assert at_rest(*workers)
+
+
+# A host that cannot write.
+
+
+@pytest.fixture
+def remount(begun: tuple[Server, SglangServer | None, bool], root: Path) -> Iterator[Remount]:
+    """Mount the directory of the runs anew on the other host: ``ro`` or ``rw``."""
+    server, _, other = begun
+    if not other:
+        pytest.skip("there is no other host: unshare is not allowed to make namespaces here")
+
+    def mount(how: str) -> None:
+        enter = ["nsenter", "--target", str(server.process.pid), "--mount"]
+        subprocess.run([*enter, "mount", "-o", f"remount,{how},bind", root], check=True)
+
+    yield mount
+    mount("rw")
+
+
+def writable(server: Server) -> bool:
+    """Return what a server says of its directory."""
+    return bool(call(server, "GET", "status").json()["server"]["writable"])
+
+
+def test_a_host_that_cannot_write_refuses_and_the_others_go_on(
+    workers: tuple[Server, Server], victim: Server, remount: Remount, root: Path, rollouts: Rollouts
+) -> None:
+    healthy = workers[0]
+    profiler = rollouts(settings(root, "read-only", [healthy, victim]))
+    remount("ro")
+    assert (writable(healthy), writable(victim)) == (True, False)
+    profiler.start(0)
+    healthy.complete()
+    with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 refused"):
+        profiler.stop()
+    found = records(root, "read-only")
+    assert (found[healthy.url].outcome, found[victim.url].outcome) == (Outcome.FLUSHED, Outcome.REFUSED)
+    reason = str(found[victim.url].reason)
+    assert "nothing can be written to " in reason
+    assert "Read-only file system" in reason
+    assert at_rest(healthy, victim)
+    remount("rw")
+    assert writable(victim)
+    profiler.start(2)
+    healthy.complete()
+    victim.complete()
+    profiler.stop()
+    assert fleet_of(root, "read-only", 2).status is Status.COMPLETE
+
+
+def test_a_host_that_cannot_write_any_more_loses_its_own_files_only(
+    workers: tuple[Server, Server], victim: Server, remount: Remount, root: Path, rollouts: Rollouts
+) -> None:
+    healthy = workers[0]
+    profiler = rollouts(settings(root, "turned", [healthy, victim]))
+    profiler.start(0)
+    healthy.complete()
+    victim.complete()
+    remount("ro")
+    with pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 files_missing"):
+        profiler.stop()
+    found = records(root, "turned")
+    assert (found[healthy.url].outcome, found[victim.url].outcome) == (Outcome.FLUSHED, Outcome.FILES_MISSING)
+    assert "Read-only file system" in str(found[victim.url].reason)
+    assert ranks(root, "turned")[found[healthy.url].replica].status is Status.COMPLETE
+    assert victim.complete()
+    assert at_rest(healthy, victim)
+
+
+# Servers that are killed.
+
+SLOW = {"with_stack": True, "record_shapes": True, "profile_memory": True}
+"""Makes much to write of little."""
+
+
+def test_a_replica_that_is_killed_while_it_writes(
+    reward: SglangServer, doomed: SglangServer, root: Path, rollouts: Rollouts
+) -> None:
+    config = settings(root, "flush", [reward, doomed], "sglang") | {"rollout.options": SLOW}
+    profiler = rollouts(config)
+
+    async def capture() -> None:
+        await profiler.astart(0)
+        with busy(doomed, clients=4):
+            await asyncio.to_thread(reward.complete)
+            await asyncio.to_thread(wait_for_iterations, doomed, 150)
+        stopping = asyncio.create_task(profiler.astop())
+        await asyncio.to_thread(wait_for_writing, doomed)
+        end_group(doomed.process)
+        await stopping
+
+    with pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 unreachable"):
+        asyncio.run(capture())
+    found = records(root, "flush")
+    assert (found[reward.url].outcome, found[doomed.url].outcome) == (Outcome.FLUSHED, Outcome.UNREACHABLE)
+    left = ranks(root, "flush")
+    assert left[found[reward.url].replica].status is Status.COMPLETE
+    assert left[found[doomed.url].replica].status is Status.MISSING
+    assert at_rest(reward)
+
+
+def wait_for_iterations(server: Server, count: int) -> None:
+    """Wait until a server has recorded as many iterations."""
+    while call(server, "GET", "status").json()["answer"]["ranks"][0]["iterations"] < count:
+        time.sleep(0.05)  # there is no event to await outside of the server
+
+
+def wait_for_writing(server: Server) -> None:
+    """Wait until a server that records writes."""
+    while "writing" not in (found := states(server)):
+        assert "recording" in found
+
+
+@pytest.fixture
+def router(workers: tuple[Server, Server], victim: Server, start_router: Callable[..., Server]) -> Server:
+    """A router that knows after ten seconds or more that a worker is gone."""
+    urls = [worker.url for worker in (*workers, victim)]
+    checks = ["--health-check-interval-secs", "5", "--health-failure-threshold", "3"]
+    return start_router("vllm-router", "--policy", "round_robin", *checks, "--worker-urls", *urls)
+
+
+def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_starts(
+    workers: tuple[Server, Server], victim: Server, router: Server, root: Path, rollouts: Rollouts
+) -> None:
+    behind = {"rollout.targets": {"router": router.url}, "steps": [0, 2, 4]}
+    profiler = rollouts(settings(root, "killed", ()) | behind)
+    profiler.start(0)
+    for server in (*workers, victim):
+        server.complete()
+    end_group(victim.process)
+    killed = time.monotonic()
+    with pytest.raises(CaptureError, match=r"1 of 3 targets are not complete: 1 unreachable"):
+        profiler.stop()
+    found = records(root, "killed")
+    assert found.pop(victim.url).outcome is Outcome.UNREACHABLE
+    assert {record.outcome for record in found.values()} == {Outcome.FLUSHED}
+    left = {
+        capture.replica: capture.ranks[0] for capture in read_run(root / "killed").captures if capture.first_step == 0
+    }
+    assert sorted(rank.status for rank in left.values()) == [Status.COMPLETE, Status.COMPLETE, Status.MISSING]
+    # Its router does not know yet: it is asked.
+    assert listed(router)[victim.url]["is_healthy"]
+    absent = r"1 of 3 targets did not take part: 1 unreachable"
+    with pytest.raises(CaptureError, match=absent), profiler.capture(2):
+        for worker in workers:
+            worker.complete()
+    assert "cannot be reached: Connection refused" in str(records(root, "killed", 2)[victim.url].reason)
+    # Its router knows, and goes on with the others.
+    while listed(router)[victim.url]["is_healthy"]:
+        assert time.monotonic() < killed + 60
+        time.sleep(0.05)  # as above
+    with pytest.raises(CaptureError, match=absent), profiler.capture(4):
+        for _ in workers:
+            router.complete()
+    whole = fleet_of(root, "killed", 4)
+    assert {record.name: record.reason for record in whole.targets if not record.took_part} == {
+        victim.url: "Its router says that it is not healthy, so it was not asked."
+    }
+    assert at_rest(*workers)
+    # Who needs all of them does not even start.
+    strict = rollouts(settings(root, "strict", [*workers, victim], policy="all"))
+    with pytest.raises(CaptureError, match=r"Only 2 of 3 targets are ready \(policy all\)"):
+        strict.start(0)
+    assert at_rest(*workers)
+    assert not ranks(root, "strict")

@@ -1,0 +1,236 @@
+"""Real routers: the workers behind them are captured as one, while requests go through the router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_servers import Server, SglangServer
+from servers import TOKEN, at_rest, busy, command_line_of_many, finished, states
+
+from profdeck import Profiler
+from profdeck.capture import Capture, Status
+from profdeck.errors import CaptureError
+from profdeck.fleet.records import TargetRecord
+from profdeck.outcome import Outcome
+from profdeck.verify import read_run
+
+WINDOW_S = 120
+StartRouter = Callable[..., Server]
+Rollouts = Callable[[dict[str, Any]], Profiler]
+
+
+@pytest.fixture
+def router(workers: tuple[Server, Server], start_router: StartRouter) -> Server:
+    """A vllm-router that gives each worker every other request."""
+    return start_router("vllm-router", "--policy", "round_robin", "--worker-urls", *(worker.url for worker in workers))
+
+
+def settings(root: Path, run: str, **own: Any) -> dict[str, Any]:
+    """Return the config of a job that captures steps 0 and 2; in names of keys ``__`` stands for a dot."""
+    common = {"output": str(root), "run": run, "steps": [0, 2], "on_error": "raise", "on_demand": False}
+    rollout = {"rollout.backend": "vllm", "rollout.iterations": {"count": 5}, "rollout.stages": ["decode"]}
+    return common | rollout | {key.replace("__", "."): value for key, value in own.items()}
+
+
+def captured(profiler: Profiler, step: int = 0) -> tuple[TargetRecord, ...]:
+    """Capture one step until all windows are full; returns what came of each target."""
+
+    async def capture() -> Capture:
+        running = await profiler.astart(step)
+        assert running is not None
+        assert await profiler.await_window(WINDOW_S)
+        await profiler.astop()
+        return running
+
+    done = asyncio.run(capture())
+    assert done.status is Status.COMPLETE
+    assert done.fleet is not None
+    return done.fleet.targets
+
+
+def test_both_workers_record_while_requests_go_through_the_router(
+    workers: tuple[Server, Server], router: Server, root: Path, rollouts: Rollouts
+) -> None:
+    text = router.complete()
+    targets = {"router": router.url, "policy": "all"}
+    profiler = rollouts(settings(root, "router", rollout__targets=targets))
+    with busy(router, clients=2):
+        records = captured(profiler)
+    assert {record.name: record.worker_type for record in records} == {worker.url: "regular" for worker in workers}
+    assert {record.outcome for record in records} == {Outcome.ENDED_BY_ITSELF}
+    assert router.complete() == text
+    assert at_rest(*workers)
+    report = read_run(root / "router")
+    assert report.status is Status.COMPLETE, report
+    assert {(capture.replica, capture.stage) for capture in report.captures} == {(0, "decode"), (1, "decode")}
+    for replica in (0, 1):  # a series of decode iterations ends where a prompt comes
+        ranks = [capture.ranks[0] for capture in report.captures if capture.replica == replica]
+        recorded = [artifact.iterations for rank in ranks for artifact in rank.artifacts]
+        assert sum(last - first + 1 for first, last in filter(None, recorded)) == 5
+    (whole,) = (target for target in report.targets if target.policy)
+    assert whole.start_skew_ms is not None
+    assert 0 <= whole.start_skew_ms < 100
+
+
+def test_worker_types_choose_between_prefill_and_decode(
+    workers: tuple[Server, Server], start_router: StartRouter, root: Path, rollouts: Rollouts
+) -> None:
+    prefill, decode = workers
+    router = start_router("vllm-router", "--vllm-pd-disaggregation", "--prefill", prefill.url, "--decode", decode.url)
+    targets = {"router": router.url, "worker_types": ["decode"]}
+    profiler = rollouts(settings(root, "types", rollout__targets=targets))
+    with busy(decode):
+        (record,) = captured(profiler)
+    assert (record.name, record.worker_type) == (decode.url, "decode")
+    regular = {"router": router.url, "worker_types": ["regular"]}
+    profiler = rollouts(settings(root, "none", rollout__targets=regular))
+    with pytest.raises(CaptureError, match="2 found, none of them selected by worker_types"):
+        profiler.start(0)
+    assert at_rest(prefill, decode)
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_a_router_with_a_key(
+    backend: str,
+    request: pytest.FixtureRequest,
+    start_router: StartRouter,
+    root: Path,
+    rollouts: Rollouts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind = [*request.getfixturevalue("workers")] if backend == "vllm" else [request.getfixturevalue("reward")]
+    urls = [server.url for server in behind]
+    router = start_router("sglang-router", "--api-key", "key of the router", "--worker-urls", *urls)
+    own = settings(root, f"key-{backend}", rollout__targets={"router": router.url}, rollout__backend=backend)
+    profiler = rollouts(own)
+    with pytest.raises(CaptureError, match=r"answered 401 to /workers. Set the variable that router_key_variable"):
+        profiler.start(0)
+    monkeypatch.setenv("PROFDECK_ROUTER_KEY", "key of the router")
+    with busy(behind[0]), busy(behind[-1]):
+        records = captured(profiler, 2)
+    assert {record.name for record in records} == set(urls)
+    assert at_rest(*behind)
+
+
+JOB = """
+import sys, urllib.request, json
+import torch
+from profdeck import Profiler
+from profdeck.fleet import Fleet
+
+config, router, reward = sys.argv[1:]
+sampling = {"max_new_tokens": 20, "ignore_eos": True}
+
+def post(url, **body):
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as response:
+        return json.load(response)
+
+profiler = Profiler.from_config(config, role="trainer")
+fleet = Fleet.from_config(config)
+weights = torch.zeros(64, 64)
+with profiler, fleet:
+    for step in range(5):
+        with profiler.capture(step), fleet.capture(step):
+            texts = [post(f"{router}/v1/completions", model="tiny", prompt=f"{step}", max_tokens=20, ignore_eos=True)
+                     for _ in range(4)]
+            for text in texts:
+                post(f"{reward}/generate", text=text["choices"][0]["text"], sampling_params=sampling)
+            weights += torch.ones(64, 64) @ torch.ones(64, 64)
+            profiler.step(step)
+"""
+
+
+def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
+    router: Server, reward: SglangServer, root: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "profdeck.yaml"
+    roles = {
+        "trainer": {"backend": "torch"},
+        "rollout": {
+            "backend": "vllm",
+            "targets": {"router": router.url, "policy": "all"},
+            "iterations": {"skip": 1, "count": 5},
+            "options": {"profile_by_stage": True},
+            "stages": ["decode"],
+        },
+        "reward": {"backend": "sglang", "targets": {"urls": [reward.url]}, "iterations": {"count": 3}},
+    }
+    config.write_text(json.dumps({"output": str(root), "run": "mixed", "steps": [2, 3], "roles": roles}))
+    environ = {name: value for name, value in os.environ.items() if name != "PROFDECK_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", JOB, config, router.url, reward.url],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environ | TOKEN | {"KINETO_LOG_LEVEL": "6", "OMP_NUM_THREADS": "1"},
+        timeout=WINDOW_S,
+    )
+    assert done.returncode == 0, done.stderr
+    report = read_run(root / "mixed")
+    assert (report.status, report.problems) == (Status.COMPLETE, ()), report
+    # Steps in a row are one capture.
+    assert {capture.id.partition("-")[0] for capture in report.captures} == {"step2"}
+    recorded = {(capture.role, capture.replica) for capture in report.captures}
+    assert recorded == {("trainer", None), ("rollout", 0), ("rollout", 1), ("reward", 0)}
+    assert {(one.first_step, one.last_step) for one in report.captures if one.role == "trainer"} == {(2, 3)}
+    assert all(rank.events for capture in report.captures for rank in capture.ranks)
+    fleets = [target for target in report.targets if target.policy]
+    assert sorted(target.role for target in fleets) == ["reward", "rollout"]
+    outcomes = {record.outcome for target in fleets for record in target.targets}
+    assert outcomes == {Outcome.ENDED_BY_ITSELF}
+
+
+# The command line.
+
+
+def test_from_the_command_line_by_the_router(workers: tuple[Server, Server], router: Server, root: Path) -> None:
+    process = command_line_of_many(
+        *("--router", router.url, "--iterations", "5", "--stage", "decode", "--policy", "all"),
+        *("--warmup-requests", "2", "--run", "by-router", "--json"),
+    )
+    out, err = finished(process, workers[0])
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    assert (document["complete"], document["problem"]) == (True, None)
+    assert document["run"] == str(root / "by-router")
+    assert {(server["url"], server["worker_type"], server["state"]) for server in document["servers"]} == {
+        (worker.url, "regular", "ready") for worker in workers
+    }
+    recorded = {(capture["replica"], capture["stage"]) for capture in document["ls"]["captures"]}
+    assert recorded == {(0, "decode"), (1, "decode")}
+    assert at_rest(*workers)
+
+
+def test_from_the_command_line_by_urls_without_traffic(workers: tuple[Server, Server]) -> None:
+    urls = [argument for worker in workers for argument in ("--url", worker.url)]
+    process = command_line_of_many(*urls, "--iterations", "5", "--timeout", "1", "--run", "idle")
+    out, err = finished(process, workers[0])
+    assert process.returncode == 1, err
+    assert "Only 0 of 5 iterations ran before the stop." in out
+    assert at_rest(*workers)
+
+
+def test_ctrl_c_ends_the_recording_of_all(workers: tuple[Server, Server], router: Server, root: Path) -> None:
+    process = command_line_of_many("--router", router.url, "--iterations", "1000", "--run", "interrupted")
+    while not all(states(worker) <= {"armed", "recording"} for worker in workers):
+        assert process.poll() is None
+    for worker in workers:
+        worker.complete()
+    process.send_signal(signal.SIGINT)
+    _, err = finished(process, workers[0])
+    assert process.returncode == 130, err
+    assert at_rest(*workers)
+    report = read_run(root / "interrupted")
+    ranks = [rank for capture in report.captures for rank in capture.ranks]
+    assert [(rank.status, bool(rank.events)) for rank in ranks] == [(Status.PARTIAL, True)] * 2
+    assert all(artifact.whole for rank in ranks for artifact in rank.artifacts)

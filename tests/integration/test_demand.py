@@ -1,0 +1,142 @@
+"""Captures of a real job under torchrun, two ranks with gloo, that are asked for from the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from launcher import launched  # after the skip
+
+from profdeck import Status
+from profdeck.verify import read_run
+
+pytestmark = pytest.mark.torch
+
+JOB = """
+import os, torch
+import torch.distributed as dist
+from pathlib import Path
+from profdeck import Profiler
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+profiler = Profiler.from_config("job.yaml")
+step, stop = 0, torch.tensor(0)
+while not stop:
+    with profiler.capture(step):
+        with profiler.stage("update"):
+            model(torch.ones(2, 16)).sum().backward()
+    step += 1
+    stop = torch.tensor(int(Path("stop").exists()))
+    dist.broadcast(stop, 0)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+# Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
+ALONE = """
+import os, threading, torch
+from pathlib import Path
+from profdeck import Profiler
+first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+checkpoint = Path(f"checkpoint.{os.environ['RANK']}")
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+profiler = Profiler.from_config("job.yaml")
+while not Path("stop").exists():
+    with profiler.capture(step), profiler.stage("update"):
+        torch.ones(16, 16).matmul(torch.ones(16, 16))
+        threading.Event().wait(0.01)
+    step += 1
+    checkpoint.write_text(str(step - step % 10))
+    if first_life and Path("fail").exists():
+        os._exit(3)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "alone.py").write_text(ALONE)
+    (tmp_path / "job.yaml").write_text(
+        "output: out\nrun: run\nroles: {trainer: {backend: torch, ranks: all, warmup_steps: 1}}\n"
+    )
+    return tmp_path
+
+
+@contextmanager
+def ask(job: Path, launcher: subprocess.Popen[str], *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Ask a job for a capture as soon as both ranks are there."""
+    pause = threading.Event()
+    while len(list((job / "out" / "run" / "processes").glob("*.json"))) < 2:
+        assert launcher.poll() is None, launcher.communicate()
+        pause.wait(0.05)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "profdeck", "capture", "--run", "out/run", "--json", *options],
+        cwd=job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield command
+    finally:
+        command.kill()
+        command.communicate()
+
+
+def answer(command: subprocess.Popen[str]) -> dict[str, Any]:
+    out, said = command.communicate(timeout=120)
+    assert command.returncode == 0, said
+    document: dict[str, Any] = json.loads(out)
+    assert document["complete"]
+    return document
+
+
+def marks(trace: Path) -> set[str]:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
+
+
+def test_both_ranks_record_the_same_steps(job: Path) -> None:
+    with launched(job, "job.py") as launcher:
+        answers = []
+        for steps in (2, 1):
+            with ask(job, launcher, "--steps", str(steps)) as command:
+                answers.append(answer(command))
+        (job / "stop").touch()
+        output, _ = launcher.communicate(timeout=120)
+        assert launcher.returncode == 0, output
+    report = read_run(job / "out" / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(capture.first_step, capture.last_step, len(capture.ranks)) for capture in report.captures] == [
+        (answers[0]["first_step"], answers[0]["first_step"] + 1, 2),
+        (answers[1]["first_step"], answers[1]["first_step"], 2),
+    ]
+    for capture in report.captures:
+        steps = {f"ProfilerStep#{step}" for step in range(capture.first_step, capture.last_step + 1)}
+        assert [marks(rank.artifacts[0].path) for rank in capture.ranks] == [steps, steps]
+        assert [rank.notes for rank in capture.ranks] == [(), ()]  # both had their warm-up
+
+
+def test_a_job_that_is_restarted_makes_the_capture_that_it_was_asked_for(job: Path) -> None:
+    with launched(job, "--max-restarts", "1", "alone.py") as launcher, ask(job, launcher, "--in", "300") as command:
+        assert command.stderr is not None
+        assert any("will be captured" in line for line in command.stderr)
+        (job / "fail").touch()
+        document = answer(command)
+        (job / "stop").touch()
+        output, _ = launcher.communicate(timeout=120)
+        assert launcher.returncode == 0, output
+    (capture,) = read_run(job / "out" / "run").captures
+    assert (capture.first_step, capture.status) == (document["first_step"], Status.COMPLETE)
+    assert [len(process["captures"]) for process in document["processes"]] == [1, 1]

@@ -1,0 +1,449 @@
+"""What is run at the end of a capture of real processes: once, after all of them, and whatever becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import until
+from profdeck.finish import FinishRecord, FinishState, read_finishes, read_record
+from profdeck.run import process_stat
+from profdeck.verify import read_run
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+BEGIN = """
+import os, signal, sys, threading
+from profdeck import Profiler
+def build(role="trainer", target=None, **given):
+    return Profiler.from_config(role=role, target=target, settings={
+        "output": ".", "run": "run", "steps": [1], f"{role}.backend": "tally", f"{role}.ranks": "all",
+        **eval(sys.argv[1]), **given})
+def tell(text):
+    print(text, flush=True)
+    assert sys.stdin.readline()
+profiler = build()
+"""
+CAPTURE = BEGIN + "profiler.start(1); tell('recording'); profiler.stop()\n"
+# One line by each time that it runs.
+COUNT = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> finished'
+# Opens when the test does: what is written stands there before the test goes on.
+TELL = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
+
+
+def command(text: str, **given: Any) -> str:
+    return repr({"finish.command": text, **given})
+
+
+def await_line(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    found = process.stdout.readline()
+    assert found == f"{line}\n", process.communicate()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Wait for the end of a process that ends well; returns what it said on stderr."""
+    output, errors = process.communicate("go on\n", timeout=60)
+    assert process.returncode == 0, errors
+    assert output == "", "stdout belongs to the job"
+    return errors
+
+
+def finished(path: Path) -> list[str]:
+    return (path / "finished").read_text().splitlines()
+
+
+def record(path: Path, step: int = 1) -> FinishRecord:
+    return read_record(path / f"run/step_{step:06d}/finish.step{step}.json")
+
+
+def handed_over(path: Path, step: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / f"run/step_{step:06d}/finish.step{step}.input.json").read_text())
+    return found
+
+
+def await_over(path: Path, step: int = 1) -> FinishRecord:
+    """Wait for a finish that may be that of a process which is gone."""
+    pause = threading.Event()
+    while not (found := record(path, step)).over:
+        assert found.by.alive is not False or not record(path, step).over
+        pause.wait(0.05)
+    return found
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Callable[[], str]:
+    """Return what the command `TELL` says, when it does."""
+    os.mkfifo(tmp_path / "news")
+    return (tmp_path / "news").read_text
+
+
+# Once.
+
+
+def test_ranks_that_end_at_once_have_one_finish_each_step(start: Start, tmp_path: Path) -> None:
+    loop = "tell('ready')\nfor step in range(1, 11):\n    with profiler.capture(step): pass\n"
+    given = command(COUNT, steps=["every 2 from 1"])
+    ranks = [start(BEGIN + loop, given, RANK=str(rank), WORLD_SIZE="3") for rank in range(3)]
+    for rank in ranks:
+        await_line(rank, "ready")
+    for rank in ranks:
+        go_on(rank)
+    for rank in ranks:
+        ended(rank)
+    assert sorted(finished(tmp_path)) == [f"step{step} complete" for step in (1, 3, 5, 7, 9)]
+    assert [len(capture["ranks"]) for step in (1, 9) for capture in handed_over(tmp_path, step)["ls"]["captures"]] == [
+        3,
+        3,
+    ]
+
+
+def test_the_last_rank_to_end_is_waited_for(start: Start, tmp_path: Path) -> None:
+    first, last = (start(CAPTURE, command(COUNT), RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1))
+    await_line(first, "recording")
+    await_line(last, "recording")
+    go_on(first)
+    until(lambda: (tmp_path / "run/step_000001/finish.step1.json").exists() and record(tmp_path).waits_for)
+    assert record(tmp_path).waits_for == (f"trainer rank 1 (process {last.pid} on {record(tmp_path).by.host})",)
+    assert not (tmp_path / "finished").exists()
+    ended(last)
+    first.communicate(timeout=60)
+    assert finished(tmp_path) == ["step1 complete"]
+
+
+def test_a_job_that_ends_at_once_has_its_finish_before(start: Start, tmp_path: Path) -> None:
+    errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command(f"{COUNT}; echo said")))
+    assert finished(tmp_path) == ["step1 complete"]
+    assert errors == ""
+    assert record(tmp_path).parts[0].output == "said\n"
+
+
+@pytest.mark.parametrize(
+    "ending", ["profiler.close()", "pass", "sys.exit()", "with profiler: pass"], ids=["close", "end", "exit", "with"]
+)
+def test_a_capture_that_ends_with_the_process(start: Start, tmp_path: Path, ending: str) -> None:
+    ended(start(BEGIN + f"profiler.start(1)\n{ending}", command(COUNT)))
+    assert finished(tmp_path) == ["step1 partial"]
+
+
+def test_stages_without_the_end_of_their_step(start: Start, tmp_path: Path) -> None:
+    ended(start(BEGIN + "profiler.start(1)\nwith profiler.stage('update'): pass", command(COUNT, mode="discrete")))
+    assert finished(tmp_path) == ["step1 complete"]
+    (file,) = tmp_path.glob("run/step_000001/trainer/rank_0000.step1-update.json")
+    assert json.loads(file.read_text())["more_follow"] is False
+
+
+def test_ranks_with_stages_are_waited_for_until_their_step_ends(start: Start, tmp_path: Path) -> None:
+    code = BEGIN + (
+        "profiler.start(1)\nwith profiler.stage('generate'): pass\ntell('between')\n"
+        "with profiler.stage('update'): pass\ntell('after')\nprofiler.stop()\n"
+    )
+    given = command(COUNT, mode="discrete")
+    ranks = [start(code, given, RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
+    for rank in ranks:
+        await_line(rank, "between")
+    go_on(ranks[0])
+    await_line(ranks[0], "after")
+    go_on(ranks[0])
+    until(lambda: (tmp_path / "run/step_000001/finish.step1.json").exists() and record(tmp_path).waits_for)
+    assert record(tmp_path).waits_for == (f"trainer rank 1 (process {ranks[1].pid} on {record(tmp_path).by.host})",)
+    go_on(ranks[1])
+    await_line(ranks[1], "after")
+    assert not (tmp_path / "finished").exists()
+    for rank in reversed(ranks):
+        rank.communicate("go on\n" if rank is ranks[1] else None, timeout=60)
+    assert finished(tmp_path) == ["step1 complete"]
+    assert len(handed_over(tmp_path)["ls"]["captures"]) == 2
+
+
+def test_a_trainer_and_a_fleet_have_one_finish(start: Start, tmp_path: Path) -> None:
+    code = """
+import asyncio
+from profdeck.fleet import Fleet
+from tally_backend import ToyEngine
+engines = [ToyEngine(ranks=2) for _ in range(3)]
+settings = {"output": ".", "run": "run", "steps": [1], "trainer.backend": "tally", "rollout.backend": "tally-engine",
+            "rollout.ranks": "all", **eval(sys.argv[1])}
+profiler = Profiler.from_config(settings=settings)
+fleet = Fleet.from_config(settings=settings, targets={"rollout": engines})
+async def main():
+    async with profiler, fleet, profiler.capture(1):
+        async with fleet.capture(1):
+            for engine in engines:
+                engine.iterate("decode", "decode")
+        print(os.listdir("run/step_000001"))
+        tell("the fleet has ended")
+asyncio.run(main())
+"""
+    job = start(BEGIN.replace("profiler = build()", "") + code, command(COUNT))
+    assert job.stdout is not None
+    assert "finish.step1.json" in job.stdout.readline()
+    await_line(job, "the fleet has ended")
+    assert not (tmp_path / "finished").exists()
+    ended(job)
+    assert finished(tmp_path) == ["step1 complete"]
+    given = handed_over(tmp_path)
+    assert [(capture["role"], capture["replica"]) for capture in given["ls"]["captures"]] == [
+        ("rollout", 0),
+        ("rollout", 1),
+        ("rollout", 2),
+        ("trainer", None),
+    ]
+    assert len(given["ls"]["targets"]) == 4
+    assert len(given["files"]) == 2 * (3 * 2 + 1) + 4
+
+
+def test_what_was_asked_for_has_begun_its_finish_when_it_is_answered(start: Start, tmp_path: Path) -> None:
+    code = BEGIN + (
+        "step = 0\ntell('ready')\nwhile not os.path.exists('stop'):\n"
+        "    with profiler.capture(step): pass\n    step += 1\n"
+    )
+    job = start(code, command(COUNT, steps=[]))
+    await_line(job, "ready")
+    go_on(job)
+    ask = [sys.executable, "-m", "profdeck", "capture", "--run", "run", "--in", "3", "--json"]
+    done = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    (tmp_path / "stop").touch()
+    ended(job)
+    assert done.returncode == 0, done.stderr
+    step = json.loads(done.stdout)["first_step"]
+    assert [found["capture"] for found in json.loads(done.stdout)["ls"]["finishes"]] == [f"step{step}"]
+    assert finished(tmp_path) == [f"step{step} complete"]
+
+
+# Whatever becomes of the processes.
+
+
+def test_a_rank_that_is_killed_is_named_and_not_waited_for(start: Start, tmp_path: Path) -> None:
+    victim, other = (start(CAPTURE, command(COUNT), RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1))
+    await_line(victim, "recording")
+    await_line(other, "recording")
+    victim.kill()
+    victim.wait()
+    ended(other)
+    assert finished(tmp_path) == ["step1 partial"]
+    assert handed_over(tmp_path)["missing"] == [f"trainer rank 0 (process {victim.pid} on {record(tmp_path).by.host})"]
+
+
+def test_a_rank_that_is_killed_while_it_is_waited_for(start: Start, tmp_path: Path) -> None:
+    victim, other = (start(CAPTURE, command(COUNT), RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1))
+    await_line(victim, "recording")
+    await_line(other, "recording")
+    go_on(other)
+    until(lambda: (tmp_path / "run/step_000001/finish.step1.json").exists() and record(tmp_path).waits_for)
+    victim.kill()
+    victim.wait()
+    other.communicate(timeout=60)
+    assert finished(tmp_path) == ["step1 partial"]
+
+
+def test_ranks_and_roles_that_never_come_are_waited_for_in_vain(start: Start, tmp_path: Path) -> None:
+    given = command(COUNT, **{"finish.wait_s": 0.5, "rollout.backend": "tally"})
+    ended(start(BEGIN + "profiler.start(1); profiler.stop()", given, RANK="0", WORLD_SIZE="2"))
+    assert finished(tmp_path) == ["step1 partial"]
+    assert handed_over(tmp_path)["missing"] == [
+        "trainer rank 1, which has not begun",
+        "the role rollout, which has not begun",
+    ]
+    assert record(tmp_path).state is FinishState.DONE
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["_exit", "kill"])
+def test_a_process_that_is_gone_after_its_last_step(
+    start: Start, tmp_path: Path, news: Callable[[], str], ending: str
+) -> None:
+    job = start(BEGIN + f"profiler.start(1); profiler.stop(); {ending}", command(TELL))
+    job.communicate(timeout=60)
+    assert news() == "step1 complete\n"
+    assert await_over(tmp_path).state is FinishState.DONE
+
+
+def test_sigterm_in_mid_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+    job = start(CAPTURE, command(TELL))
+    await_line(job, "recording")
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    assert job.returncode == -signal.SIGTERM  # it has not waited, as the command waits for `news`
+    assert news() == "step1 partial\n"
+    assert await_over(tmp_path).state is FinishState.DONE
+
+
+def test_sigterm_to_a_process_that_stays_for_its_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+    job = start(
+        BEGIN + "import atexit; atexit.register(tell, 'ending')\nprofiler.start(1); profiler.stop()", command(TELL)
+    )
+    await_line(job, "ending")
+    go_on(job)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    assert job.returncode == -signal.SIGTERM
+    assert news() == "step1 complete\n"
+    assert await_over(tmp_path).state is FinishState.DONE
+
+
+def test_a_second_life_of_the_job_has_its_own_finish(start: Start, tmp_path: Path) -> None:
+    for _ in range(2):
+        ended(start(BEGIN + "profiler.start(1); profiler.stop()", command(COUNT)))
+    assert finished(tmp_path) == ["step1 complete", "step1-take2 complete"]
+
+
+# Whatever becomes of the command.
+
+
+def test_a_command_that_fails_costs_nothing_and_is_told(start: Start, tmp_path: Path) -> None:
+    errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command("echo no space >&2; exit 3")))
+    assert errors == (
+        "Finish of step1: failed: the command ended with exit status 3 (no space). "
+        f"See {tmp_path / 'run/step_000001/finish.step1.json'}\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "profdeck", "ls", "run"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0
+    assert (
+        "Finish of step1: failed: the command ended with exit status 3 (no space). "
+        "See run/step_000001/finish.step1.json" in " ".join(found.stdout.split())
+    )
+
+
+def test_a_command_that_hangs_holds_nobody_up_forever(start: Start, tmp_path: Path) -> None:
+    errors = ended(
+        start(
+            BEGIN + "profiler.start(1); profiler.stop()",
+            command("sleep 600 & echo $! > pid; sleep 600", **{"finish.timeout_s": 0.5}),
+        )
+    )
+    assert "the command had not ended after timeout_s=0.5 seconds, and was ended" in errors
+    assert process_stat(int((tmp_path / "pid").read_text()))[:1] in ([], ["Z"])
+
+
+def hanging(start: Start, tmp_path: Path, news: Callable[[], str]) -> tuple[subprocess.Popen[str], int]:
+    """Start a job whose finish hangs in its command; returns the job and the pid of the command."""
+    job = start(
+        BEGIN + "import time\nprofiler.start(1); profiler.stop(); tell('ended')",
+        command("echo $$ > news; exec sleep 600"),
+    )
+    await_line(job, "ended")
+    return job, int(news())
+
+
+def test_sigterm_to_the_process_of_a_finish_ends_its_command(
+    start: Start, tmp_path: Path, news: Callable[[], str]
+) -> None:
+    job, pid = hanging(start, tmp_path, news)
+    os.kill(record(tmp_path).by.pid, signal.SIGTERM)
+    assert "Finish of step1: interrupted: its process was ended by SIGTERM" in ended(job)
+    assert process_stat(pid)[:1] in ([], ["Z"])
+
+
+def test_the_process_of_a_finish_that_is_killed_is_told_and_not_replaced(
+    start: Start, tmp_path: Path, news: Callable[[], str]
+) -> None:
+    job, pid = hanging(start, tmp_path, news)
+    assert record(tmp_path).state is FinishState.RUNNING
+    os.kill(record(tmp_path).by.pid, signal.SIGKILL)
+    os.killpg(pid, signal.SIGKILL)
+    assert "Finish of step1: interrupted: its process was ended" in ended(job)
+    assert [found.state for found in read_finishes(read_run(tmp_path / "run"))] == [FinishState.INTERRUPTED]
+
+
+def test_ctrl_c_ends_the_stay_of_a_process_and_not_its_finish(
+    start: Start, tmp_path: Path, news: Callable[[], str]
+) -> None:
+    job, pid = hanging(start, tmp_path, news)
+    assert job.stderr is not None
+    go_on(job)
+    assert "This process stays for up to" in job.stderr.readline()
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=60)
+    assert errors == "A finish goes on without this process.\n"
+    assert record(tmp_path).state is FinishState.RUNNING
+    os.killpg(pid, signal.SIGKILL)
+    assert await_over(tmp_path).why == "the command was ended by SIGKILL"
+
+
+def test_a_forked_child_leaves_the_finish_to_its_parent(start: Start, tmp_path: Path) -> None:
+    code = BEGIN + (
+        "profiler.start(1); profiler.stop()\npid = os.fork()\nif pid == 0: sys.exit()\n"
+        "assert os.waitpid(pid, 0)[1] == 0\nopen('forked', 'w').close()\n"
+    )
+    job = start(code, command("read line < gate; " + COUNT))
+    os.mkfifo(tmp_path / "gate")
+    pause = threading.Event()
+    while not (tmp_path / "forked").exists():  # so the child has not stayed
+        assert job.poll() is None
+        pause.wait(0.02)
+    (tmp_path / "gate").write_text("go on\n")
+    ended(job)
+    assert finished(tmp_path) == ["step1 complete"]
+
+
+# Under torchrun.
+
+TORCH_JOB = """
+import os, signal, torch
+import torch.distributed as dist
+from profdeck import Profiler
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+profiler = Profiler.from_config("job.yaml")
+for step in range(1, 4):
+    with profiler.capture(step):
+        model(torch.ones(2, 16)).sum().backward()
+        if step == 3:
+            exec(os.environ.get("AT_STEP_3", ""))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def torchrun(path: Path, **environ: str) -> tuple[int, str]:
+    from launcher import launched
+
+    (path / "job.py").write_text(TORCH_JOB)
+    (path / "job.yaml").write_text(
+        f"output: .\nrun: run\nsteps: [1, 3]\nroles: {{trainer: {{backend: torch, ranks: all}}}}\n"
+        f"finish: {{command: {json.dumps(COUNT)}, wait_s: 30}}\n"
+    )
+    with launched(path, "job.py", **environ) as launcher:
+        output, _ = launcher.communicate(timeout=120)
+        return launcher.returncode, output
+
+
+@pytest.mark.torch
+def test_a_job_of_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    status, output = torchrun(tmp_path)
+    assert status == 0, output
+    assert sorted(finished(tmp_path)) == ["step1 complete", "step3 complete"]
+    given = handed_over(tmp_path)
+    assert sorted(Path(file).name for file in given["files"]) == [
+        f"rank_000{rank}.step1.{end}" for rank in (0, 1) for end in ("json", "trace.json.gz")
+    ]
+
+
+@pytest.mark.torch
+def test_a_job_that_loses_a_rank(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    status, output = torchrun(tmp_path, AT_STEP_3="os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None")
+    assert status != 0, output
+    assert await_over(tmp_path, 3).state is FinishState.DONE
+    assert sorted(finished(tmp_path)) == ["step1 complete", "step3 partial"]
+    (missing,) = handed_over(tmp_path, 3)["missing"]
+    assert missing.startswith("trainer rank 1 (process ")

@@ -1,0 +1,258 @@
+"""A trainer and an engine in processes of their own on one device: they take turns, whatever becomes of them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck import Status
+from profdeck.run import Manifest, is_manifest, read_manifest
+from profdeck.verify import read_run
+
+# Each process does one line of code at a time and says when it is done.
+LOOP = """
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+TRAINER = """
+import os, sys
+from profdeck import Profiler
+trainer = Profiler.from_config(settings={
+    "output": ".", "run": "run", "steps": ["1..9"], "on_demand": False,
+    **{f"trainer.{key}": value for key, value in eval(sys.argv[1]).items()}})
+def work(): pass
+"""
+ENGINE = """
+import os, sys
+from pathlib import Path
+from profdeck.engine.recorder import EngineRecorder
+from profdeck.engine.request import CaptureRequest
+from profdeck.identity import Identity
+from profdeck.schedule import Iterations
+
+device, options = eval(sys.argv[1])
+engine = EngineRecorder(Identity(), device, {})
+def work(): pass
+def ask(count):
+    engine.start(CaptureRequest(
+        id="step1", output=Path("."), run="run", role="rollout", first_step=1, iterations=Iterations(count=count),
+        options=options))
+def iterate(count):
+    for _ in range(count):
+        engine.begin(None, "execute")
+        work()
+        engine.end()
+"""
+TALLY = {"backend": "tally", "options.device": "gpu-3"}
+TALLY_ENGINE = ("tally-device", {"device": "gpu-3"})
+
+
+class Process:
+    """One process that does as it is told."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def do(self, line: str) -> None:
+        """Let it do something, and wait until it has."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n", self.process.communicate()
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        """End it, by a signal or because nothing more is to be done."""
+        if number is not None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=60)
+        assert number is not None or self.process.returncode == 0, errors
+        return self.process.returncode
+
+
+@pytest.fixture
+def trainer(start: Callable[..., subprocess.Popen[str]]) -> Process:
+    return Process(start(TRAINER + LOOP, repr(TALLY)))
+
+
+@pytest.fixture
+def engine(start: Callable[..., subprocess.Popen[str]]) -> Process:
+    return Process(start(ENGINE + LOOP, repr(TALLY_ENGINE)))
+
+
+def manifests(path: Path) -> dict[str, Manifest]:
+    """Return the manifests of the run by role."""
+    files = filter(is_manifest, path.glob("run/step_000001/*/*.json"))
+    return {manifest.role: manifest for manifest in map(read_manifest, files)}
+
+
+def test_the_holder_is_killed(trainer: Process, engine: Process, tmp_path: Path) -> None:
+    engine.do("ask(9)")
+    engine.do("iterate(2)")
+    trainer.do("trainer.start(1)")
+    trainer.do("trainer.step(0, 'mini_batch')")
+    held = f"gpu-3, held by process {engine.pid} (rollout, step1)"
+    assert manifests(tmp_path)["trainer"].waits_for == held
+    engine.end(signal.SIGKILL)
+    trainer.do("trainer.step(1, 'mini_batch')")
+    assert manifests(tmp_path)["trainer"].waits_for is None
+    trainer.do("trainer.close()")
+    trainer.end()
+    found = manifests(tmp_path)["trainer"]
+    assert (found.status, found.problems) == (Status.PARTIAL, ("The profiler was closed in mid-capture.",))
+    assert f"s for {held}, and began in step 1." in found.notes[0]
+    assert {one.role: one.status for one in read_run(tmp_path / "run").captures} == {
+        "trainer": Status.PARTIAL,
+        "rollout": Status.MISSING,
+    }
+
+
+def test_the_holder_is_killed_and_the_engine_waits(trainer: Process, engine: Process, tmp_path: Path) -> None:
+    trainer.do("trainer.start(1)")
+    engine.do("ask(2)")
+    engine.do("iterate(3)")
+    trainer.end(signal.SIGKILL)
+    engine.do("iterate(3)")
+    engine.end()
+    found = manifests(tmp_path)["rollout"]
+    assert (found.status, found.problems, found.artifacts[0].iterations) == (Status.COMPLETE, (), (3, 4))
+    assert f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and began at iteration 3." in found.notes[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("second", ["trainer", "rollout"])
+def test_who_waits_is_ended(
+    trainer: Process, engine: Process, tmp_path: Path, second: str, number: signal.Signals
+) -> None:
+    if second == "trainer":
+        engine.do("ask(9)")
+        trainer.do("trainer.start(1)")
+        trainer.do("trainer.step(0, 'mini_batch')")
+    else:
+        trainer.do("trainer.start(1)")
+        engine.do("ask(9)")
+        engine.do("iterate(2)")
+    waiting, other = (trainer, engine) if second == "trainer" else (engine, trainer)
+    assert waiting.end(number) == -number
+    other.end()
+    found = manifests(tmp_path)[second]
+    assert f"held by process {other.pid} " in (found.waits_for or "")
+    (report,) = (one for one in read_run(tmp_path / "run").captures if one.role == second)
+    assert report.status is Status.MISSING
+    if number is signal.SIGKILL:
+        assert found.status is Status.RECORDING
+        assert report.ranks[0].problems[0].endswith("ended without ending the capture.")
+    else:
+        why = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
+        assert (found.status, found.problems[0]) == (Status.MISSING, why)
+        assert found.problems[1].startswith("Its turn never came: it waited ")
+
+
+def test_many_in_turn(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """Whoever tries first when the device is free has it; all have it in the end, and nobody at the same time."""
+    identities = [f"os.environ['RANK'], os.environ['WORLD_SIZE'] = '{rank}', '4'\n" for rank in range(4)]
+    found = [
+        Process(start("import os\n" + identity + TRAINER + LOOP, repr(TALLY | {"ranks": "all"})))
+        for identity in identities
+    ]
+    for process in found:
+        process.do("trainer.start(1)")
+    for turn, holder in enumerate(found):
+        for process in found[turn:]:
+            process.do(f"assert trainer.active.waits_for is {None if process is holder else 'not None'}")
+        holder.do("trainer.close()")
+        for process in found[turn + 1 :]:
+            process.do("trainer.step(0, 'mini_batch')")
+    for process in found:
+        process.end()
+    (capture,) = read_run(tmp_path / "run").captures
+    assert [rank.status for rank in capture.ranks] == [Status.PARTIAL] * 4  # they were closed
+    assert [len(rank.artifacts) for rank in capture.ranks] == [1] * 4
+
+
+# With the recorder of torch.
+
+FAKE_DEVICE = """
+import attrs
+from profdeck_torch.backend import TorchBackend
+
+@attrs.define
+class FakeDevice(TorchBackend):
+    name = "torch-fake"
+    device_types = ("fake",)
+
+    def devices(self):
+        return ("fake-device",)
+"""
+WORK = """
+import torch
+def work():
+    with torch.no_grad():
+        torch.ones(64, 64) @ torch.ones(64, 64)
+"""
+
+
+@pytest.fixture
+def fake_device(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH with the backend `torch`, but as if it recorded a device that the processes of a host share."""
+    site = tmp_path_factory.mktemp("fake")
+    about = site / "torch_fake-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-fake\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[profdeck.backends]\ntorch-fake = torch_fake:FakeDevice\n")
+    (site / "torch_fake.py").write_text(FAKE_DEVICE)
+    return f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+
+def recorded_ns(path: Path, role: str) -> tuple[int, int]:
+    """Return when the first and the last operation of a trace were, by the clock of the host."""
+    (file,) = path.glob(f"run/step_000001/{role}/*.trace.json.gz")
+    trace: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()), parse_float=Decimal)
+    times = [event["ts"] for event in trace["traceEvents"] if event.get("name") == "aten::mm"]
+    (artifact,) = manifests(path)[role].artifacts
+    (anchor, *_) = artifact.anchors
+    begin = anchor.unix_ns - int(Decimal(anchor.trace_us) * 1000)
+    return begin + int(min(times) * 1000), begin + int(max(times) * 1000)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("first", ["rollout", "trainer"])
+def test_torch_records_one_after_the_other(
+    start: Callable[..., subprocess.Popen[str]], fake_device: str, tmp_path: Path, first: str
+) -> None:
+    """Both processes work all the time; each is recorded in its turn."""
+    trainer = Process(start(TRAINER + WORK + LOOP, repr({"backend": "torch-fake"}), PYTHONPATH=fake_device))
+    engine = Process(start(ENGINE + WORK + LOOP, repr(("fake", {})), PYTHONPATH=fake_device))
+    both = [lambda: engine.do("ask(3)"), lambda: trainer.do("trainer.start(1)")]
+    for begin in both if first == "rollout" else both[::-1]:
+        begin()
+    for _ in range(5):
+        engine.do("iterate(1)")
+        trainer.do("work(); trainer.step(0, 'mini_batch')")
+    trainer.do("work(); trainer.start(99)")
+    engine.do("iterate(5)")
+    engine.end()
+    trainer.end()
+    found = manifests(tmp_path)
+    second = found["trainer" if first == "rollout" else "rollout"]
+    assert found[first].waited_s is None
+    assert second.waited_s is not None
+    holder = engine if first == "rollout" else trainer
+    assert f"s for fake-device, held by process {holder.pid} ({first}, step1), and began " in second.notes[0]
+    assert found["rollout"].status is Status.COMPLETE
+    assert found["trainer"].problems == ("The host went from step 1 to step 99.",)
+    (_, end_ns), (begin_ns, _) = recorded_ns(tmp_path, first), recorded_ns(tmp_path, second.role)
+    assert end_ns < begin_ns

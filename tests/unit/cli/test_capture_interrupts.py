@@ -1,0 +1,167 @@
+"""`profdeck capture` of servers in a process of its own: Ctrl-C, and what it shows on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from processes import ending, until
+from profdeck.engine.request import State
+from profdeck.run import Manifest, read_manifest
+from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedServer, offer
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Read = Callable[[], Manifest]
+
+
+@pytest.fixture(scope="module")
+def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH that offers the backends of simulated servers."""
+    return offer(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def start(simulated_path: str) -> Iterator[Start]:
+    """Start the command in a process of its own; ends it if the test has not."""
+    with ending() as started:
+
+        def run(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+            path = os.pathsep.join([simulated_path, *filter(None, sys.path)])
+            process = subprocess.Popen(
+                [sys.executable, "-m", "profdeck", "capture", *map(str, arguments)],
+                env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+            started.append(process)
+            return process
+
+        yield run
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Read:
+    """Read what the capture says of itself as a whole."""
+    return lambda: read_manifest(tmp_path / "profiles" / "run" / "step_000000" / "server" / "target.step0.json")
+
+
+@contextlib.contextmanager
+def running(count: int, output: Path) -> Iterator[list[SimulatedServer]]:
+    """Run servers on this host that iterate when the test says so."""
+    with ServersInThread(count) as servers:
+        for server in servers:
+            server.output = str(output / "profiles")
+        yield servers
+
+
+def engine(server: SimulatedServer) -> SimulatedEngine:
+    assert isinstance(server.engine, SimulatedEngine)
+    return server.engine
+
+
+def by_url(servers: list[SimulatedServer]) -> list[str]:
+    return [part for server in servers for part in ("--url", server.url)]
+
+
+# Ctrl-C.
+
+
+def recording(servers: list[SimulatedServer], state: State = State.RECORDING) -> Callable[[], bool]:
+    return lambda: all(engine(server).state is state for server in servers)
+
+
+def waited_for(servers: list[SimulatedServer]) -> Callable[[], bool]:
+    """Tell whether servers have been checked, reached and started, and then asked how far they are."""
+    return lambda: all(server.commands().count("status") >= 3 for server in servers)
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    return said
+
+
+def test_ctrl_c_stops_all(start: Start, tmp_path: Path, manifest: Read) -> None:
+    with running(8, tmp_path) as servers:
+        process = start(*by_url(servers), "--run", "run")
+        until(waited_for(servers))
+        said = interrupted(process)
+        assert "Stopping what records. Press Ctrl-C again to leave its files to the servers." in said
+        assert recording(servers, State.WRITING)()
+        reasons = {one.body["reason"] for server in servers for one in server.arrivals if one.command == "stop"}
+        assert reasons == {"Interrupted."}
+    assert manifest().problems[0] == "Interrupted."
+    assert {record.outcome for record in manifest().targets} == {"flushed"}
+
+
+def test_ctrl_c_while_they_start(start: Start, tmp_path: Path, manifest: Read) -> None:
+    with running(8, tmp_path) as servers:
+        servers[3].acts["start"] = [Act(delay_s=0.5)]
+        process = start(*by_url(servers), "--run", "run")
+        until(lambda: "start" in servers[3].commands())
+        interrupted(process)
+        assert all("stop" in server.commands() for server in servers)
+        until(lambda: not any(server.tasks for server in servers))
+        others = [server for server in servers if server is not servers[3]]
+        assert State.RECORDING not in {engine(server).state for server in others}
+    assert manifest().status == "failed"
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_while_the_files_are_written(start: Start, tmp_path: Path, manifest: Read, presses: int) -> None:
+    """Once in the flush, or once before it and once in it: what is left is the files, which come by themselves."""
+    with running(8, tmp_path) as servers:
+        slow = engine(servers[5])
+        servers[5].in_its_loop(slow.flushed.clear)
+        process = start(*by_url(servers), "--run", "run")
+        until(waited_for(servers))
+        if presses == 1:
+            for server in servers:
+                server.in_its_loop(functools.partial(engine(server).end_by_itself, 5))
+        else:
+            process.send_signal(signal.SIGINT)
+        until(lambda: all("stop" in server.commands() for server in servers))
+        interrupted(process)
+        assert recording(servers, State.WRITING)()
+    assert manifest().status == "partial"
+
+
+# Progress.
+
+
+def test_progress_on_a_terminal(start: Start, tmp_path: Path) -> None:
+    terminal, program = pty.openpty()
+    shown = b""
+
+    def see(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([terminal], [], [], 60)[0], shown
+            shown += os.read(terminal, 65536)
+
+    with running(4, tmp_path) as servers:
+        slow = engine(servers[2])
+        servers[2].in_its_loop(slow.flushed.clear)
+        process = start(*by_url(servers), "--iterations", 5, "--run", "run", stderr=program)
+        see(b"0 of 4 targets have recorded 5 iterations")
+        for server in servers[:3]:
+            server.in_its_loop(functools.partial(engine(server).iterate, 9))
+        see(b"3 of 4 targets have recorded 5 iterations")
+        servers[3].in_its_loop(functools.partial(engine(servers[3]).iterate, 5))
+        see(f"Waiting for the files of {servers[2].url}".encode())
+        servers[2].in_its_loop(slow.flushed.set)
+        process.wait(60)
+    os.close(program)
+    os.close(terminal)

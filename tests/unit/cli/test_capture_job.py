@@ -1,0 +1,367 @@
+"""`profdeck capture --run`, against jobs that run in processes of their own and step by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from processes import ending, until
+from profdeck import Identity, Profiler, demand
+from profdeck.demand import Request
+from profdeck.process import ProcessId
+
+Cli = Callable[..., Result]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+JOB = """
+import json, select, sys
+from pathlib import Path
+from profdeck import Identity, Profiler
+given = json.loads(sys.argv[1])
+ranks = [
+    Profiler.from_config(identity=Identity(rank=rank, world_size=given["world_size"]), settings=given["settings"])
+    for rank in given["ranks"]
+]
+print("ready", flush=True)
+if given["stuck"]:
+    sys.stdin.read()
+    sys.exit()
+run = Path(given["settings"]["output"], given["settings"]["run"])
+step = 0
+while not select.select([sys.stdin], [], [], 0.01)[0]:  # the work of a step; the test ends the job
+    for rank, profiler in enumerate(ranks):
+        if rank and given["ahead"] and not list(run.glob("demand.*.json")):
+            continue  # those behind are to decide
+        with profiler.capture(step + rank * given["ahead"]), profiler.stage("work"):
+            pass
+    step += 1
+"""
+
+
+@pytest.fixture
+def spawn(tally_path: str) -> Iterator[Start]:
+    """Start Python with the backend `tally` installed; ends it if the test has not."""
+    with ending() as started:
+
+        def run(*arguments: object) -> subprocess.Popen[str]:
+            path = os.pathsep.join([tally_path, *filter(None, sys.path)])
+            process = subprocess.Popen(
+                [sys.executable, *map(str, arguments)],
+                env=os.environ | {"PYTHONPATH": path, "COLUMNS": "500"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            started.append(process)
+            return process
+
+        yield run
+
+
+@pytest.fixture
+def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a process with some ranks of a job that is captured to tmp_path/run, and wait until it takes requests."""
+
+    def start(
+        ranks: tuple[int, ...] = (0,), world_size: int = 1, *, ahead: int = 0, stuck: bool = False, **settings: Any
+    ) -> subprocess.Popen[str]:
+        config = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "trainer.ranks": "all"} | settings
+        given = {"ranks": ranks, "world_size": world_size, "ahead": ahead, "stuck": stuck, "settings": config}
+        process = spawn("-c", JOB, json.dumps(given))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    return start
+
+
+@pytest.fixture
+def ask(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start the command, which waits no longer than this for ranks that may be started again."""
+    hasty = "import profdeck.cli._demand as command; from profdeck.cli import main; command._RESTART_S = 0.5; main()"
+    return lambda *options: spawn("-c", hasty, "capture", "--run", tmp_path / "run", *options)
+
+
+def line_with(text: str, process: subprocess.Popen[str]) -> str:
+    """Read what a command says on stderr until there is a line with a text."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended without saying {text!r}")
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job((0, 1), 2)
+    result = cli("capture", "--run", tmp_path / "run", "--in", 20, "--steps", 3)
+    assert result.exit_code == 0, result.output
+    said = result.stderr.splitlines()
+    assert said[0] == "Asked 2 processes of run."
+    agreed = re.fullmatch(
+        r"Steps (\d+) to (\d+) will be captured, as trainer rank 0 decided at step (\d+)\.",
+        said[1],
+    )
+    assert agreed is not None
+    first, last, at = map(int, agreed.groups())
+    assert (first - at, last - at) == (20, 22)
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert [line for line in lines if re.match(rf"{first}\.\.{last} trainer [01] complete ", line)]
+    assert any(line.startswith("run: 1 capture; ranks: 2 complete;") for line in lines)
+    assert "work" in result.stdout  # the summary has the stage
+    assert not (tmp_path / "run" / "demand.json").exists()
+
+
+def test_only_what_was_asked_for_is_shown(cli: Cli, job: Start, tmp_path: Path) -> None:
+    process = job(steps=[0])
+    result = cli("capture", "--run", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    (capture,) = document["ls"]["captures"]
+    assert (document["complete"], document["run"]) == (True, str(tmp_path / "run"))
+    assert capture["first_step"] == capture["last_step"] == document["first_step"] == document["last_step"] > 0
+    assert document["processes"] == [
+        {
+            "role": "trainer",
+            "replica": None,
+            "rank": 0,
+            "target": None,
+            "host": ProcessId().host,
+            "pid": process.pid,
+            "captures": [f"step{document['first_step']}"],
+            "problem": None,
+        }
+    ]
+    assert len(list((tmp_path / "run").glob("step_*"))) == 2
+
+
+def test_stages_of_a_discrete_job(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job(mode="discrete")
+    result = cli("capture", "--run", tmp_path / "run", "--steps", 2, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    first = document["first_step"]
+    assert [capture["id"] for capture in document["ls"]["captures"]] == [f"step{first}-work", f"step{first + 1}-work"]
+    assert document["processes"][0]["captures"] == [f"step{first}-work", f"step{first + 1}-work"]
+
+
+def test_a_rank_far_ahead_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job((0, 1), 2, ahead=1000)
+    result = cli("capture", "--run", tmp_path / "run", "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["complete"]) == (1, False)
+    assert [process["problem"] is None for process in document["processes"]] == [True, False]
+    assert re.search(r"seen here at step 1\d{3}, after step \d+ had begun", document["processes"][1]["problem"])
+
+
+def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job((0,), 2)
+    job((1,), 2, stuck=True)
+    result = cli("capture", "--run", tmp_path / "run", "--timeout", 2)
+    assert result.exit_code == 1
+    assert re.search(r"trainer rank 1, process \d+ on .*: it has begun no global step since\.", words(result.stdout))
+    assert re.search(r"\d+ trainer 1 missing", words(result.stdout))
+    assert "The capture goes on. See it later with: profdeck ls run" in result.stderr
+    assert (tmp_path / "run" / "demand.json").exists()  # for the rank that has not seen it
+
+
+def test_a_job_that_never_steps_ends_the_request(cli: Cli, job: Start, tmp_path: Path) -> None:
+    process = job(stuck=True)
+    result = cli("capture", "--run", tmp_path / "run", "--timeout", 0.3)
+    assert result.exit_code == 1
+    assert "No process has begun a global step for 0.3 seconds, so the request is withdrawn." in result.stderr
+    assert f"Asked were: trainer rank 0 (process {process.pid} on " in result.stderr
+    assert not (tmp_path / "run" / "demand.json").exists()
+    assert result.stdout == ""
+
+
+def test_a_step_that_is_not_reached_ends_the_request(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job()
+    result = cli("capture", "--run", tmp_path / "run", "--in", 1_000_000, "--timeout", 2)
+    assert result.exit_code == 1
+    assert (
+        "Nothing was captured, and the request is withdrawn. trainer rank 0: it has not come to the end of the "
+        "capture." in result.stderr
+    )
+    assert not (tmp_path / "run" / "demand.json").exists()
+
+
+def test_a_job_that_ends_before_the_step(job: Start, ask: Start, tmp_path: Path) -> None:
+    process, command = job(), ask("--in", 1_000_000)
+    line_with("will be captured", command)
+    process.communicate("end")
+    _, said = command.communicate()
+    assert command.returncode == 1
+    assert "trainer rank 0: it ended before the capture was over." in said
+    assert not (tmp_path / "run" / "demand.json").exists()
+
+
+def test_a_job_that_is_killed_before_it_sees_the_request(job: Start, ask: Start, tmp_path: Path) -> None:
+    process, command = job(stuck=True), ask()
+    line_with("Asked 1 process", command)
+    process.kill()
+    process.wait()
+    _, said = command.communicate()
+    assert command.returncode == 1
+    assert "The job has ended before it began another global step. Nothing was captured." in said
+
+
+def test_a_job_that_is_killed_in_the_capture_leaves_it_incomplete(job: Start, ask: Start, tmp_path: Path) -> None:
+    process, command = job(), ask("--steps", 1_000_000, "--json")
+    until(lambda: list((tmp_path / "run").glob("step_*/trainer/rank_0000.*.json")))
+    process.kill()
+    process.wait()
+    out, _ = command.communicate()
+    document = json.loads(out)
+    assert (command.returncode, document["complete"]) == (1, False)
+    assert document["processes"][0]["problem"] == "it ended before the capture was over"
+    (capture,) = document["ls"]["captures"]
+    assert capture["status"] == "missing"
+
+
+def test_ctrl_c_withdraws_what_has_not_begun(job: Start, ask: Start, tmp_path: Path) -> None:
+    job()
+    command = ask("--in", 1_000_000)
+    line_with("will be captured", command)
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate()
+    assert command.returncode == 130
+    assert "The request is withdrawn, and nothing is captured." in said
+    assert not (tmp_path / "run" / "demand.json").exists()
+
+
+def test_ctrl_c_leaves_what_has_begun(job: Start, ask: Start, tmp_path: Path) -> None:
+    process, command = job(), ask("--steps", 1_000_000)
+    until(lambda: list((tmp_path / "run").glob("step_*/trainer/rank_0000.*.json")))
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate()
+    assert command.returncode == 130
+    assert "The capture has begun, and goes on. See it with: profdeck ls run" in said
+    process.communicate("end")
+    (manifest,) = (tmp_path / "run").glob("step_*/trainer/rank_0000.*[0-9].json")
+    assert json.loads(manifest.read_text())["status"] == "partial"
+
+
+def test_a_second_command_is_told_of_the_first(cli: Cli, job: Start, ask: Start, tmp_path: Path) -> None:
+    job(stuck=True)
+    first = ask()
+    line_with("Asked 1 process", first)
+    result = cli("capture", "--run", tmp_path / "run")
+    assert result.exit_code == 1
+    assert f"was asked for by process {first.pid} on " in result.stderr
+    assert "is not over yet" in result.stderr
+
+
+def test_a_command_that_was_killed_gives_way(cli: Cli, job: Start, ask: Start, tmp_path: Path) -> None:
+    job((0,), 2)
+    stuck = job((1,), 2, stuck=True)
+    first = ask("--in", 1_000_000)
+    line_with("will be captured", first)
+    first.kill()
+    first.wait()
+    stuck.communicate("end")
+    result = cli("capture", "--run", tmp_path / "run", "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["complete"]) == (1, False)  # rank 1 should have recorded, and is gone
+    assert document["first_step"] < 1_000_000
+
+
+def test_the_end_of_the_job_is_known(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job(final_step=999_999)
+    result = cli("capture", "--run", tmp_path / "run", "--in", 1_000_000)
+    assert result.exit_code == 1
+    assert re.search(
+        r"Nothing is captured: the capture would begin at step 1\d{6}, and the job ends with step 999999\.",
+        words(result.stderr),
+    )
+
+
+def test_warm_up_takes_time(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job(**{"trainer.warmup_steps": 3})
+    result = cli("capture", "--run", tmp_path / "run", "--in", 3)
+    assert result.exit_code == 2
+    assert (
+        "--in 3: the role 'trainer' warms up for 3 step(s) before a capture. Give at least 4; the default is 5, for "
+        "ranks that differ by a step." in words(result.stderr)
+    )
+    result = cli("capture", "--run", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output
+    (manifest,) = (tmp_path / "run").glob("step_*/trainer/rank_0000.*[0-9].json")
+    assert json.loads(manifest.read_text())["notes"] == []
+
+
+def test_nobody_is_there(cli: Cli, tmp_path: Path) -> None:
+    settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper"}
+    with Profiler.from_config(settings=settings) as profiler, profiler.capture(0):
+        pass
+    result = cli("capture", "--run", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "no process of this job is there to be asked" in result.stderr
+
+
+def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
+    settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper", "steps": [0], "on_demand": False}
+    with Profiler.from_config(settings=settings).capture(0):
+        pass
+    result = cli("capture", "--run", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "this job takes no requests: its config says on_demand: false" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Say what to capture: --url URL, a server, or --run RUN, the directory of a running job."),
+        (["--run", "run", "--ranks", "0"], "--ranks is for servers, and needs --url."),
+        (["--run", "run", "--set", "a=1"], "--set is for servers, and needs --url."),
+        (["--url", "http://127.0.0.1:1", "--in", "2"], "--in is for jobs, and a server has no global steps."),
+        (["--url", "http://127.0.0.1:1", "--steps", "1"], "--steps is for jobs, and a server has no global steps."),
+    ],
+)
+def test_options_that_exclude_each_other(cli: Cli, arguments: list[str], message: str) -> None:
+    result = cli("capture", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result.stderr)
+
+
+def test_a_directory_that_is_no_run(cli: Cli, tmp_path: Path) -> None:
+    result = cli("capture", "--run", tmp_path / "absent")
+    assert result.exit_code == 4
+    assert "absent does not exist, so it has no run.json" in result.stderr
+
+
+def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any) -> None:
+    settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally"}
+    profiler = Profiler.from_config(identity=Identity(), settings=settings)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(demand, "write_new", refuse)
+    result = cli("capture", "--run", tmp_path / "run")
+    assert profiler.enabled
+    assert result.exit_code == 1
+    assert "demand.json cannot be written: PermissionError" in words(result.stderr)
+
+
+def test_a_request_of_another_host_is_named(cli: Cli, job: Start, tmp_path: Path) -> None:
+    job(stuck=True)
+    request = Request(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
+    (tmp_path / "run" / "demand.json").write_bytes(demand._encode(request))
+    result = cli("capture", "--run", tmp_path / "run")
+    assert result.exit_code == 1
+    assert "was asked for by process 7 on another-host" in words(result.stderr)

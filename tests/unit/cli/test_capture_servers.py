@@ -1,0 +1,595 @@
+"""`profdeck capture` of servers: many at once, what is checked before, and what is said of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+
+import attrs
+import pytest
+from typer.testing import Result
+
+from profdeck.cli import _watch
+from profdeck.engine.request import Answer, Reply, State
+from profdeck.run import Manifest, read_manifest
+from simulated_servers import (
+    Act,
+    RecordingEngine,
+    ServersInThread,
+    SimulatedBackend,
+    SimulatedEngine,
+    SimulatedServer,
+    offer,
+)
+
+Cli = Callable[..., Result]
+Fleet = Callable[..., AbstractContextManager[list[SimulatedServer]]]
+FIVE = ("--iterations", 5, "--warmup-requests", 1, "--run", "run")
+QUIET = (*FIVE, "--json")
+"""Without a summary, which starts processes for several traces."""
+
+
+@pytest.fixture(scope="module")
+def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH that offers the backends of simulated servers."""
+    return offer(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """Run servers on this host that serve a model, and record to tmp_path/profiles."""
+    for path in simulated_path.split(os.pathsep):
+        monkeypatch.syspath_prepend(path)
+
+    @contextlib.contextmanager
+    def run(count: int) -> Iterator[list[SimulatedServer]]:
+        with ServersInThread(count) as servers:
+            for server in servers:
+                server.output, server.model = str(tmp_path / "profiles"), "tiny"
+                server.engine = RecordingEngine("tally-device")
+            yield servers
+
+    return run
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Callable[..., Manifest]:
+    """Read what the capture of a role, or of one replica, says of itself."""
+
+    def read(replica: int | None = None, role: str = "server") -> Manifest:
+        directory = tmp_path / "profiles" / "run" / "step_000000" / role
+        directory = directory if replica is None else directory / f"replica_{replica:03d}"
+        return read_manifest(directory / "target.step0.json")
+
+    return read
+
+
+def by_url(servers: list[SimulatedServer]) -> list[str]:
+    return [part for server in servers for part in ("--url", server.url)]
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@contextlib.contextmanager
+def nobody(count: int = 1) -> Iterator[list[str]]:
+    """Yield URLs of servers that are not there, at ports that nobody else gets."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
+    """Answer as a router with these workers; types by their number, as in ``_1="decode"``."""
+    content = [
+        {"url": one.url, "worker_type": types.get(f"_{number}", "regular"), "is_healthy": True}
+        for number, one in enumerate(listed)
+    ]
+    return [Act(content=json.dumps({"workers": content}).encode())]
+
+
+# What works.
+
+
+def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+    with fleet(3) as servers:
+        result = cli("capture", *by_url(servers), *FIVE)
+        assert result.exit_code == 0, result.output
+        starts = [next(one for one in server.arrivals if one.command == "start") for server in servers]
+    lines = list(map(words, result.stdout.splitlines()))
+    assert [line for line in lines if re.match(r"0 server/\d 0 complete", line)] == [
+        f"0 server/{replica} 0 complete 1.1 kB 10" for replica in range(3)
+    ]
+    assert any(line.startswith("profiles/run: 3 captures; ranks: 3 complete;") for line in lines)
+    assert "server/2, rank 0, 10 events" in lines  # the summary
+    for server in servers:
+        assert f"{server.url} server/" in words(result.stderr)
+    assert words(result.stderr).count("simulated 0.1.0 ready") == 3
+    assert {(one.body["id"], one.body["iterations"]["count"]) for one in starts} == {("step0", 5)}
+    assert sorted(one.body["replica"] for one in starts) == [0, 1, 2]
+    assert (manifest().target, manifest().policy, len(manifest().targets)) == ("fleet of 3", "any", 3)
+    assert manifest(2).status == "complete"
+
+
+def test_one_is_no_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+    with fleet(1) as servers:
+        result = cli("capture", *by_url(servers), *FIVE)
+        assert result.exit_code == 0, result.output
+        assert (manifest().target, manifest().targets) == (servers[0].url, ())
+        assert result.stderr == "1 request was sent: 1 answered, 0 failed.\n"
+        result = cli("capture", *by_url(servers), *FIVE, "--replica", 3, "--role", "rollout")
+    assert result.exit_code == 0, result.output
+    assert manifest(3, "rollout").target == servers[0].url
+
+
+def test_the_name_of_the_run_is_stronger_than_the_environment(
+    cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROFDECK_RUN", "other")
+    with fleet(1) as servers:
+        result = cli("capture", *by_url(servers), *QUIET)
+    assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
+
+
+def test_a_policy_makes_a_fleet_of_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+    with fleet(1) as servers:
+        result = cli("capture", *by_url(servers), *QUIET, "--policy", "all")
+    assert result.exit_code == 0, result.output
+    assert (manifest().target, manifest().policy) == ("fleet of 1", "all")
+
+
+def test_json_has_the_same_facts(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    with fleet(2) as servers:
+        result = cli("capture", *by_url(servers), *FIVE, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["run"], document["complete"]) == (str(tmp_path / "profiles" / "run"), True)
+    assert (document["problem"], document["ls"]["status"]) == (None, "complete")
+    assert document["requests"] == {"sent": 2, "answered": 2, "failed": 0, "first_error": None}
+    facts = {"role": "server", "worker_type": None, "backend": "simulated", "profdeck": "0.1.0"}
+    assert [one["url"] for one in document["servers"]] == sorted(server.url for server in servers)
+    for replica, server in enumerate(document["servers"]):
+        assert server == facts | {"url": server["url"], "replica": replica, "state": "ready", "reason": None}
+    (whole,) = (target for target in document["ls"]["targets"] if target["targets"])
+    assert [one["outcome"] for one in whole["targets"]] == ["ended_by_itself"] * 2
+
+
+def test_a_router_and_its_worker_types(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+    with fleet(5) as (router, *servers):
+        router.acts["workers"] = workers(*servers[:3], _1="decode", _2="prefill")
+        router.engine = servers[1].engine  # which it lets serve
+        where = ["--router", router.url, "--url", servers[3].url]
+        result = cli("capture", *where, "--worker-type", "regular", "--worker-type", "decode", *QUIET)
+        assert result.exit_code == 0, result.output
+        assert "start" not in servers[2].commands()
+        assert {router.commands().count(command) for command in ("start", "status")} == {0}
+        # A worker that only decodes is asked through its router.
+        assert (router.commands().count("completions"), servers[1].commands().count("completions")) == (1, 0)
+        kinds = {record.name: record.worker_type for record in manifest().targets}
+        assert kinds == {servers[0].url: "regular", servers[1].url: "decode", servers[3].url: None}
+    assert re.search(r"server/\d decode simulated", words(result.stderr))
+
+
+def test_a_worker_that_its_router_calls_unhealthy(cli: Cli, fleet: Fleet) -> None:
+    with fleet(3) as (router, *servers):
+        listed = [{"url": one.url, "is_healthy": one is servers[0]} for one in servers]
+        router.acts["workers"] = [Act(content=json.dumps({"workers": listed}).encode())]
+        result = cli("capture", "--router", router.url, *FIVE, "--json")
+        assert result.exit_code == 1
+        assert servers[1].commands() == []
+    states = {one["url"]: one["state"] for one in json.loads(result.stdout)["servers"]}
+    assert states == {servers[0].url: "ready", servers[1].url: "unhealthy"}
+    assert "Its router says that it is not healthy, so it is left out." in words(result.stderr)
+
+
+def test_a_file_of_targets(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+    with fleet(2) as servers:
+        listed = f"- {servers[0].url}\n- {{url: '{servers[1].url}', replica: 7, worker_type: regular}}\n"
+        (tmp_path / "targets.yaml").write_text(listed)
+        result = cli("capture", "--targets", "targets.yaml", *QUIET)
+        assert result.exit_code == 0, result.output
+        assert {record.replica: record.name for record in manifest().targets} == {
+            0: servers[0].url,
+            7: servers[1].url,
+        }
+
+
+def test_the_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Callable[..., Manifest]) -> None:
+    """Servers of two kinds are two roles, which are captured together into one run."""
+    with fleet(3) as servers:
+        servers[2].backend = "other"
+        roles = {
+            "rollout": {
+                "backend": "simulated",
+                "ranks": "all",
+                "targets": {"urls": [server.url for server in servers[:2]]},
+            },
+            "reward": {"backend": "other", "targets": {"urls": [servers[2].url]}},
+            "trainer": {"backend": "paper"},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps({"roles": roles}))
+        result = cli("capture", "--config", "job.yaml", *FIVE, "--json")
+        assert result.exit_code == 0, result.output
+        assert manifest(role="reward").backend == "other"
+        starts = [one.body for server in servers for one in server.arrivals if one.command == "start"]
+        assert [(one["role"], one["ranks"]) for one in starts] == [("rollout", "all")] * 2 + [("reward", [0])]
+        assert {server["role"] for server in json.loads(result.stdout)["servers"]} == {"rollout", "reward"}
+        result = cli("capture", "--config", "job.yaml", "--role", "reward", *FIVE)
+        assert result.exit_code == 0, result.output
+        assert [server.commands().count("start") for server in servers] == [1, 1, 2]
+
+
+# Checks before the start.
+
+
+def test_servers_of_several_kinds_are_two_roles(cli: Cli, fleet: Fleet) -> None:
+    with fleet(3) as servers:
+        servers[1].backend = "other"
+        result = cli("capture", *by_url(servers), *QUIET)
+        assert result.exit_code == 2
+        assert not any("start" in server.commands() for server in servers)
+    said = words(result.stderr)
+    simulated = ", ".join(sorted([servers[0].url, servers[2].url]))
+    assert f"simulated: {simulated}" in said
+    assert f"other: {servers[1].url}" in said
+    assert "Give each kind a role of its own in a config" in said
+
+
+def test_directories_that_differ(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    with fleet(2) as servers:
+        servers[1].output = str(tmp_path / "elsewhere")
+        result = cli("capture", *by_url(servers), *QUIET)
+        assert result.exit_code == 2
+        assert "start" not in servers[0].commands()
+    assert f"{tmp_path}/elsewhere: {servers[1].url}" in words(result.stderr)
+
+
+def test_a_server_of_another_host_has_its_own_directory(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    with fleet(1) as servers:
+        servers[0].host, servers[0].output = "elsewhere", "/nowhere"
+        result = cli("capture", *by_url(servers), *FIVE, "--json")
+    assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
+
+
+def test_versions_that_may_not_fit(cli: Cli, fleet: Fleet) -> None:
+    with fleet(4) as servers:
+        for server, version in zip(servers, ("0.1.7", "0.0.9", "0.0.9", "strange"), strict=True):
+            server.version = version
+        result = cli("capture", *by_url(servers), *QUIET)
+    assert result.exit_code == 0, result.output
+    said = words(result.stderr)
+    assert "and 1 more: profdeck is 0.0.9 there and 0.1.0 here." in said
+    assert f"{servers[3].url}: profdeck is strange there and 0.1.0 here." in said
+    assert "profdeck is 0.1.7" not in said
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_server_that_is_not_well(cli: Cli, fleet: Fleet, *, many: bool) -> None:
+    with fleet(1 + many) as servers:
+        servers[0].acts = {"status": [Act(status=404)], "health": [Act(status=503)]}
+        result = cli("capture", *by_url(servers), *QUIET)
+        assert [server.commands().count("health") for server in servers] == [1, 0][: 1 + many]
+    assert result.exit_code == 1
+    said = words(result.stderr)
+    assert ("warning" in said) is not many
+    assert f"{servers[0].url}: Its /health does not answer that it is well." in said
+
+
+def test_a_server_is_asked_how_it_is_by_the_route_of_its_backend(
+    cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimulatedBackend, "health", "/cheap")
+    with fleet(2) as servers:
+        for server in servers:
+            server.acts = {"status": [Act(status=404)], "cheap": [Act(status=503)]}
+        servers[1].backend = "unheard-of"  # so nobody knows what to ask it
+        result = cli("capture", *by_url(servers), *QUIET)
+        assert [server.commands().count("cheap") for server in servers] == [1, 0]
+        assert "health" not in servers[0].commands() + servers[1].commands()
+    assert f"{servers[0].url}: Its /cheap does not answer that it is well." in words(result.stderr)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("host", ["", "elsewhere"])
+def test_a_server_that_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, many: bool) -> None:
+    with fleet(1 + many) as servers:
+        here = {"host": host or socket.gethostname(), "output": f"{tmp_path}/profiles", "profdeck": "0.1.0"}
+        about = json.dumps({"server": here | {"writable": False}, "answer": {"ranks": []}})
+        servers[0].acts["status"] = [Act(content=about.encode()), Act()]
+        servers[0].acts["start"] = [Act(status=409, error="nothing can be written")]
+        result = cli("capture", *by_url(servers), *FIVE, "--json")
+        assert "start" in servers[0].commands()  # permissions do not tell all
+    assert result.exit_code == 1
+    said = words(result.stderr)
+    sentence = f"{servers[0].url}: It cannot write below {tmp_path}/profiles on {here['host']}."
+    assert sentence.replace(" ", "") in said.replace(" ", "")  # a long path is folded
+    assert ("warning" in said) is not many
+    assert ("simulated 0.1.0 not writable" in said) is many
+    if many:
+        (told,) = (one for one in json.loads(result.stdout)["servers"] if one["url"] == servers[0].url)
+        assert told["state"] == "not_writable"
+        assert "start it with another output in its config" in told["reason"]
+
+
+def test_a_server_that_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
+    with fleet(2) as servers:
+        servers[0].acts["status"] = [Act(status=404)]
+        result = cli("capture", *by_url(servers), *FIVE)
+        assert result.exit_code == 1
+        assert f"{servers[0].url} server/" in words(result.stderr)
+        assert re.search(r"simulated own profiler only", words(result.stderr))
+        assert f"{servers[0].url}: not_enabled:" in words(result.stdout)
+        assert "Start the engine with PROFDECK_CONFIG in its environment" in words(result.stdout)
+
+
+def test_a_server_that_lets_nobody_in(cli: Cli, fleet: Fleet) -> None:
+    with fleet(1) as servers:
+        servers[0].token = "a secret"  # noqa: S105  # nobody's
+        result = cli("capture", *by_url(servers), *FIVE)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "answered 401: The token is missing or wrong: set PROFDECK_TOKEN" in words(result.stderr)
+
+
+def test_what_no_backend_recognises(cli: Cli, fleet: Fleet) -> None:
+    with fleet(2) as servers:
+        servers[0].backend = servers[1].backend = "unheard-of"
+        one = cli("capture", "--url", servers[0].url, *QUIET)
+        two = cli("capture", *by_url(servers), *QUIET)
+        servers[1].backend = "simulated"
+        some = cli("capture", *by_url(servers), *QUIET)
+    assert (one.exit_code, two.exit_code) == (3, 3)
+    assert f"No backend recognises the server at {servers[0].url}. Is that its address?" in words(one.stderr)
+    assert "and 1 more. Is that its address?" in words(two.stderr)
+    assert f"{servers[0].url}: No backend knows such a server." in words(some.stderr)
+    assert some.exit_code == 0, some.output  # it takes part: its backend hides, and is that of the others
+
+
+def test_the_backend_may_be_named(cli: Cli, fleet: Fleet) -> None:
+    with fleet(2) as servers:
+        servers[0].backend = servers[1].backend = "unheard-of"
+        for given in (["--backend", "simulated"], ["--set", "server.backend=simulated"]):
+            for some in (servers, servers[:1]):
+                result = cli("capture", *by_url(some), *QUIET, *given)
+                assert result.exit_code == 0, result.output
+        result = cli("capture", *by_url(servers), *QUIET, "--backend", "paper")
+    assert result.exit_code == 2
+    assert "The backend 'paper' records its own process and controls no server." in words(result.stderr)
+
+
+@pytest.mark.parametrize("given", [[], ["--backend", "simulated"]])
+@pytest.mark.usefixtures("fleet")
+def test_nobody_is_there(cli: Cli, given: list[str]) -> None:
+    with nobody(2) as (first, second):
+        one = cli("capture", "--url", first, *QUIET, *given)
+        two = cli("capture", "--url", first, "--url", second, *QUIET, *given, "--output", "profiles")
+    assert (one.exit_code, two.exit_code) == (1, 1)
+    assert f"error: {first} cannot be reached: Connection refused. Is the server up?" in words(one.stderr)
+    expected = "Only 0 of 2 targets are ready" if given else "None of 2 servers can be captured."
+    assert expected in words(two.stderr)
+    assert words(two.stderr).count("unreachable") == 2
+
+
+def test_very_many_are_not_all_listed(cli: Cli, fleet: Fleet) -> None:
+    with fleet(20) as servers:
+        servers[7].backend = "unheard-of"
+        result = cli("capture", *by_url(servers), *QUIET)
+    assert result.exit_code == 0, result.output
+    said = result.stderr.splitlines()
+    assert {line.partition(" ")[0].rstrip(":") for line in said if line.startswith("http://")} == {servers[7].url}
+    assert "19 of 20 servers are ready." in said
+
+
+def test_a_router_that_does_not_help(cli: Cli, fleet: Fleet) -> None:
+    with fleet(1) as (router,):
+        for act, text in (
+            (Act(status=503), f"The router {router.url} answered 503 to /workers. See its log."),
+            (Act(status=401), "Set the variable that router_key_variable names to its API key."),
+            (Act(content=b'{"workers": []}'), f"There is no target (none found); looked in: {router.url}."),
+            (Act(content=b"<html>"), "does not answer /workers as routers do"),
+        ):
+            router.acts["workers"] = [act]
+            result = cli("capture", "--router", router.url, *FIVE)
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert text in words(result.stderr)
+    with nobody() as (absent,):
+        result = cli("capture", "--router", absent, *FIVE)
+    assert result.exit_code == 1
+    assert f"{absent} cannot be reached: Connection refused." in words(result.stderr)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_router_is_no_server(cli: Cli, fleet: Fleet, *, many: bool) -> None:
+    with fleet(2) as (router, server):
+        router.acts["workers"] = workers(server)
+        result = cli("capture", *by_url([router, *[server] * many]), *QUIET)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "start" not in [*router.commands(), *server.commands()]
+    assert f"{router.url}: this is a router" in words(result.stderr)
+
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "127.0.0.1:8000"], "--url 127.0.0.1:8000: expected the URL of a server"),
+        (["--url", "ftp://host"], "--url ftp://host: expected the URL of a server"),
+        (["--url", "http://host:99999"], "--url http://host:99999: expected the URL of a server"),
+        (["--url", URL, "--url", f"{URL}/"], f"--url {URL}: this server is named twice."),
+        (["--router", "host"], "'host' is no URL of a server"),
+        (["--targets", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
+        (["--router", URL, "--worker-type", "encode"], "'encode' is not one of 'regular', 'prefill', 'decode'"),
+        (["--router", URL, "--policy", "most"], "'most' is not one of 'any', 'quorum', 'all'"),
+        (["--router", URL, "--quorum", "2"], "--quorum N goes with --policy quorum"),
+        (["--router", URL, "--policy", "quorum"], "--quorum N goes with --policy quorum"),
+        (["--router", URL, "--policy", "all", "--quorum", "2"], "--quorum N goes with --policy quorum"),
+        (["--router", URL, "--replica", "2"], "--replica numbers a single server"),
+        (["--url", URL, "--url", f"{URL}0", "--replica", "2"], "--replica numbers a single server"),
+        (["--url", URL, "--skip", "2"], "--skip counts the iterations before those of --iterations"),
+        (["--url", URL, "--ranks", "first"], "--ranks first: expected all, or numbers"),
+        (["--url", URL, "--run", "profiles/run"], "run: 'profiles/run' is not a directory name"),
+        (["--config", "job.yaml"], "--config job.yaml: no role of it says under targets where servers are."),
+        (["--config", "job.yaml", "--role", "trainer"], "--role trainer: the config names no servers for it"),
+        (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "it has the roles trainer."),
+        (["--url", URL, "--load", "a", "--warmup-requests", "2"], "--warmup-requests and --load both say what to send"),
+        (["--run", "run", "--policy", "all"], "--policy is for servers, and needs --url."),
+        (["--run", "run", "--warmup-requests", "2"], "--warmup-requests is for servers, and needs --url."),
+        (["--router", URL, "--steps", "2"], "--steps is for jobs, and a server has no global steps."),
+    ],
+)
+def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "job.yaml").write_text("roles: {trainer: {backend: paper}}")
+    result = cli("capture", *arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
+
+
+# Requests.
+
+
+def test_requests_of_a_file_fill_the_windows(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "load.jsonl").write_text('{"prompt": "a", "max_tokens": 2}\n{"messages": [], "max_tokens": 1}\n')
+    with fleet(2) as servers:
+        result = cli("capture", *by_url(servers), "--iterations", 20, "--load", "load.jsonl", "--json")
+        assert result.exit_code == 0, result.output
+        for server in servers:
+            sent = [one for one in server.arrivals if one.path.startswith("/v1/") and one.command != "models"]
+            assert sum(one.body["max_tokens"] for one in sent) >= 20
+            assert {one.path for one in sent} == {"/v1/completions", "/v1/chat/completions"}
+            started = next(one for one in server.arrivals if one.command == "start")
+            assert min(one.at_ns for one in sent) > (started.answered_ns or 0)
+    requests = json.loads(result.stdout)["requests"]
+    assert requests["answered"] >= 20
+    assert (requests["failed"], requests["first_error"]) == (0, None)
+
+
+def test_requests_that_fail_are_told(cli: Cli, fleet: Fleet) -> None:
+    with fleet(2) as servers:
+        servers[0].acts["completions"] = [Act(status=500), Act()]
+        result = cli("capture", *by_url(servers), "--iterations", 5, "--warmup-requests", 2)
+        assert result.exit_code == 0, result.output
+        said = f"1 failed. The first failure: {servers[0].url}: /v1/completions answered 500: "
+    assert said in words(result.stderr)
+
+
+@pytest.mark.parametrize("content", [None, "", "{"])
+def test_a_file_of_requests_that_is_wrong(cli: Cli, tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "load.jsonl").write_text(content)
+    result = cli("capture", "--url", URL, "--load", "load.jsonl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "error: --load load.jsonl" in result.stderr
+
+
+def test_half_a_worker_cannot_be_asked_alone(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    with fleet(1) as servers:
+        (tmp_path / "targets.yaml").write_text(f"[{{url: '{servers[0].url}', worker_type: prefill}}]")
+        result = cli("capture", "--targets", "targets.yaml", *QUIET)
+        assert result.exit_code == 2
+        assert "start" not in servers[0].commands()
+    assert "does only prefill, so it cannot serve a request alone, and there is no --router" in words(result.stderr)
+
+
+# What goes wrong with some.
+
+POLICIES = [
+    (["--policy", "any"], True),
+    (["--policy", "quorum", "--quorum", "7"], True),
+    (["--policy", "quorum", "--quorum", "8"], False),
+    (["--policy", "all"], False),
+]
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
+def test_one_of_eight_cannot_be_reached(
+    cli: Cli, fleet: Fleet, policy: list[str], *, goes_on: bool, json_too: bool
+) -> None:
+    with nobody() as (absent,), fleet(7) as servers:
+        result = cli("capture", *by_url(servers), "--url", absent, *policy, *FIVE, *(["--json"] if json_too else []))
+        assert result.exit_code == 1
+        started = ["start" in server.commands() for server in servers]
+        assert started == [goes_on] * 7
+    said = words(result.stderr)
+    assert re.search(rf"{absent} server/\d unreachable", said)
+    assert f"{absent} cannot be reached: Connection refused. Is the server up?" in said
+    assert ("Only 7 of 8 targets are ready" in said) is not goes_on
+    assert ("What came of each: profdeck ls profiles/run" in said) is not goes_on
+    if json_too:
+        document = json.loads(result.stdout)
+        assert (document["complete"], document["problem"] is None) == (False, goes_on)
+        (whole,) = (target for target in document["ls"]["targets"] if target["targets"])
+        outcomes = [one["outcome"] for one in whole["targets"] if one["name"] == absent]
+        assert outcomes == ["unreachable"]
+    elif goes_on:
+        assert "Start it again, or correct its address." in words(result.stdout)
+        assert "7 captures; ranks: 7 complete" in result.stdout
+    else:
+        assert result.stdout == ""
+
+
+def test_a_window_that_is_not_full_in_time(cli: Cli, fleet: Fleet) -> None:
+    with fleet(2) as servers:
+        servers[0].acts["completions"] = [Act(status=500)]
+        result = cli("capture", *by_url(servers), *FIVE, "--timeout", 1)
+    assert result.exit_code == 1
+    assert "Only 0 of 5 iterations ran before the stop." in words(result.stdout)
+    assert "1 complete" in result.stdout
+
+
+def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+    with fleet(2) as servers:
+        for server in servers:
+            server.engine = SimulatedEngine()  # it need not be ended
+            server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
+            server.acts["stop"] = [Act(status=500, error="dead")]
+        result = cli("capture", *by_url(servers), "--iterations", 5, "--run", "run", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["complete"] is False
+    assert manifest().problems[0].startswith("None of 2 targets answers. http://")
+    assert [record.outcome for record in manifest().targets] == ["refused"] * 2
+
+
+# Progress.
+
+
+def reply(state: State, iterations: int = 0) -> Reply:
+    return Reply(rank=0, world_size=1, host="here", pid=1, state=state, iterations=iterations)
+
+
+def test_how_far_they_are() -> None:
+    states = [State.ARMED, State.RECORDING, State.WRITING, State.ENDED]
+    far = [
+        _watch.Progressed.of(f"http://{state}", Answer(ranks=(reply(State.IDLE), reply(state, count))))
+        for count, state in enumerate(states)
+    ]
+    assert [(one.recorded, one.writing, one.iterations) for one in far] == [
+        (False, False, 0),
+        (False, False, 1),
+        (True, True, 2),
+        (True, False, 3),
+    ]
+    assert _watch.say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
+    assert _watch.say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
+    assert _watch.say_windows(far[:1], 1, 1) == "Recording 1 iteration"
+    assert _watch.say_windows([], None, 1) == "Recording"
+    waiting = attrs.evolve(far[0], waits_for="trainer, step3")
+    assert _watch.say_windows([waiting], 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
+    assert _watch.say_files(far) == "Waiting for the files of http://writing"
+    assert _watch.say_files(far[2:3] * 4) == "Waiting for the files of http://writing, http://writing and 2 more"
+    assert _watch.say_files(far[3:]) == "Collecting the files"
+    assert _watch.amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
+    assert _watch.amount(far, None, stopping=False) == (0, None)
+    assert _watch.amount([], 3, stopping=False) == (0, None)
+    assert _watch.amount(far, 3, stopping=True) == (3, 4)

@@ -1,0 +1,278 @@
+"""Where targets are, what a router says of them, and their numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck import Profiler, Status
+from profdeck.errors import CaptureError, ConfigError, target_error
+from profdeck.fleet.discovery import Numbers, Target, discover
+from profdeck.outcome import Outcome
+from profdeck.run import Manifest
+from profdeck.strict import structure
+from profdeck.targets import Policy, TargetsConfig
+from simulated_servers import Act, SimulatedServer, simulated_servers
+
+A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))
+VLLM_WORKER = {"model_id": "m", "load": 0, "connection_mode": "Http", "priority": 50, "cost": 1.0}
+"""What vllm-router 0.1.17 and sglang-router 0.3.2 say besides."""
+
+
+TOML = f"""
+[[targets]]
+url = "{A}"
+[[targets]]
+url = "{B}"
+replica = 0
+worker_type = "decode"
+[[targets]]
+url = "{C}"
+"""
+
+
+def worker(url: str, worker_type: str = "regular", *, is_healthy: bool = True) -> dict[str, Any]:
+    return VLLM_WORKER | {"url": url, "worker_type": worker_type, "is_healthy": is_healthy}
+
+
+def answer(*workers: dict[str, Any]) -> Act:
+    return Act(content=json.dumps({"workers": workers, "total": len(workers), "stats": {}}).encode())
+
+
+def found(numbers: Numbers | None = None, **config: Any) -> list[Target]:
+    return asyncio.run(discover(structure(config, TargetsConfig, where="targets"), numbers or Numbers()))
+
+
+def numbered(targets: list[Target]) -> dict[int, object]:
+    return {target.replica: target.handle for target in targets}
+
+
+def with_router(check: Callable[[SimulatedServer], Awaitable[None]], act: Act) -> None:
+    async def main() -> None:
+        async with SimulatedServer() as router:
+            router.acts["workers"] = [act]
+            await check(router)
+
+    asyncio.run(main())
+
+
+def from_router(act: Act, numbers: Numbers | None = None, **config: Any) -> list[Target]:
+    targets = []
+
+    async def check(router: SimulatedServer) -> None:
+        own = structure({"router": router.url, **config}, TargetsConfig, where="targets")
+        targets.extend(await discover(own, numbers or Numbers()))
+
+    with_router(check, act)
+    return targets
+
+
+# By URL and file.
+
+
+def test_servers_are_numbered_in_the_order_of_their_urls() -> None:
+    assert numbered(found(urls=[C, A, f"{B}/"])) == {0: A, 1: B, 2: C}
+    assert numbered(found(urls=[A, f"{A}/", A])) == {0: A}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("targets.yaml", f"- {A}\n- {{url: {B}/, replica: 0, worker_type: decode}}\n- {{url: {C}}}\n"),
+        ("targets.yml", f"targets:\n- {A}\n- {{url: {B}, replica: 0, worker_type: decode}}\n- {C}\n"),
+        ("targets.toml", TOML),
+    ],
+)
+def test_a_file_lists_servers(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    targets = found(file=str(tmp_path / name))
+    assert numbered(targets) == {0: B, 1: A, 2: C}
+    assert [target.worker_type for target in targets] == ["decode", None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1", "expected a list of URLs, or of mappings with url, replica and worker_type"),
+        ("", "expected a list of URLs"),
+        ("[3]", r"targets\[0\]: expected a mapping of keys to values, got 3"),
+        ("[{replica: 1}]", r"targets\[0\].url: this key is required"),
+        ("[{url: 'http://a', replicas: 1}]", "unknown key 'replicas'. Did you mean 'replica'?"),
+        ("[{url: 'http://a', replica: -1}]", "replica: -1 is no number of a replica; they count from 0"),
+        ("[{url: 'http://a', worker_type: x}]", "expected one of regular, prefill, decode"),
+        ("[{url: 'http://a', replica: 1}, {url: 'http://a', replica: 2}]", "http://a is listed as replica 1 and as 2"),
+        ("[{url: 'http://a', replica: 1}, {url: 'http://b', replica: 1}]", "http://a and http://b are both replica 1"),
+        ("[", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "targets.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        found(file=str(tmp_path / "targets.yaml"))
+
+
+def test_what_is_selected() -> None:
+    assert numbered(found(urls=[A, B, C], replicas=[2, 0, 7])) == {0: A, 2: C}
+    with pytest.raises(CaptureError, match=r"no target \(1 found, none of them selected by .*\); looked in: http"):
+        found(urls=[A], replicas=[1])
+    with pytest.raises(CaptureError, match="none of them selected"):
+        found(urls=[A], worker_types=["decode"])
+    assert numbered(found(urls=[A], worker_types=["regular"])) == {0: A}
+
+
+def test_numbers_stay_while_servers_come_and_go() -> None:
+    numbers = Numbers()
+    assert numbered(found(numbers, urls=[B, C])) == {0: B, 1: C}
+    assert numbered(found(numbers, urls=[A, C])) == {1: C, 2: A}
+    assert numbered(found(numbers, urls=[A, B, C])) == {0: B, 1: C, 2: A}
+
+
+def test_the_number_of_a_file_is_not_given_to_another_server(tmp_path: Path) -> None:
+    numbers, file = Numbers(), tmp_path / "targets.yaml"
+    file.write_text(f"[{{url: '{C}', replica: 0}}, '{A}']")
+    assert numbered(found(numbers, file=str(file))) == {0: C, 1: A}
+    file.write_text(f"['{C}', '{A}', '{B}']")
+    assert numbered(found(numbers, file=str(file))) == {0: C, 1: A, 2: B}
+    file.write_text(f"[{{url: '{A}', replica: 2}}, '{B}']")
+    with pytest.raises(ConfigError, match="are both replica 2; numbers are unique"):
+        found(numbers, file=str(file))
+
+
+# Behind a router.
+
+
+def test_a_router_lists_its_workers() -> None:
+    act = answer(worker(C, "prefill"), worker(f"{A}/", "decode", is_healthy=False), worker(B, "encode"))
+    targets = from_router(act)
+    assert numbered(targets) == {0: A, 1: B, 2: C}
+    assert [target.worker_type for target in targets] == ["decode", None, "prefill"]
+    assert [target.healthy for target in targets] == [False, True, True]
+    assert numbered(from_router(act, worker_types=["decode", "prefill"])) == {0: A, 2: C}
+    assert numbered(from_router(act, worker_types=["regular"])) == {1: B}  # whose kind is unknown
+
+
+def test_the_data_parallel_ranks_of_a_server_are_one_target() -> None:
+    act = answer(
+        *(worker(f"{A}@{rank}", is_healthy=rank == 1) for rank in range(4)), worker(f"{B}@0", is_healthy=False)
+    )
+    targets = from_router(act)
+    assert numbered(targets) == {0: A, 1: B}
+    assert [target.healthy for target in targets] == [True, False]
+
+
+def test_what_the_config_says_of_a_worker_and_what_its_router_says(tmp_path: Path) -> None:
+    (tmp_path / "targets.yaml").write_text(f"[{{url: '{A}', replica: 7}}, {{url: '{B}', worker_type: decode}}]")
+    act = answer(worker(A, "prefill", is_healthy=False), worker(B, "prefill"))
+    targets = from_router(act, file=str(tmp_path / "targets.yaml"), urls=[C])
+    assert [(target.replica, target.handle, target.worker_type, target.healthy) for target in targets] == [
+        (0, B, "decode", True),
+        (1, C, None, True),
+        (7, A, "prefill", False),
+    ]
+
+
+def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFDECK_TOKEN", "of-the-servers")
+
+    async def check(router: SimulatedServer) -> None:
+        for variable in ("PROFDECK_ROUTER_KEY", "KEY_OF_ANOTHER_ROUTER"):
+            config = TargetsConfig(router=router.url, router_key_variable=variable)
+            await discover(config, Numbers())
+            monkeypatch.setenv(variable, f"key in {variable}")
+            await discover(config, Numbers())
+        assert [arrival.headers.get("authorization") for arrival in router.arrivals] == [
+            None,
+            "Bearer key in PROFDECK_ROUTER_KEY",
+            None,
+            "Bearer key in KEY_OF_ANOTHER_ROUTER",
+        ]
+        await router.gone.wait()
+
+    with_router(check, answer(worker(A)))
+
+
+@pytest.mark.parametrize(
+    ("act", "message", "outcome"),
+    [
+        (Act(status=503), "answered 503 to /workers. See its log.", Outcome.REFUSED),
+        (Act(status=401), "answered 401 to /workers. Set the variable that router_key_variable", Outcome.REFUSED),
+        (Act(content=b"<html>"), "does not answer /workers as routers do", Outcome.NOT_ENABLED),
+        (Act(content=b'{"workers": [{}]}'), "does not answer /workers as routers do: .*`url`", Outcome.NOT_ENABLED),
+        (Act(content=b"[]"), "does not answer /workers as routers do", Outcome.NOT_ENABLED),
+        (Act(raw=b"", close=True), "cannot be reached", Outcome.UNREACHABLE),
+    ],
+)
+def test_a_router_that_does_not_tell(act: Act, message: str, outcome: Outcome) -> None:
+    with pytest.raises(CaptureError, match=message) as caught:
+        from_router(act)
+    assert target_error(caught.value).outcome is outcome
+
+
+def test_a_router_without_workers() -> None:
+    with pytest.raises(CaptureError, match=r"no target \(none found\); looked in: http://127"):
+        from_router(answer())
+
+
+# In captures.
+
+
+def test_an_elastic_fleet(
+    build: Callable[..., Profiler], manifest: Callable[..., Manifest], settings: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with simulated_servers(4) as (router, *servers):
+            first, second, third = servers
+            router.acts["workers"] = [
+                answer(worker(first.url), worker(second.url), worker("grpc://10.0.0.1:30000")),
+                answer(worker(third.url), worker(second.url), worker(first.url, is_healthy=False)),
+            ]
+            profiler = build(None, {"on_error": "warn"}, router=router.url)
+            for step in range(5):
+                async with profiler.capture(step):
+                    pass
+            assert router.commands() == ["workers"] * 2
+            assert [server.commands() for server in servers] == [
+                ["status", "start", "stop"],
+                ["status", "start", "stop"] * 2,
+                ["status", "start", "stop"],
+            ]
+            urls = [server.url for server in servers]
+        by_name = [{record.name: record for record in manifest(step).targets} for step in (1, 3)]
+        assert by_name[0][urls[1]].replica == by_name[1][urls[1]].replica
+        assert by_name[0][urls[0]].replica == by_name[1][urls[0]].replica
+        strange = by_name[0]["grpc://10.0.0.1:30000"]
+        assert (strange.outcome, strange.capture) == (Outcome.REFUSED, None)
+        assert "'grpc://10.0.0.1:30000' is no URL of a server" in str(strange.reason)
+        gone = by_name[1][urls[0]]
+        assert (gone.outcome, gone.capture, gone.reason) == (
+            Outcome.UNREACHABLE,
+            None,
+            "Its router says that it is not healthy, so it was not asked.",
+        )
+        assert by_name[1][urls[2]].outcome is Outcome.FLUSHED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("policy", [Policy.ANY, Policy.ALL])
+def test_a_router_that_is_down_starts_nothing(
+    build: Callable[..., Profiler], manifest: Callable[..., Manifest], policy: Policy
+) -> None:
+    async def check(router: SimulatedServer) -> None:
+        profiler = build(None, {"on_error": "warn"}, router=router.url, policy=policy.value)
+        async with profiler.capture(1) as capture:
+            assert capture is None  # and the job goes on
+        router.acts["workers"] = [answer(worker(router.url))]
+        async with profiler.capture(3) as capture:
+            assert capture is not None
+
+    with_router(check, Act(status=503))
+    assert manifest().status is Status.FAILED
+    assert "answered 503 to /workers" in manifest().problems[0]
+    assert (manifest().policy, manifest().targets) == (policy, ())
+    assert manifest(3).status is Status.COMPLETE

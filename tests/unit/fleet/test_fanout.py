@@ -1,0 +1,190 @@
+"""The same done to many targets at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from profdeck.engine.remote import RemoteEngine
+from profdeck.errors import TargetError, target_error
+from profdeck.fleet.fanout import fan_out
+from profdeck.fleet.gate import StartGate
+from profdeck.outcome import Outcome
+from simulated_servers import Act, SimulatedServer, simulated_servers
+
+START = {"id": "step1", "output": "/profiles", "run": "run", "role": "rollout"}
+
+
+def test_no_targets() -> None:
+    async def never(_: object) -> None:
+        raise AssertionError
+
+    assert asyncio.run(fan_out(never, [], timeout_s=1, each_timeout_s=1)) == []
+
+
+def test_all_are_under_way_at_once_and_the_results_are_in_order() -> None:
+    async def main() -> None:
+        here, all_here = set[int](), asyncio.Event()
+
+        async def meet(target: int) -> int:
+            here.add(target)
+            if len(here) == 100:
+                all_here.set()
+            await all_here.wait()
+            return target * 2
+
+        assert await fan_out(meet, range(100), timeout_s=30, each_timeout_s=30) == [2 * n for n in range(100)]
+
+    asyncio.run(main())
+
+
+def test_a_target_that_fails_is_a_result() -> None:
+    async def divide(target: int) -> float:
+        await asyncio.sleep(0)
+        if target == 2:
+            raise asyncio.CancelledError
+        return 1 / target
+
+    def at_once(target: int) -> asyncio.Future[float]:
+        raise KeyError(target)
+
+    one, zero, cancelled = asyncio.run(fan_out(divide, [1, 0, 2], timeout_s=30, each_timeout_s=30))
+    assert one == 1
+    assert isinstance(zero, ZeroDivisionError)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    (error,) = asyncio.run(fan_out(at_once, [1], timeout_s=30, each_timeout_s=30))
+    assert isinstance(error, KeyError)
+
+
+@pytest.mark.parametrize(("timeout_s", "each_timeout_s"), [(0.02, 30), (30, 0.02)])
+def test_what_is_late_is_cancelled_and_waited_for(timeout_s: float, each_timeout_s: float) -> None:
+    taken_back = []
+
+    async def wait(target: int) -> int:
+        if target:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                taken_back.append(target)
+        return target
+
+    results = asyncio.run(fan_out(wait, [0, 1, 2], timeout_s=timeout_s, each_timeout_s=each_timeout_s))
+    assert results[0] == 0
+    assert [str(result) for result in results[1:]] == ["It was not done within 0.02 seconds."] * 2
+    assert target_error(results[1]).outcome is Outcome.TIMED_OUT
+    assert taken_back == [1, 2]
+
+
+def test_a_timeout_of_the_operation_keeps_its_words() -> None:
+    async def wait(_: int) -> None:
+        raise TimeoutError("mine")
+
+    (error,) = asyncio.run(fan_out(wait, [0], timeout_s=30, each_timeout_s=30))
+    assert str(error) == "mine"
+
+
+def test_one_timer_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop, timers = asyncio.get_running_loop(), list[float]()
+        call_at = loop.call_at
+
+        def counted(when_s: float, *arguments: Any, **keywords: Any) -> asyncio.TimerHandle:
+            timers.append(when_s)
+            return call_at(when_s, *arguments, **keywords)
+
+        monkeypatch.setattr(loop, "call_at", counted)
+
+        async def rest(_: int) -> None:
+            await asyncio.sleep(0)
+
+        assert await fan_out(rest, range(1000), timeout_s=30, each_timeout_s=30) == [None] * 1000
+        assert len(timers) == 1
+
+    asyncio.run(main())
+
+
+def test_cancelling_cancels_all_and_waits_for_them() -> None:
+    async def main() -> None:
+        running, taken_back, all_run = set[int](), set[int](), asyncio.Event()
+
+        async def wait(target: int) -> None:
+            running.add(target)
+            if len(running) == 10:
+                all_run.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                taken_back.add(target)
+
+        whole = asyncio.create_task(fan_out(wait, range(10), timeout_s=30, each_timeout_s=30))
+        await all_run.wait()
+        whole.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await whole
+        assert taken_back == running
+
+    asyncio.run(main())
+
+
+def test_many_servers_take_as_long_as_the_slowest() -> None:
+    async def main() -> None:
+        async with simulated_servers(50) as servers:
+            for server in servers:
+                server.acts[""] = [Act(delay_s=0.05)]
+            engines = [RemoteEngine(server.url, timeout_s=30) for server in servers]
+            began_s = time.monotonic()
+            assert await fan_out(RemoteEngine.has_profdeck, engines, timeout_s=30, each_timeout_s=30) == [True] * 50
+            assert time.monotonic() - began_s < 50 * 0.05 / 2
+            for engine in engines:
+                engine.close()
+
+    asyncio.run(main())
+
+
+def test_starts_leave_together_and_failures_keep_nobody_waiting() -> None:
+    async def main() -> None:
+        async with simulated_servers(20) as servers:
+            slow, refused, hung, gone = servers[:4]
+            slow.acts["status"] = [Act(delay_s=0.1)]
+            refused.acts["start"] = [Act(status=503)]
+            hung.acts["status"] = [Act(raw=b"", hang=True)]
+            await gone.stop()
+            gate = StartGate(timeout_s=30)
+            engines = [RemoteEngine(server.url, timeout_s=0.5) for server in servers]
+            parties = {engine: gate.party() for engine in engines}
+
+            async def start(engine: RemoteEngine) -> None:
+                engine.gate = parties[engine]
+                try:
+                    assert await engine.has_profdeck()
+                    await engine.command("start", START)
+                except BaseException:
+                    parties[engine].leave()
+                    raise
+                finally:
+                    engine.close()
+
+            results = await fan_out(start, engines, timeout_s=30, each_timeout_s=30)
+            failed = [result for result in results if result is not None]
+            assert [target_error(error).outcome for error in failed if isinstance(error, TargetError)] == [
+                Outcome.REFUSED,
+                Outcome.TIMED_OUT,
+                Outcome.UNREACHABLE,
+            ]
+            assert len(failed) == 3
+            arrived = [starts(server) for server in servers]
+            assert [len(times) for times in arrived] == [1, 1, 0, 0] + [1] * 16
+            assert gate.opened_ns is not None
+            assert all(at_ns > gate.opened_ns for times in arrived for at_ns in times)
+            await gone.start()
+
+    asyncio.run(main())
+
+
+def starts(server: SimulatedServer) -> list[int]:
+    return [arrival.at_ns for arrival in server.arrivals if arrival.command == "start"]

@@ -1,0 +1,282 @@
+"""The manifests of many targets: how often, by whom and when they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck import Profiler, run
+from profdeck.fleet.manifests import Manifests
+from profdeck.settle import in_thread, in_threads
+from simulated_servers import Act, SimulatedServer, simulated_servers
+
+Build = Callable[..., Profiler]
+
+
+class Disk:
+    """Counts what is written below a directory, by thread."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.written: Counter[str] = Counter()
+        """By the name of the directory."""
+        self.synced: Counter[str] = Counter()
+        self.threads: set[int] = set()
+        """Those that have written manifests of single targets."""
+        write = run._write
+
+        def counted(path: Path, content: bytes, *, durable: bool) -> None:
+            if path.is_relative_to(directory):  # not what is collected of earlier tests, and says that it has ended
+                self.written[path.parent.name] += 1
+                self.synced[path.parent.name] += durable
+            if path.parent.name.startswith("replica"):
+                self.threads.add(threading.get_ident())
+            write(path, content, durable=durable)
+
+        monkeypatch.setattr(run, "_write", counted)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """What is written from now on."""
+    return Disk(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("refused", [0, 5])
+def test_a_target_costs_two_manifests_and_no_wait_for_the_disk(build: Build, disk: Disk, refused: int) -> None:
+    async def main() -> None:
+        async with simulated_servers(40) as servers:
+            for server in servers[:refused]:
+                server.acts["start"] = [Act(status=503)]
+            async with build([server.url for server in servers], {"on_error": "warn"}).capture(1):
+                pass
+        assert threading.get_ident() not in disk.threads
+
+    asyncio.run(main())
+    assert disk.written == {"run": 1, "rollout": 2} | {f"replica_{replica:03d}": 2 for replica in range(40)}
+    assert +disk.synced == {"rollout": 1}
+    assert len(disk.threads) <= 16
+
+
+def test_nothing_is_claimed_while_targets_are_being_asked(build: Build, disk: Disk) -> None:
+    """Which would delay what the last ones are asked."""
+
+    async def main() -> None:
+        async with simulated_servers(40) as servers:
+            seen = []
+
+            async def look(server: SimulatedServer) -> None:
+                await server.arrived.wait()
+                seen.append(sum(disk.written.values()))
+
+            looking = [asyncio.create_task(look(server)) for server in servers]
+            async with build([server.url for server in servers]).capture(1):
+                await asyncio.gather(*looking)
+            assert max(seen) == 2  # the run's, and the fleet's
+
+    asyncio.run(main())
+
+
+def test_of_several_manifests_for_a_path_the_last_one_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        manifests = Manifests()
+        assert await manifests.written() == {}
+        for number in range(3):
+            for name in "abc":
+                manifests.put(tmp_path / name, f"{name}{number}".encode())
+            if number:
+                assert await manifests.written() == {}
+
+    asyncio.run(main())
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "a2", "b": "b2", "c": "c2"}
+
+
+def test_each_capture_may_have_a_loop_of_its_own(tmp_path: Path) -> None:
+    manifests = Manifests()
+
+    async def write(content: bytes) -> None:
+        manifests.put(tmp_path / "a", content)
+        await asyncio.sleep(0)  # it waits for others that may follow
+        assert await manifests.written() == {}
+
+    for content in (b"old", b"new"):
+        asyncio.run(write(content))
+        assert (tmp_path / "a").read_bytes() == content
+
+
+def test_what_comes_while_others_are_written_is_written_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        manifests, loop, begun, go_on = Manifests(), asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        write = run._write
+
+        def slow(path: Path, content: bytes, *, durable: bool) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait()
+            write(path, content, durable=durable)
+
+        monkeypatch.setattr(run, "_write", slow)
+        manifests.put(tmp_path / "a", b"old")
+        waiting = asyncio.create_task(manifests.written())
+        await begun.wait()
+        manifests.put(tmp_path / "a", b"new")
+        manifests.put(tmp_path / "b", b"new")
+        go_on.set()
+        assert await waiting == {}
+
+    asyncio.run(main())
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "b": "new"}
+
+
+def test_what_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        manifests, path = Manifests(), tmp_path / "missing" / "a"
+        manifests.put(path, b"")
+        manifests.put(tmp_path / "b", b"")
+        problems = await manifests.written()
+        assert [*problems] == [path]
+        assert isinstance(problems[path], FileNotFoundError)
+        assert await manifests.written() == {}
+
+    asyncio.run(main())
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]  # and no temporary file
+
+
+def test_who_gives_up_waiting_does_not_end_the_writing(tmp_path: Path) -> None:
+    async def main() -> None:
+        manifests = Manifests()
+        for number in range(50):
+            manifests.put(tmp_path / str(number), b"")
+        waiting = asyncio.create_task(manifests.written())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await manifests.written() == {}
+
+    asyncio.run(main())
+    assert len([*tmp_path.iterdir()]) == 50
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1000])
+def test_each_item_has_its_turn(count: int) -> None:
+    done, threads = list[int](), set[int]()
+
+    def call(item: int) -> None:
+        done.append(item)
+        threads.add(threading.get_ident())
+
+    asyncio.run(in_threads(call, range(count)))
+    assert sorted(done) == [*range(count)]
+    assert len(threads) <= 16
+    assert threading.get_ident() not in threads
+
+
+def test_more_threads_follow_where_the_first_one_waits() -> None:
+    """As on a network file system."""
+    here = threading.Barrier(4)
+
+    def call(_: int) -> None:
+        here.wait(30)
+
+    asyncio.run(in_threads(call, range(4)))
+
+
+def test_what_one_of_many_raises_ends_the_waiting() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        asyncio.run(in_threads(int, ["1", "x", "2"]))
+
+
+def test_calls_at_once_share_threads() -> None:
+    threads = set[int]()
+
+    def call(number: int) -> int:
+        threads.add(threading.get_ident())
+        return number * 2
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(in_thread(call, number) for number in range(1000)))
+
+    assert asyncio.run(main()) == [number * 2 for number in range(1000)]
+    assert len(threads) <= 16
+    assert threading.get_ident() not in threads
+
+
+def test_a_call_that_waits_keeps_no_other_one_waiting() -> None:
+    async def main() -> None:
+        go_on = threading.Event()
+        others = [asyncio.create_task(in_thread(int)) for _ in range(100)]
+        waiting = asyncio.create_task(in_thread(go_on.wait, 30))
+        await asyncio.gather(*others, *(in_thread(int) for _ in range(100)))
+        assert not waiting.done()
+        go_on.set()
+        assert await waiting
+
+    asyncio.run(main())
+
+
+def test_what_a_call_raises_reaches_whoever_made_it() -> None:
+    async def main() -> None:
+        found = await asyncio.gather(in_thread(int, "x"), in_thread(int, "1"), return_exceptions=True)
+        assert isinstance(found[0], ValueError)
+        assert found[1] == 1
+
+    asyncio.run(main())
+
+
+def test_who_gives_up_waiting_for_a_call_leaves_it_alone() -> None:
+    async def main() -> None:
+        done = threading.Event()
+        waiting = asyncio.create_task(in_thread(done.wait, 30))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        done.set()
+        assert await in_thread(int) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("started", [0, 2])
+def test_where_no_thread_can_be_started_any_more(monkeypatch: pytest.MonkeyPatch, started: int) -> None:
+    """As at the end of the interpreter."""
+    submit, left, done = ThreadPoolExecutor.submit, started, list[int]()
+
+    def refuse(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submit(*arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    asyncio.run(in_threads(done.append, range(50)))
+    assert sorted(done) == [*range(50)]
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(in_thread(int, number) for number in range(50)))
+
+    assert asyncio.run(main()) == [*range(50)]
+
+
+def test_a_temporary_file_is_removed_where_the_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space left"):
+        run.replace(path, b"new", durable=True)
+    with pytest.raises(FileExistsError):
+        run.write_new(path, b"new")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a", "old")]

@@ -1,0 +1,1089 @@
+"""The connection to an engine's server: one is kept open, and whatever the server does is an error with a code."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import json
+import os
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h11
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from profdeck.engine import connection as connections
+from profdeck.engine.connection import Url
+from profdeck.engine.http import FILE_TYPE, Client, Response
+from profdeck.engine.remote import RemoteEngine
+from profdeck.errors import ConfigError, TargetError
+from profdeck.outcome import Outcome
+from simulated_servers import Act, Arrival, ServersInThread, SimulatedServer
+
+STATUS = "/profdeck/status"
+START = {"id": "step1", "output": "/profiles", "run": "run", "role": "rollout", "token": "0123"}
+STOP = {"request": "step1", "token": "0123"}
+
+
+@pytest.fixture(autouse=True)
+def sockets_are_closed() -> Iterator[None]:
+    """Let a socket that a test forgot warn within that test."""
+    yield
+    gc.collect(1)
+
+
+def with_server(check: Callable[[SimulatedServer, RemoteEngine], Awaitable[None]], timeout_s: float = 30) -> None:
+    """Run a check with a server and an engine that asks it."""
+
+    async def main() -> None:
+        async with SimulatedServer() as server:
+            engine = RemoteEngine(server.url, timeout_s=timeout_s)
+            await check(server, engine)
+            engine.close()
+
+    asyncio.run(main())
+
+
+async def failure(awaitable: Awaitable[object]) -> TargetError:
+    with pytest.raises(TargetError) as caught:
+        await awaitable
+    return caught.value
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+# One connection.
+
+
+def test_all_requests_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFDECK_TOKEN", "a secret")
+
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.token = os.environ["PROFDECK_TOKEN"]
+        assert await engine.has_profdeck()
+        (rank,) = (await engine.command("start", START)).ranks
+        assert (rank.state, rank.request, rank.token) == ("recording", "step1", "0123")
+        (rank,) = (await engine.command("stop", STOP)).ranks
+        assert rank.state == "ended"
+        assert server.commands() == ["status", "start", "stop"]
+        assert {arrival.connection for arrival in server.arrivals} == {0}
+        status, start, stop = server.arrivals
+        host = server.url.removeprefix("http://")
+        common = {"host": host, "accept-encoding": "identity", "authorization": "Bearer a secret"}
+        assert status.headers == common
+        assert start.headers == common | {
+            "content-type": "application/json",
+            "content-length": start.headers["content-length"],
+        }
+        assert (start.body, stop.body) == (START, STOP | {"wait_s": 0})
+
+    with_server(check)
+
+
+def test_a_post_without_a_body_says_so() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        response = await engine.request("POST", "/stop_profile")
+        assert (response.status_code, response.is_success, response.path) == (404, False, "/stop_profile")
+        assert server.arrivals[0].headers["content-length"] == "0"
+
+    with_server(check)
+
+
+def test_a_hung_request_does_not_keep_others_waiting() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["start"] = [Act(raw=b"", hang=True)]
+        await engine.about()
+        start = asyncio.create_task(engine.command("start", START))
+        while "start" not in server.commands():
+            server.arrived.clear()
+            await server.arrived.wait()
+        assert (await engine.command("status", {})).ranks
+        assert server.opened == 2
+        start.cancel()
+        await asyncio.wait([start])
+
+    with_server(check)
+
+
+def test_one_connection_serves_event_loops_one_after_the_other() -> None:
+    """As in the sync façade."""
+    with ServersInThread() as (server,):
+        engine = RemoteEngine(server.url, timeout_s=30)
+        for _ in range(3):
+            assert asyncio.run(engine.has_profdeck())
+        assert {arrival.connection for arrival in server.arrivals} == {0}
+        engine.close()
+
+
+def test_event_loops_of_many_threads_at_once() -> None:
+    with ServersInThread() as (server,):
+        engine = RemoteEngine(server.url, timeout_s=30)
+        found: list[bool] = []
+        together = threading.Barrier(4)
+
+        def ask() -> None:
+            together.wait()
+            found.extend(asyncio.run(engine.has_profdeck()) for _ in range(20))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 80
+        engine.close()
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_request_leaves_nothing() -> None:
+    with ServersInThread() as (server,):
+        server.acts["status"] = [Act(raw=b"", hang=True), Act()]
+        engine = RemoteEngine(server.url, timeout_s=30)
+
+        async def give_up() -> None:
+            task = asyncio.create_task(engine.has_profdeck())
+            while not server.arrivals:  # noqa: ASYNC110  # the server has a loop of its own
+                await asyncio.sleep(0)
+            assert not task.done()
+
+        asyncio.run(give_up())
+        assert asyncio.run(engine.has_profdeck())
+        assert [arrival.connection for arrival in server.arrivals] == [0, 1]
+        engine.close()
+
+
+def test_an_engine_that_nobody_closes_leaves_no_open_socket() -> None:
+    async def main() -> None:
+        async with SimulatedServer() as server:
+            engine = RemoteEngine(server.url, timeout_s=30)
+            await engine.has_profdeck()
+            assert server.connections
+            del engine
+            gc.collect(1)
+            await server.gone.wait()
+
+    asyncio.run(main())
+
+
+def test_a_forked_child_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        await engine.has_profdeck()
+        child = os.getpid() + 1
+        monkeypatch.setattr("os.getpid", lambda: child)
+        await engine.has_profdeck()
+        assert [arrival.connection for arrival in server.arrivals] == [0, 1]
+
+    with_server(check)
+
+
+# Connections that the server closes.
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connection_that_was_closed_while_idle_is_replaced(*, reset: bool) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        await engine.has_profdeck()
+        (connection,) = server.connections
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        server.drop_idle()
+        await server.gone.wait()
+        await engine.command("start", START)
+        assert [arrival.connection for arrival in server.arrivals] == [0, 1]
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(("command", "payload"), [("status", {}), ("stop", STOP)])
+def test_a_request_is_repeated_if_the_idle_connection_closes_under_it(command: str, payload: Any) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        await engine.has_profdeck()
+        server.acts[command] = [Act(raw=b"", close=True), Act()]
+        assert (await engine.command(command, payload)).ranks
+        assert server.commands() == ["status", command, command]
+        assert server.opened == 2
+
+    with_server(check)
+
+
+def test_a_start_is_never_repeated() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        await engine.has_profdeck()
+        server.acts["start"] = [Act(raw=b"", close=True), Act()]
+        error = await failure(engine.command("start", START))
+        assert error.outcome is Outcome.UNREACHABLE
+        assert str(error) == (
+            f"{server.url} cannot be reached: it closed the connection without an answer. Is the server up?"
+        )
+        assert server.commands() == ["status", "start"]
+
+    with_server(check)
+
+
+def test_a_new_connection_that_closes_is_not_tried_again() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(raw=b"", close=True)]
+        assert (await failure(engine.has_profdeck())).outcome is Outcome.UNREACHABLE
+        assert server.opened == 1
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+    ],
+)
+def test_a_connection_that_cannot_go_on_is_not_kept(raw: bytes) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts[""] = [Act(raw=raw)]
+        for _ in range(2):
+            assert (await engine.request("GET", "/version")).json() == {}
+        assert server.opened == 2
+
+    with_server(check)
+
+
+def test_what_comes_unasked_is_no_answer_to_the_next_request() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        await engine.has_profdeck()
+        (connection,) = server.connections
+        connection._write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        assert await engine.has_profdeck()
+        assert server.opened == 2
+
+    with_server(check)
+
+
+# No answer.
+
+
+def test_a_refused_connection() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    error = asyncio.run(failure(RemoteEngine(url, timeout_s=5).has_profdeck()))
+    assert error.outcome is Outcome.UNREACHABLE
+    assert str(error) == f"{url} cannot be reached: Connection refused. Is the server up?"
+    assert error.fix == Outcome.UNREACHABLE.fix
+
+
+def test_a_name_that_nobody_knows() -> None:
+    error = asyncio.run(failure(RemoteEngine("http://no-such-host.invalid:1", timeout_s=60).has_profdeck()))
+    assert error.outcome is Outcome.UNREACHABLE
+    assert str(error).startswith("http://no-such-host.invalid:1 cannot be reached: ")
+
+
+def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("socket.socket", full)
+            error = await failure(engine.has_profdeck())
+        assert "Too many open files. Raise the limit of open files of this process (ulimit -n)" in str(error)
+        assert "ulimit" in error.fix
+
+    with_server(check)
+
+
+@contextlib.contextmanager
+def full_listener() -> Iterator[tuple[str, int]]:
+    """A port whose queue is full, so that connections to it neither come to be nor fail."""
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)  # noqa: FBT003  # the library's signature
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def test_a_host_that_does_not_answer_at_all() -> None:
+    with full_listener() as (host, port):
+        error = asyncio.run(failure(RemoteEngine(f"http://{host}:{port}", timeout_s=0.05).has_profdeck()))
+    assert error.outcome is Outcome.UNREACHABLE
+    assert "no connection within 0.05 seconds" in str(error)
+
+
+def test_the_address_that_answers_first_is_taken() -> None:
+    async def main() -> None:
+        async with SimulatedServer() as server:
+            good = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+            refused = ("127.0.0.1", free_port())
+            with full_listener() as silent:
+                for addresses in ([silent, good], [refused, good], [silent, refused, good]):
+                    sock = await connections._connect([(socket.AF_INET, address) for address in addresses])
+                    assert sock.getpeername() == good
+                    sock.close()
+                with pytest.raises(ConnectionRefusedError):
+                    await connections._connect([(socket.AF_INET, ("127.0.0.1", free_port())) for _ in range(2)])
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await connections._connect([(socket.AF_INET, silent)] * 2)
+
+    asyncio.run(main())
+
+
+def test_only_one_of_many_connections_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_NEXT_ADDRESS_S", 0)
+    opened: dict[Any, socket.socket] = {}
+    cancelled = []
+
+    async def main() -> None:
+        both, never = asyncio.Event(), asyncio.Event()
+
+        async def connect_to(_: object, address: Any) -> socket.socket:
+            if len(opened) == 2:
+                both.set()
+            opened[address] = socket.socket()
+            try:
+                await (never if address == "never" else both).wait()
+            except asyncio.CancelledError:
+                cancelled.append(address)
+                opened[address].close()
+                raise
+            return opened[address]
+
+        monkeypatch.setattr(connections, "_connect_to", connect_to)
+        found = await connections._connect([(socket.AF_INET, address) for address in ("never", "a", "b")])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [sock for sock in opened.values() if sock.fileno() >= 0] == [found]
+        assert cancelled == ["never"]
+        found.close()
+
+    asyncio.run(main())
+
+
+def test_a_long_answer_lets_others_run_in_between() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)  # noqa: FBT003  # the library's signature
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        connection = connections.Connection(ours, None)
+        body = bytes(150_000)
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.create_task(count())
+        assert await connection.exchange(b"GET / HTTP/1.1\r\n\r\n") == (200, body)
+        assert turns > 1
+        counter.cancel()
+        connection.close()
+        theirs.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n123",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+    ],
+)
+def test_a_server_that_hangs(raw: bytes) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(raw=raw, hang=True)]
+        error = await failure(engine.has_profdeck())
+        assert error.outcome is Outcome.TIMED_OUT
+        assert str(error) == f"{server.url}: {STATUS} gave no answer within 0.1 seconds. Does the server hang?"
+        await server.gone.wait()
+
+    with_server(check, timeout_s=0.1)
+
+
+def test_a_server_that_sends_for_ever_is_given_up() -> None:
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
+                    await writer.drain()
+            writer.close()
+            ended.set()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        error = await failure(RemoteEngine(f"http://127.0.0.1:{port}", timeout_s=0.2).has_profdeck())
+        assert error.outcome is Outcome.TIMED_OUT
+        await ended.wait()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_slow_answer_within_the_time() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(piece_bytes=40, pause_s=0.005)]
+        assert (await engine.about()).here
+
+    with_server(check)
+
+
+def test_an_answer_in_chunks() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]
+        assert (await engine.about()).here
+        assert (await engine.about()).here
+        assert server.opened == 1
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.0 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+)
+def test_unusual_answers(raw: bytes) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts[""] = [Act(raw=raw, close=True)]
+        assert (await engine.request("GET", "/version")).json() == {}
+
+    with_server(check)
+
+
+LINES = st.one_of(
+    st.sampled_from(
+        [
+            "Content-Length: 2",
+            "content-length:2",
+            "Content-Length: 3",
+            "Connection: close",
+            "Transfer-Encoding: chunked",
+        ]
+    ),
+    st.sampled_from(["Content-Type: application/json", "X-Empty:", " folded", "Bad Name: x", "no colon", "X: \x07"]),
+    st.from_regex(r"[A-Za-z-]{1,16}: ?[ -~]{0,16}", fullmatch=True),
+)
+
+
+@given(
+    status=st.sampled_from(
+        ["HTTP/1.1 200 OK", "HTTP/1.1 503 ", "HTTP/1.1 204 No", "HTTP/1.0 200 OK", "HTTP/1.1 100 On"]
+    ),
+    lines=st.lists(LINES, max_size=4),
+    body=st.sampled_from([b"", b"{}", b"{} ", b"2\r\n{}\r\n0\r\n\r\n"]),
+)
+@example(status="HTTP/1.1 200 OK", lines=["Content-Type: application/json", "Content-Length: 2"], body=b"{}")
+@example(status="HTTP/1.1 204 No", lines=["Content-Length: 2"], body=b"{}")
+def test_what_needs_no_parser_is_what_the_parser_reads(status: str, lines: list[str], body: bytes) -> None:
+    """The short way of the usual answers knows nothing that h11 does not, and leaves the rest to it."""
+    data = "\r\n".join([status, *lines, "", ""]).encode() + body
+    found = connections._simple(data)
+    if (status, lines) == ("HTTP/1.1 200 OK", ["Content-Type: application/json", "Content-Length: 2"]):
+        assert found == ((200, body) if len(body) == 2 else None)
+    if found is None:
+        return
+    parser = h11.Connection(h11.CLIENT)
+    parser.send(h11.Request(method="GET", target="/", headers=[("Host", "any")]))
+    parser.send(h11.EndOfMessage())
+    parser.receive_data(data)
+    read = b""
+    while not isinstance(event := parser.next_event(), h11.EndOfMessage):
+        assert isinstance(event, h11.Response | h11.Data), event
+        if isinstance(event, h11.Data):
+            read += event.data
+        else:
+            assert event.status_code == found[0]
+    assert read == found[1]
+    assert parser.trailing_data == (b"", False)
+    assert parser.their_state is h11.DONE
+    parser.start_next_cycle()
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n123", "not whole, or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12", "not whole, or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "not whole, or not HTTP"),
+        (b"220 mail.example ESMTP\r\n\r\n", "not whole, or not HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "not whole, or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + bytes(200_000), "not whole, or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), "has more than"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 60_000, "has more than"),
+    ],
+)
+def test_what_is_no_answer(monkeypatch: pytest.MonkeyPatch, raw: bytes, why: str) -> None:
+    monkeypatch.setattr(connections, "_MAX_BODY_BYTES", 1 << 17)
+
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(raw=raw, close=True), Act()]
+        error = await failure(engine.has_profdeck())
+        assert error.outcome is Outcome.UNREACHABLE
+        assert why in str(error)
+        assert await engine.has_profdeck()  # the next one is not disturbed
+
+    with_server(check)
+
+
+def test_cancelling_drops_the_connection() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(raw=b"HTTP/1.1 200 OK\r\n", hang=True), Act()]
+        task = asyncio.create_task(engine.has_profdeck())
+        await server.arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.gone.wait()
+        assert not server.connections
+        assert await engine.has_profdeck()
+
+    with_server(check)
+
+
+def test_cancelling_while_connecting() -> None:
+    async def main() -> None:
+        with full_listener() as (host, port):
+            task = asyncio.create_task(RemoteEngine(f"http://{host}:{port}", timeout_s=30).has_profdeck())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+# Answers that are errors.
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (400, Outcome.REFUSED),
+        (401, Outcome.REFUSED),
+        (403, Outcome.REFUSED),
+        (404, Outcome.NOT_ENABLED),
+        (405, Outcome.NOT_ENABLED),
+        (409, Outcome.REFUSED),
+        (500, Outcome.REFUSED),
+        (503, Outcome.REFUSED),
+        (504, Outcome.TIMED_OUT),
+    ],
+)
+def test_errors_have_a_code(status: int, outcome: Outcome) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["stop"] = [Act(status=status, error="It does not.")]
+        error = await failure(engine.command("stop", STOP))
+        assert str(error) == f"{server.url}: /profdeck/stop answered {status}: It does not."
+        assert (error.outcome, error.fix) == (outcome, outcome.fix)
+
+    with_server(check)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_server_without_our_routes(status: int) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(status=status)]
+        assert not await engine.has_profdeck()
+
+    with_server(check)
+
+
+def test_an_error_that_is_not_ours_is_quoted() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(status=503, content=b"<html>" + b"x" * 1000), Act(status=503, content=b"")]
+        assert str(await failure(engine.has_profdeck())).endswith("answered 503: <html>" + "x" * 494)
+        assert str(await failure(engine.has_profdeck())).endswith("answered 503: Service Unavailable")
+
+    with_server(check)
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"", b"\xff\xfe", b"[" * 100_000, b"12"])
+def test_an_answer_that_is_not_json(content: bytes) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(content=content)]
+        error = await failure(engine.has_profdeck())
+        assert str(error) == f"{server.url}: {STATUS} did not answer in JSON."
+        assert error.outcome is Outcome.NOT_ENABLED
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}", b'{"server": {"name": 1}}', b'{"server": 3}', b'{"server": {"host": "", "output": ""}}']
+)
+def test_routes_of_another_version(content: bytes) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(content=content)]
+        for ask in (engine.has_profdeck(), engine.command("status", {}), engine.command("start", START)):
+            error = await failure(ask)
+            assert f"{server.url} has routes of another version of profdeck: " in str(error)
+            assert "same version" in error.fix
+
+    with_server(check)
+
+
+def test_a_start_beside_another_capture_has_a_code_of_its_own() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        await engine.command("start", START)
+        error = await failure(engine.command("start", START | {"id": "step2", "token": "4567"}))
+        assert error.outcome is Outcome.ALREADY_ACTIVE
+        assert str(error).endswith("answered 409: Capture step1 is recording in this engine.")
+        error = await failure(engine.command("start", START | {"first_step": -1}))
+        assert error.outcome is Outcome.REFUSED
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"null", b"3", b'{"ranks": 3, "frontends": []}', b'{"ranks": ["x", {"refusal": 1}]}']
+)
+def test_a_strange_refusal_is_a_refusal(answer: bytes) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["stop"] = [Act(status=409, content=b'{"error": "no", "answer": %s}' % answer)]
+        assert (await failure(engine.command("stop", STOP))).outcome is Outcome.REFUSED
+
+    with_server(check)
+
+
+def test_a_frontend_may_refuse_as_well() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        content = b'{"error": "no", "answer": {"ranks": [], "frontends": {"tokenizer": {"refusal": "already_active"}}}}'
+        server.acts["stop"] = [Act(status=409, content=content)]
+        assert (await failure(engine.command("stop", STOP))).outcome is Outcome.ALREADY_ACTIVE
+
+    with_server(check)
+
+
+def test_a_rank_that_was_late_is_no_refusal() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        content = b'{"error": "no", "answer": {"ranks": [{"refusal": "refused"}, {"refusal": "timed_out"}]}}'
+        server.acts["start"] = [Act(status=409, content=content)]
+        assert (await failure(engine.command("start", START))).outcome is Outcome.TIMED_OUT
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(
+    ("told", "writable"),
+    [({}, None), ({"writable": None}, None), ({"writable": True}, True), ({"writable": False}, False)],
+)
+def test_a_server_may_say_whether_it_can_write(told: dict[str, Any], writable: bool | None) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        said = {"host": "far", "output": "/profiles", "profdeck": "0.1.0", **told}
+        server.acts["status"] = [Act(content=json.dumps({"server": said}).encode())]
+        assert (await engine.about()).writable is writable
+
+    with_server(check)
+
+
+# Starts.
+
+
+def test_a_start_is_ready_before_the_gate_opens() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        arrived, opened = asyncio.Event(), asyncio.Event()
+
+        async def gate() -> None:
+            arrived.set()
+            await opened.wait()
+
+        engine.gate = gate
+        start = asyncio.create_task(engine.command("start", START))
+        await arrived.wait()
+        assert server.commands() == ["status"]  # and the start waits on the same connection
+        before_ns = time.monotonic_ns()
+        opened.set()
+        await start
+        assert server.commands() == ["status", "start"]
+        assert server.arrivals[1].at_ns > before_ns
+        assert server.opened == 1
+        await engine.command("stop", STOP)  # has no gate
+
+    with_server(check)
+
+
+def test_a_connection_that_closes_before_the_gate_opens_is_replaced() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        async def gate() -> None:
+            server.drop_idle()
+            await server.gone.wait()
+
+        engine.gate = gate
+        assert (await engine.command("start", START)).ranks
+        assert [arrival.connection for arrival in server.arrivals] == [0, 1]
+
+    with_server(check)
+
+
+def test_a_gate_that_gives_up_sends_nothing() -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        async def gate() -> None:
+            raise asyncio.CancelledError
+
+        engine.gate = gate
+        with pytest.raises(asyncio.CancelledError):
+            await engine.command("start", START)
+        await server.gone.wait()
+        assert server.commands() == ["status"]
+
+    with_server(check)
+
+
+@pytest.mark.parametrize("host", ["", "elsewhere"])
+def test_paths_of_this_host_are_sent_to_it_only(host: str) -> None:
+    async def main() -> None:
+        async with SimulatedServer(host=host) as server:
+            engine = RemoteEngine(server.url, timeout_s=30)
+            assert await engine.has_profdeck()
+            server.acts["start"] = [Act(status=409)]
+            await failure(engine.command("start", START))
+            assert server.commands() == ["status", "start"]  # it has been asked where it is
+            assert ("output" in server.arrivals[1].body) == (not host)
+            engine.close()
+
+    asyncio.run(main())
+
+
+# Files.
+
+
+class FileServer(SimulatedServer):
+    """Answers each GET with the next of some messages, made of the request's headers."""
+
+    def __init__(self, *answers: Callable[[dict[str, str]], bytes], closes: bool = False) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.acts[""] = [Act(close=closes)]
+
+    async def answer(self, *request: Any) -> tuple[int, bytes]:
+        (arrival,) = (part for part in request if isinstance(part, Arrival))
+        return 0, self.answers.pop(0)(arrival.headers)
+
+
+CONTENT = bytes(range(256)) * 20_000
+
+
+def file_answer(tag: str = "a", *, cut: int | None = None, content: bytes = CONTENT) -> Callable[..., bytes]:
+    """Make answers with a file, or with the rest that was asked for; cut off, if wanted."""
+
+    def make(headers: dict[str, str]) -> bytes:
+        first = int(headers["range"][6:-1]) if headers.get("if-range") == tag else 0
+        about = f"206 Partial Content\r\nContent-Range: bytes {first}-{len(content) - 1}/{len(content)}"
+        head = f"HTTP/1.1 {about if first else '200 OK'}\r\nContent-Length: {len(content) - first}\r\n"
+        head += f"Content-Type: {FILE_TYPE}\r\nETag: {tag}\r\n\r\n"
+        return head.encode() + content[first : cut or len(content)]
+
+    return make
+
+
+def download(path: Path, *answers: Callable[..., bytes], closes: bool = True) -> tuple[Response, list[Any]]:
+    """Get a file; returns the answer and the ranges that were asked for."""
+
+    async def main() -> tuple[Response, list[Any]]:
+        async with FileServer(*answers, closes=closes) as server:
+            client = Client(server.url, timeout_s=5)
+            try:
+                with path.open("xb", buffering=0) as file:
+                    return await client.download("/file", file, most_bytes=len(CONTENT)), [
+                        one.headers.get("range") for one in server.arrivals
+                    ]
+            finally:
+                client.close()
+
+    return asyncio.run(main())
+
+
+def test_a_file(tmp_path: Path) -> None:
+    response, ranges = download(tmp_path / "file", file_answer(), closes=False)
+    assert (response.status_code, response.content, ranges) == (200, b"", [None])
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    download(tmp_path / "empty", file_answer(content=b""))
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_a_file_is_resumed_as_long_as_something_comes(tmp_path: Path) -> None:
+    cuts = [file_answer(cut=cut) for cut in (1_500_000, 1_500_001, 4_000_000)]
+    response, ranges = download(tmp_path / "file", *cuts, file_answer())
+    assert response.status_code == 206
+    assert ranges == [None, "bytes=1500000-", "bytes=1500001-", "bytes=4000000-"]
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_file_that_changes_meanwhile_begins_anew(tmp_path: Path) -> None:
+    other = CONTENT[::-1]
+    response, ranges = download(tmp_path / "file", file_answer("a", cut=3_000_000), file_answer("b", content=other))
+    assert (response.status_code, ranges) == (200, [None, "bytes=3000000-"])
+    assert (tmp_path / "file").read_bytes() == other
+
+
+def test_a_server_that_cannot_resume_begins_anew(tmp_path: Path) -> None:
+    def plain(_: dict[str, str]) -> bytes:
+        return file_answer()({}).replace(b"ETag: a\r\n", b"")
+
+    response, ranges = download(tmp_path / "file", lambda _: plain({})[:3_000_000], plain)
+    assert (response.status_code, ranges) == (200, [None, None])
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (file_answer(cut=1_000_000), file_answer(cut=1_000_000)),
+        (file_answer("a", cut=2_000_000), file_answer("b", cut=1_000_000)),
+        (file_answer(cut=1_000_000), lambda _: b""),
+        (file_answer(cut=1_000_000), lambda _: b"nonsense\r\n\r\n"),
+        (file_answer(cut=1_000_000), lambda _: file_answer()({}).replace(b"200 OK", b"206 Partial Content")),
+        (file_answer(content=CONTENT + b"x"), file_answer(content=CONTENT + b"x"), file_answer(content=CONTENT + b"x")),
+    ],
+)
+def test_an_attempt_that_brings_nothing_is_the_last(tmp_path: Path, answers: Any) -> None:
+    with pytest.raises(TargetError) as caught:
+        download(tmp_path / "file", *answers)
+    assert caught.value.outcome is Outcome.UNREACHABLE
+
+
+def test_what_is_no_file_is_returned(tmp_path: Path) -> None:
+    for status in (200, 404):
+        head = f"HTTP/1.1 {status} So\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n".encode()
+        response, _ = download(tmp_path / str(status), lambda _, head=head: head + b"{}")
+        assert (response.status_code, response.content) == (status, b"{}")
+        assert (tmp_path / str(status)).read_bytes() == b""
+    wrong = file_answer()({}).replace(b"200 OK", b"500 No")
+    response, _ = download(tmp_path / "500", lambda _: wrong)
+    assert response.content == CONTENT
+
+
+def test_a_file_that_stops_coming(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SimulatedServer() as server:
+            server.acts[""] = [Act(raw=file_answer(cut=1_000_000)({}), hang=True), Act(raw=b"", hang=True)]
+            client = Client(server.url, timeout_s=0.2)
+            with (tmp_path / "file").open("xb", buffering=0) as file:
+                assert (
+                    await failure(client.download("/file", file, most_bytes=len(CONTENT)))
+                ).outcome is Outcome.TIMED_OUT
+            assert server.arrivals[1].headers["range"] == "bytes=1000000-"
+
+    asyncio.run(main())
+
+
+def test_a_slow_file_takes_as_long_as_it_takes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SimulatedServer() as server:
+            content = CONTENT[:100_000]
+            server.acts[""] = [Act(raw=file_answer(content=content)({}), piece_bytes=10_000, pause_s=0.05)]
+            client = Client(server.url, timeout_s=0.4)
+            with (tmp_path / "file").open("xb", buffering=0) as file:
+                await client.download("/file", file, most_bytes=len(CONTENT))
+            client.close()
+            assert (tmp_path / "file").read_bytes() == content
+
+    asyncio.run(main())
+
+
+def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
+    async def main(file: Any) -> None:
+        async with FileServer(file_answer()) as server:
+            client = Client(server.url, timeout_s=5)
+            with pytest.raises(OSError, match="No space left"):
+                await client.download("/file", file, most_bytes=len(CONTENT))
+            await server.gone.wait()
+
+    with Path("/dev/full").open("r+b", buffering=0) as full:
+        asyncio.run(main(full))
+
+
+# URLs.
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "host", "port"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000", "127.0.0.1", 8000),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000", "127.0.0.1", 8000),
+        ("HTTP://Host.Example:80", "http://host.example", "host.example", 80),
+        ("https://host/", "https://host", "host", 443),
+        ("http://host/a b/ü/", "http://host/a%20b/%C3%BC", "host", 80),
+        ("http://host/a%20b", "http://host/a%20b", "host", 80),
+        ("http://[::1]:30000", "http://[::1]:30000", "::1", 30000),
+        ("http://bücher.example", "http://xn--bcher-kva.example", "xn--bcher-kva.example", 80),
+        ("http://user:p%40ss@host:1/x", "http://host:1/x", "host", 1),
+    ],
+)
+def test_urls(url: str, name: str, host: str, port: int) -> None:
+    parsed = Url.parse(url)
+    assert (str(parsed), parsed.host, parsed.port) == (name, host, port)
+    assert RemoteEngine(url, timeout_s=1).name == name
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:8000", "localhost:8000", "ftp://host", "http://", "http://:8000", "http://host:port", "http://[::1",
+     "http://host:70000", "http://host/?x=1", "http://host/#x", f"http://{'a' * 64}.example"],
+)  # fmt: skip
+def test_what_is_no_url_of_a_server(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL of a server; expected a form such as http://127.0.0.1:8000"):
+        Client(url, timeout_s=1)
+
+
+def test_user_and_password_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFDECK_TOKEN", "a secret")
+
+    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
+        engine = RemoteEngine(server.url.replace("://", "://user:p%40ss@"), timeout_s=30)
+        await engine.has_profdeck()
+        expected = base64.b64encode(b"user:p@ss").decode()
+        assert server.arrivals[0].headers["authorization"] == f"Basic {expected}"
+        server.acts["status"] = [Act(status=500)]
+        assert "p@ss" not in str(await failure(engine.has_profdeck())) + repr(engine.url)
+        engine.close()
+
+    with_server(check)
+
+
+def test_a_prefix_of_the_path() -> None:
+    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
+        engine = RemoteEngine(f"{server.url}/engine/1/", timeout_s=30)
+        error = await failure(engine.command("status", {}))
+        assert str(error) == f"{server.url}/engine/1: /engine/1{STATUS} answered 404: Not Found"
+        engine.close()
+
+    with_server(check)
+
+
+@pytest.mark.parametrize("token", ["a\n", "ü", "a\x00"])
+def test_a_token_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        monkeypatch.setattr("os.environ", {"PROFDECK_TOKEN": token})
+        error = await failure(engine.has_profdeck())
+        assert "the token has a line break or another character" in str(error)
+        assert token not in str(error)
+        assert error.outcome is Outcome.REFUSED
+        assert server.arrivals == []
+
+    with_server(check)
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of 127.0.0.1 that nobody trusts, with its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here to make a certificate with")
+    directory = tmp_path_factory.mktemp("tls")
+    key, path = directory / "key.pem", directory / "certificate.pem"
+    names = ["-subj", "/CN=simulated", "-addext", "subjectAltName=IP:127.0.0.1"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    command = ["openssl", "req", "-x509", *kind, *names, "-keyout", str(key), "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + key.read_bytes())
+    return path
+
+
+@pytest.fixture
+def tls(certificate: Path) -> Iterator[ssl.SSLContext]:
+    """The context of a server with that certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    connections._tls_context.cache_clear()
+    yield context
+    connections._tls_context.cache_clear()
+
+
+def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, RemoteEngine], Awaitable[None]]) -> None:
+    async def main() -> None:
+        server = SimulatedServer()
+        await server.start(tls=tls)
+        engine = RemoteEngine(server.url, timeout_s=30)
+        await check(server, engine)
+        engine.close()
+        await server.stop()
+
+    asyncio.run(main())
+
+
+def test_a_certificate_that_nobody_trusts(tls: ssl.SSLContext) -> None:
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        error = await failure(engine.has_profdeck())
+        assert error.outcome is Outcome.UNREACHABLE
+        assert "its certificate is not trusted: self-signed certificate. Name the file of the authority" in str(error)
+        assert "SSL_CERT_FILE" in error.fix
+        assert server.arrivals == []
+
+    with_tls(tls, check)
+
+
+def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+        server.acts["status"] = [Act(), Act(piece_bytes=50, pause_s=0.001), Act(content=b'"%s"' % bytes(100_000))]
+        assert (await engine.about()).here
+        assert (await engine.command("start", START)).ranks
+        assert (await engine.about()).here
+        assert {arrival.connection for arrival in server.arrivals} == {0}
+        assert len((await engine.request("GET", STATUS)).content) == 100_002
+        server.acts["status"] = [Act()]
+        server.drop_idle()  # it says so and waits for the client to say so, too
+        server.acts["stop"] = [Act(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n123", close=True)]
+        assert (await failure(engine.request("POST", "/stop"))).outcome is Outcome.UNREACHABLE
+        await server.gone.wait()
+        assert server.opened == 2
+        server.acts["stop"] = [Act(raw=b"", hang=True)]
+        stop = asyncio.create_task(failure(engine.request("POST", "/stop")))
+        while server.commands().count("stop") < 2:
+            server.arrived.clear()
+            await server.arrived.wait()
+        for connection in list(server.connections):
+            connection.abort()  # without a word of TLS
+        assert "closed the connection without an answer" in str(await stop)
+
+    with_tls(tls, check)
+
+
+def test_https_at_a_port_of_http() -> None:
+    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
+        error = await failure(RemoteEngine(server.url.replace("http", "https"), timeout_s=30).has_profdeck())
+        assert error.outcome is Outcome.UNREACHABLE
+        assert "Does the server speak https at this port, or http?" in str(error)
+
+    with_server(check)
+
+
+def test_http_at_a_port_of_https(tls: ssl.SSLContext) -> None:
+    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
+        error = await failure(RemoteEngine(server.url.replace("https", "http"), timeout_s=30).has_profdeck())
+        assert error.outcome is Outcome.UNREACHABLE
+
+    with_tls(tls, check)

@@ -1,0 +1,763 @@
+"""Recordings of one device take turns: who comes second waits, begins at a boundary of its own, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck import Profiler, Status, exits, lease
+from profdeck.engine.recorder import EngineRecorder, plain
+from profdeck.engine.request import Batch, CaptureRequest, Reply, State
+from profdeck.errors import CaptureError, LeaseError
+from profdeck.identity import Identity
+from profdeck.run import Manifest, is_manifest, read_manifest
+from profdeck.schedule import Iterations
+from profdeck.strict import structure
+from profdeck.verify import read_run
+
+P, D, M = Batch
+GPU = "gpu-1"
+HELD = "gpu-1, held by this process (rollout, step1)"
+
+Build = Callable[..., Profiler]
+Ask = Callable[..., CaptureRequest]
+
+
+@pytest.fixture
+def build(tally: ModuleType, tmp_path: Path) -> Build:
+    """Build the trainer's profiler, which records the device."""
+
+    def make(**given: Any) -> Profiler:
+        own = {f"trainer.options.{key}": given.pop(key) for key in options & given.keys()}
+        base = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "trainer.options.device": GPU}
+        return Profiler.from_config(settings={**base, "steps": [1], **given, **own})
+
+    options = {"fail_at", "wait_s", "thread_bound", "max_capture_s"}
+    return make
+
+
+@pytest.fixture
+def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
+    """Return the recorder of an engine on the same device."""
+    made = EngineRecorder(Identity(), "tally-device", {})
+    yield made
+    made.stop()
+    whole(made)
+    lease.acquire([GPU], holder="the next test").release()
+    assert exits._open == {}
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Ask the engine for a capture."""
+
+    def make(count: int | None = None, skip: int = 0, **given: Any) -> CaptureRequest:
+        own = {key: given.pop(key) for key in ("id", "stages", "iterations") if key in given}
+        iterations = None if count is None else Iterations(count=count, skip=skip)
+        base = {"id": "step1", "output": tmp_path, "run": "run", "role": "rollout", "first_step": 1}
+        return CaptureRequest(**{**base, "iterations": iterations, "options": {"device": GPU, **given}, **own})
+
+    return make
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[str], lease.Lease]]:
+    """Hold the device in somebody else's name."""
+    held: list[lease.Lease] = []
+
+    def hold(holder: str) -> lease.Lease:
+        held.append(lease.acquire([GPU], holder=holder))
+        return held[-1]
+
+    yield hold
+    for one in held:
+        one.release()
+
+
+def iterate(recorder: EngineRecorder, *batches: Batch, first: int = 0) -> None:
+    for number, batch in enumerate(batches, first):
+        recorder.begin(batch, f"it{number}")
+        recorder.end()
+
+
+def whole(recorder: EngineRecorder) -> Reply:
+    if recorder._job is not None:
+        wait(recorder._job._writing)
+    return recorder.reply()
+
+
+def manifests(path: Path, role: str = "trainer") -> dict[str, Manifest]:
+    files = filter(is_manifest, path.glob(f"run/step_*/{role}/*.json"))
+    return {manifest.capture: manifest for manifest in map(read_manifest, files)}
+
+
+def names(path: Path, role: str, capture: str) -> list[str]:
+    """Read what a trace holds."""
+    (file,) = path.glob(f"run/step_*/{role}/*.{capture}.trace.json")
+    return [str(event["name"]) for event in json.loads(file.read_text())["traceEvents"]]
+
+
+def calls(profiler: Profiler) -> list[str]:
+    assert profiler._controller is not None
+    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]  # of `tally`
+
+
+# The trainer comes second.
+
+
+def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    trainer = build()
+    engine.start(ask(2))
+    with trainer.capture(1) as capture:
+        assert capture is not None
+        (manifest,) = manifests(tmp_path).values()
+        assert (manifest.status, manifest.waits_for) == (Status.RECORDING, HELD)
+        (report,) = (one for one in read_run(tmp_path / "run").captures if one.role == "trainer")
+        assert f"waits for its turn: for {HELD}." in report.ranks[0].problems[0]
+        with trainer.stage("generate"):
+            iterate(engine, D, D, D)
+        assert calls(trainer) == []
+        with trainer.stage("update"):
+            assert calls(trainer) == ["start step1"]
+            (manifest,) = manifests(tmp_path).values()
+            assert (manifest.status, manifest.waits_for) == (Status.RECORDING, None)
+    assert names(tmp_path, "trainer", "step1") == ["start", "update"]
+    assert names(tmp_path, "rollout", "step1") == ["start", "it0", "engine_iteration 0", "it1"]
+    (manifest,) = manifests(tmp_path).values()
+    assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
+    assert manifest.waited_s is not None
+    assert 0 < manifest.waited_s < 60
+    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {HELD}, and began in step 1.",)
+    whole(engine)
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+@pytest.mark.parametrize("boundary", ["mini_batch", "engine_iteration", "start", "stage"])
+def test_every_boundary_is_a_chance(build: Build, elsewhere: Any, tmp_path: Path, boundary: str) -> None:
+    trainer, held = build(), elsewhere("rollout, step1")
+    trainer.start(1)
+
+    def pass_one() -> None:
+        if boundary == "start":
+            trainer.start(1)
+        elif boundary == "stage":
+            with trainer.stage("update"):
+                pass
+        else:
+            trainer.step(0, boundary)
+
+    pass_one()
+    assert calls(trainer) == []
+    held.release()
+    pass_one()
+    assert calls(trainer) == ["start step1"]
+    trainer.stop()
+    assert manifests(tmp_path)["step1"].status is Status.COMPLETE
+
+
+def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=["1..4"]), elsewhere("rollout, step1")
+    for step in range(1, 5):
+        with trainer.capture(step) as capture:
+            assert capture is not None
+            if step == 2:
+                held.release()
+    assert calls(trainer) == ["start step1", "step step1 global_step 3", "stop step1"]
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.first_step, manifest.last_step) == (Status.PARTIAL, 1, 4)
+    assert manifest.problems == ("Steps 1 to 2 were not recorded, as its turn came later.",)
+    assert "and began in step 3." in manifest.notes[0]
+
+
+def test_explicit_steps_are_boundaries_too(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=["1..3"]), elsewhere("rollout, step1")
+    for step in range(1, 4):
+        trainer.start(step)
+        if step == 1:
+            held.release()
+        trainer.step(step)
+        trainer.stop()
+    assert calls(trainer) == ["start step1", "step step1 global_step 2", "stop step1"]
+    assert manifests(tmp_path)["step1"].problems == ("Step 1 was not recorded, as its turn came later.",)
+
+
+def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), elsewhere("rollout, step2")
+    for step in range(7):
+        with trainer.capture(step):
+            if step == 3:
+                held.release()
+    assert calls(trainer) == ["start step5", "step step5 global_step 4", "stop step5"]
+    manifest = manifests(tmp_path)["step5"]
+    assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
+    assert "and began in step 4." in manifest.notes[0]
+
+
+def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    elsewhere("rollout, step1")
+    trainer = build()
+    with caplog.at_level(logging.WARNING, "profdeck"), trainer.capture(1):
+        trainer.step(0, "mini_batch")
+    assert calls(trainer) == []
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.waits_for) == (Status.MISSING, HELD)
+    (problem,) = manifest.problems
+    assert problem == (
+        f"Its turn never came: it waited {manifest.waited_s:.2f} s for {HELD}. Let that recording end sooner (an "
+        "engine's by a count of iterations, a trainer's by stages), or capture these roles at different steps."
+    )
+    assert "Capture step1 is missing: Its turn never came" in caplog.text
+    assert trainer.active is None
+    assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
+
+
+def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, elsewhere: Any) -> None:
+    elsewhere("rollout, step1")
+    trainer = build(on_error="raise")
+    trainer.start(1)
+    trainer.step(0, "mini_batch")
+    with pytest.raises(CaptureError, match="Capture step1 is missing: Its turn never came"):
+        trainer.stop()
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda trainer: trainer.close(), "The profiler was closed in mid-capture."),
+        (lambda trainer: trainer.start(7), "The host went from step 1 to step 7."),
+        (lambda _: exits._finish_all("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
+    ],
+)
+def test_an_end_while_it_waits(
+    build: Build, elsewhere: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
+) -> None:
+    held = elsewhere("rollout, step1")
+    trainer = build(steps=["1..3"])
+    trainer.start(1)
+    end(trainer)
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
+    assert manifest.problems[1].startswith("Its turn never came: it waited ")
+    assert exits._open == {}
+    held.release()
+    with build(run="next").capture(1):
+        pass
+    assert read_run(tmp_path / "next").status is Status.COMPLETE
+
+
+def test_an_exception_of_the_host_while_it_waits(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    elsewhere("rollout, step1")
+    with pytest.raises(ZeroDivisionError), build().capture(1):
+        _ = 1 / 0
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.problems[0]) == (
+        Status.MISSING,
+        "An exception ended it: ZeroDivisionError: division by zero.",
+    )
+
+
+def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    elsewhere("rollout, step1")
+    trainer = build(max_capture_s=0.02)
+    trainer.start(1)
+    assert trainer._controller is not None
+    assert trainer._controller._timer is not None
+    trainer._controller._timer.join()
+    for _ in range(100):  # between two lines of the main thread
+        if trainer.active is None:
+            break
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest.status is Status.MISSING
+    assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
+
+
+@pytest.mark.parametrize("boundary", ["mini-batch", "step", "stage", "start"])
+def test_a_start_that_fails_when_the_turn_has_come(
+    build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
+) -> None:
+    trainer, held = build(steps=["1..2"], fail_at="start"), elsewhere("rollout, step1")
+    trainer.start(1)
+    held.release()
+    with caplog.at_level(logging.WARNING, "profdeck"):
+        if boundary == "mini-batch":
+            trainer.step(0, "mini_batch")
+        elif boundary == "step":
+            trainer.step(1)
+        elif boundary == "start":
+            trainer.start(1)
+        else:
+            with trainer.stage("update"):
+                pass
+    assert "start does not work The job goes on without this capture." in caplog.text
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
+    assert f"s for {HELD}." in manifest.notes[-1]
+    assert (trainer.active, exits._open) == (None, {})
+    lease.acquire([GPU], holder="somebody").release()
+    trainer.step(1, "mini_batch")
+    trainer.stop()
+
+
+def test_a_start_that_fails_when_the_turn_has_come_raises_where_that_is_wished(build: Build, elsewhere: Any) -> None:
+    trainer, held = build(fail_at="start", on_error="raise"), elsewhere("rollout, step1")
+    trainer.start(1)
+    held.release()
+    with pytest.raises(CaptureError, match="start does not work"):
+        trainer.step(0, "mini_batch")
+    assert trainer.active is None
+
+
+def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    trainer, held = build(mode="discrete", steps=[1]), elsewhere("rollout, step1")
+    trainer.start(1)
+    with trainer.stage("generate"):
+        pass
+    with trainer.stage("update"):
+        trainer.step(0, "mini_batch")
+        held.release()
+        with trainer.stage("inner"):
+            pass
+    with trainer.stage("update"):
+        pass
+    trainer.stop()
+    found = manifests(tmp_path)
+    assert {name: manifest.status for name, manifest in found.items()} == {
+        "step1-generate": Status.MISSING,
+        "step1-update": Status.COMPLETE,
+        "step1-update-2": Status.COMPLETE,
+    }
+    assert names(tmp_path, "trainer", "step1-update") == ["start", "inner"]
+
+
+def test_a_window_of_mini_batches_counts_from_the_turn_on(build: Build, elsewhere: Any) -> None:
+    """What counts them, `profdeck.cycles`, is given what went by; its own tests say what it makes of that."""
+    trainer, held = build(**{"trainer.window": {"active": 2}}), elsewhere("rollout, step1")
+    capture = trainer.start(1)
+    assert capture is not None
+    for number in range(5):
+        if number == 3:
+            held.release()
+        trainer.step(number, "mini_batch")
+    assert capture.passed_over == 4
+    trainer.stop()
+
+
+@pytest.mark.parametrize("thread_bound", [True, False])
+def test_an_async_host_waits_without_blocking(build: Build, elsewhere: Any, tmp_path: Path, thread_bound: bool) -> None:
+    trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), elsewhere("rollout, step1")
+
+    async def host() -> None:
+        async with trainer.capture(1):
+            await trainer.astep(0, "mini_batch")
+            held.release()
+            async with trainer.stage("update"):
+                assert calls(trainer) == ["start step1"]
+        async with trainer.capture(2):
+            pass
+
+    asyncio.run(host())
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
+    assert names(tmp_path, "trainer", "step1") == ["start", "update", "global_step 1"]
+
+
+def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+    trainer, held = build(wait_s=0.05), elsewhere("rollout, step1")
+
+    async def host() -> None:
+        await trainer.astart(1)
+        held.release()
+        task = asyncio.ensure_future(trainer.astep(0, "mini_batch"))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(host())
+    assert (trainer.active, exits._open) == (None, {})
+    assert manifests(tmp_path)["step1"].status is Status.FAILED
+    lease.acquire([GPU], holder="somebody").release()
+
+
+def test_what_a_backend_records_with_is_waited_for_as_a_device(
+    build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries that record one thing at a time say so at the start: see `profdeck.cycles.OneAtATime`."""
+    busy = [True]
+    do = tally.TallyBackend._do
+
+    def starts(self: Any, name: str, call: str) -> None:
+        if name == "start" and busy[0]:
+            raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
+        do(self, name, call)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", starts)
+    trainer = build()
+    trainer.start(1)
+    lease.acquire([GPU], holder="somebody").release()  # who waits holds nothing
+    assert manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
+    trainer.step(0, "mini_batch")
+    busy[0] = False
+    trainer.step(1, "mini_batch")
+    trainer.stop()
+    manifest = manifests(tmp_path)["step1"]
+    assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
+    assert "s for recorder, held by this process (ref, step1), and began in step 1." in manifest.notes[0]
+
+
+# The engine comes second.
+
+
+def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    trainer = build()
+    held = "gpu-1, held by this process (trainer, step1)"
+    with trainer.capture(1):
+        engine.start(ask(2, 1))
+        reply = engine.reply()
+        assert (reply.state, reply.waits_for, engine.active) == (State.ARMED, held, True)
+        assert structure(json.loads(json.dumps(plain(reply))), Reply, where="") == reply
+        assert manifests(tmp_path, "rollout")["step1"].waits_for == held
+        iterate(engine, D, D, D)
+        assert engine.reply().iterations == 0
+    iterate(engine, D, first=3)
+    assert (engine.reply().state, engine.reply().waits_for) == (State.ARMED, None)
+    iterate(engine, D, D, D, first=4)
+    reply = whole(engine)
+    assert (reply.state, reply.iterations, reply.problems, reply.waits_for) == (State.ENDED, 2, (), None)
+    assert names(tmp_path, "rollout", "step1") == ["start", "it4", "engine_iteration 4", "it5"]
+    manifest = manifests(tmp_path, "rollout")["step1"]
+    assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
+    assert manifest.artifacts[0].iterations == (4, 5)
+    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {held}, and began at iteration 4.",)
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_an_engine_that_is_asked_first_is_the_first(
+    build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    """Before its first iteration: all who record in a step are asked at its beginning."""
+    engine.start(ask(1, 2))
+    trainer = build()
+    trainer.start(1)
+    iterate(engine, D, D)
+    trainer.step(0, "mini_batch")
+    assert calls(trainer) == []
+    iterate(engine, D, first=2)
+    trainer.step(1, "mini_batch")  # the window is full, and the file need not be written
+    assert calls(trainer) == ["start step1"]
+    trainer.stop()
+    assert whole(engine).captures[0].status is Status.COMPLETE
+
+
+def test_the_device_is_given_back_before_the_files_are_written(
+    tally: ModuleType, engine: EngineRecorder, ask: Ask
+) -> None:
+    tally.TallyBackend.may_write.clear()
+    engine.start(ask(1, write_later=True))
+    iterate(engine, D)
+    assert engine.reply().state is State.WRITING
+    lease.acquire([GPU], holder="trainer").release()
+    tally.TallyBackend.may_write.set()
+
+
+def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until_then(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+) -> None:
+    held = elsewhere("trainer, step0")
+    engine.start(ask(iterations=Iterations(count=2, first=3)))
+    assert engine.reply().waits_for is None
+    held.release()
+    iterate(engine, D, D, D)
+    held = elsewhere("trainer, step1")
+    iterate(engine, D, first=3)
+    assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
+    held.release()
+    iterate(engine, D, D, first=4)
+    assert whole(engine).captures[0].status is Status.COMPLETE
+    assert manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
+
+
+def test_kinds_of_batches_have_their_turn_each(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+) -> None:
+    engine.start(ask(2, stages=(P, D)))
+    iterate(engine, P, D, D)
+    held = elsewhere("trainer, step1")  # prefills are still wanted, and none is under way
+    iterate(engine, P, D, first=3)
+    assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
+    held.release()
+    iterate(engine, P, first=5)
+    reply = whole(engine)
+    assert (reply.state, reply.iterations, reply.problems) == (State.ENDED, 4, ())
+    found = manifests(tmp_path, "rollout")
+    assert {name: manifest.artifacts[0].iterations for name, manifest in found.items()} == {
+        "step1-prefill": (0, 0),
+        "step1-decode": (1, 2),
+        "step1-prefill-2": (5, 5),
+    }
+    assert [name for name, manifest in found.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
+
+
+def test_kinds_of_batches_that_wait_are_in_the_run(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+) -> None:
+    held = elsewhere("trainer, step1")
+    engine.start(ask(1, stages=(P, D)))
+    iterate(engine, P, D)
+    assert manifests(tmp_path, "rollout")["step1"].waits_for is not None
+    held.release()
+    iterate(engine, P, D, first=2)
+    assert whole(engine).state is State.ENDED
+    assert {*manifests(tmp_path, "rollout")} == {"step1-prefill", "step1-decode"}
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+@pytest.mark.parametrize("stages", [(), (P, D)])
+@pytest.mark.parametrize("reason", [None, "the engine shut down"])
+@pytest.mark.parametrize("ran", [0, 3])
+def test_the_turn_of_an_engine_that_never_came(
+    engine: EngineRecorder,
+    ask: Ask,
+    elsewhere: Any,
+    tmp_path: Path,
+    ran: int,
+    reason: str | None,
+    stages: tuple[Batch, ...],
+) -> None:
+    elsewhere("trainer, step1")
+    engine.start(ask(2, stages=stages))
+    iterate(engine, *[D] * ran)
+    engine.stop(reason)
+    reply = engine.reply()
+    assert (reply.state, reply.waits_for, engine.active) == (State.ENDED, None, False)
+    (recorded,) = reply.captures
+    manifest = manifests(tmp_path, "rollout")["step1"]
+    assert (recorded.status, manifest.status) == (Status.MISSING, Status.MISSING)
+    assert recorded.problems == manifest.problems
+    said = [*(["The engine shut down."] if reason else []), "Its turn never came: it waited "]
+    assert len(manifest.problems) == len(said)
+    assert all(problem.startswith(begin) for problem, begin in zip(manifest.problems, said, strict=True))
+    assert "s for gpu-1, held by this process (trainer, step1). Let that recording end sooner" in manifest.problems[-1]
+    assert reply.problems == (("The engine shut down.",) if reason else ())
+
+
+def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewhere: Any) -> None:
+    engine.start(ask(2, stages=(P, D)))
+    iterate(engine, P, D)
+    engine.begin(M, "it2")  # ends the series of decodes
+    engine.end()
+    elsewhere("trainer, step1")
+    iterate(engine, D, P, first=3)
+    engine.stop()
+    reply = whole(engine)
+    assert (reply.state, reply.iterations) == (State.ENDED, 2)
+    assert reply.problems[0].startswith("Its turn never came: it waited ")
+    assert reply.problems[1:] == (
+        "Only 1 of 2 prefill iterations ran before the stop.",
+        "Only 1 of 2 decode iterations ran before the stop.",
+    )
+
+
+def test_a_turn_that_came_and_a_window_that_did_not(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+) -> None:
+    held = elsewhere("trainer, step1")
+    engine.start(ask(2, 5))
+    iterate(engine, D)
+    held.release()
+    iterate(engine, D, D, first=1)
+    engine.stop()
+    manifest = manifests(tmp_path, "rollout")["step1"]
+    assert (manifest.status, manifest.waits_for) == (Status.FAILED, None)
+    assert manifest.problems == ("It ended after 2 iterations, before its window began.",)
+    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1).",)
+
+
+def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
+    elsewhere("trainer, step1")
+    engine.start(ask(2))
+    iterate(engine, D)
+    assert exits._finish_all("SIGTERM in mid-capture")
+    manifest = manifests(tmp_path, "rollout")["step1"]
+    assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
+
+
+def test_too_long_a_wait_of_an_engine(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
+    elsewhere("trainer, step1")
+    engine.start(ask(2, max_capture_s=0.02))
+    assert engine._job is not None
+    assert engine._job._timer is not None
+    engine._job._timer.join()
+    iterate(engine, D)
+    assert not engine.active
+    manifest = manifests(tmp_path, "rollout")["step1"]
+    assert manifest.status is Status.MISSING
+    assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
+
+
+def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere("trainer, step1")
+    engine.start(ask(2))
+    with monkeypatch.context() as patch:
+        patch.setenv(lease.DIRECTORY_VARIABLE, "/proc/profdeck")
+        iterate(engine, D)
+    reply = whole(engine)
+    assert (reply.state, engine.active) == (State.ENDED, False)
+    assert "FileNotFoundError" in reply.problems[0]
+    assert manifests(tmp_path, "rollout")["step1"].status is Status.MISSING
+
+
+@pytest.mark.parametrize("stages", [(), (D,)])
+def test_an_engine_waits_for_what_its_backend_records_with(
+    tally: ModuleType,
+    engine: EngineRecorder,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: tuple[Batch, ...],
+) -> None:
+    """As when an engine is in the trainer's process, and torch records the trainer."""
+    busy = [True]
+    do = tally.TallyBackend._do
+
+    def starts(self: Any, name: str, call: str) -> None:
+        if name == "start" and busy[0]:
+            raise LeaseError("It is busy.", "recorder, held by this process (trainer, step1)")
+        do(self, name, call)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", starts)
+    engine.start(ask(2, stages=stages))
+    iterate(engine, D, D)
+    assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
+    lease.acquire([GPU], holder="somebody").release()  # who waits holds nothing
+    busy[0] = False
+    iterate(engine, D, D, first=2)
+    reply = whole(engine)
+    assert (reply.state, reply.iterations, reply.captures[0].status) == (State.ENDED, 2, Status.COMPLETE)
+    (manifest,) = manifests(tmp_path, "rollout").values()
+    assert manifest.artifacts[0].iterations == (2, 3)
+    assert "and began at iteration 2." in manifest.notes[0]
+
+
+# Any order.
+
+
+class Colocated:
+    """A trainer, an engine and somebody else on one device, each of which does as it is told."""
+
+    def __init__(self, directory: Path, mode: str) -> None:
+        """Args:
+        directory: where the runs are.
+        mode: that of the trainer.
+        """
+        base = {"output": str(directory), "run": "run", "steps": ["1..99"], "mode": mode, "on_demand": False}
+        self.trainer = Profiler.from_config(
+            settings={**base, "trainer.backend": "tally", "trainer.options.device": GPU}
+        )
+        self.engine = EngineRecorder(Identity(), "tally-device", {})
+        self.other = lease.Turn(lambda: [GPU], "other")
+        self._directory = directory
+        self._step = self._asked = 0
+
+    def check(self) -> None:
+        """Check that one records at most, and that it has the device."""
+        controller = self.trainer._controller
+        assert controller is not None
+        trains = controller._recording is not None and not controller._recording.waiting
+        records = self.engine.reply().state is State.RECORDING
+        assert trains + records <= 1
+        if self.other.take():
+            self.other.release()
+            assert not trains
+            assert not records
+
+    def start(self) -> None:
+        self._step += 1
+        self.trainer.start(self._step)
+
+    def step(self) -> None:
+        self.trainer.step(self._step)
+
+    def mini_batch(self) -> None:
+        self.trainer.step(0, "mini_batch")
+
+    def stage(self) -> None:
+        with self.trainer.stage("work"):
+            self.check()
+
+    def stop(self) -> None:
+        self.trainer.stop()
+
+    def close(self) -> None:
+        self.trainer.close()
+
+    def ask(self, *stages: Batch) -> None:
+        if self.engine.reply().state in {State.IDLE, State.ENDED}:
+            self._asked += 1
+            self.engine.start(
+                CaptureRequest(
+                    id=f"ask{self._asked}",
+                    output=self._directory,
+                    run="run",
+                    role="rollout",
+                    iterations=Iterations(count=2, skip=self._asked % 2),
+                    stages=stages,
+                    options={"device": GPU},
+                )
+            )
+
+    def ask_by_stage(self) -> None:
+        self.ask(P, D)
+
+    def prefill(self) -> None:
+        iterate(self.engine, P)
+
+    def decode(self) -> None:
+        iterate(self.engine, D)
+
+    def end(self) -> None:
+        self.engine.stop()
+        whole(self.engine)
+
+    def somebody_else(self) -> None:
+        if self.other.take():
+            self.decode()
+            self.mini_batch()
+            self.other.release()
+
+
+OPERATIONS = [name for name in vars(Colocated) if not name.startswith("_") and name != "check"]
+
+
+@pytest.mark.usefixtures("tally")
+@settings(max_examples=80)
+@given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=40), mode=st.sampled_from(["continuous", "discrete"]))
+def test_in_any_order_one_records_at_a_time_and_all_end(
+    tmp_path_factory: Any, operations: list[str], mode: str
+) -> None:
+    """Nothing is raised, every capture ends, and nobody keeps the device."""
+    directory = tmp_path_factory.mktemp("run")
+    colocated = Colocated(directory, mode)
+    for operation in operations:
+        getattr(colocated, operation)()
+        colocated.check()
+    colocated.close()
+    colocated.end()
+    lease.acquire([GPU], holder="the end").release()
+    assert exits._open == {}
+    for role in ("trainer", "rollout"):
+        for manifest in manifests(directory, role).values():
+            assert manifest.status is not Status.RECORDING
+            assert (manifest.status is Status.MISSING) == (manifest.waits_for is not None)
