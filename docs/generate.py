@@ -28,6 +28,9 @@ from typer.testing import CliRunner
 from profdeck import backend, capture, config, entry_points, errors, hookspecs, options, plugins, profiler, schedule
 from profdeck.cli import _commands, _exit, app
 from profdeck.engine.options import EngineOptions
+from profdeck.fleet.fleet import Fleet
+from profdeck.outcome import Outcome
+from profdeck.targets import TargetsConfig
 from profdeck.traces import (
     align,
     class_rules,
@@ -51,15 +54,21 @@ WIDTH = 100
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 _TYPES = {
+    "AicMetrics | None": "the name of a set of counters",
     "Auth": "`token` or `none`",
+    "FinishConfig": "mapping with the [keys of finish](#keys-of-finish)",
+    "float | None": "number",
     "Iterations | None": "mapping with the [keys of iterations](#keys-of-iterations)",
+    "Level": "`level_none`, `level0`, `level1` or `level2`",
     "Mapping[str, Any]": "mapping",
     "Mapping[str, RoleConfig]": "mapping of role names to [role keys](#keys-of-a-role)",
     "Mode": "`continuous` or `discrete`",
     "OnError": "`warn` or `raise`",
     "Path": "path",
+    "Policy": "`any`, `quorum` or `all`",
     "Path | None": "path",
     "Schedule": "list of [steps](#steps)",
+    "TargetsConfig | None": "mapping with the [keys of targets](#keys-of-targets)",
     "Window | None": "mapping with the [keys of a window](#keys-of-a-window)",
     "bool": "`true` or `false`",
     "float": "number",
@@ -68,7 +77,11 @@ _TYPES = {
     "str": "text",
     "str | None": "text",
     "str | tuple[int, ...]": "`all` or a list of integers",
+    "tuple[Activity, ...]": "list of activities",
     "tuple[Activity, ...] | None": "list of activities",
+    "tuple[Export, ...]": "list of `text` and `db`",
+    "tuple[HostSystem, ...]": "list of what is sampled",
+    "tuple[WorkerType, ...]": "list of `regular`, `prefill` and `decode`",
     "tuple[int, ...] | None": "list of integers",
     "tuple[str, ...]": "list of texts",
 }
@@ -223,6 +236,12 @@ def statuses() -> str:
     """List what a capture of one rank can be worth."""
     rows = [(f"`{capture.Status[name].value}`", text) for name, text in member_docs(capture.Status)]
     return table(("Status", "Meaning"), rows)
+
+
+def outcomes() -> str:
+    """List how the start or the stop of a target can come out."""
+    rows = [(f"`{Outcome[name].value}`", text) for name, text in member_docs(Outcome)]
+    return table(("Outcome", "Meaning"), rows)
 
 
 def error_classes() -> str:
@@ -400,6 +419,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "role-keys": lambda: keys(config.RoleConfig, "roles.<role>."),
     "window-keys": lambda: keys(schedule.Window, "roles.<role>.window."),
     "iterations-keys": lambda: keys(schedule.Iterations, "roles.<role>.iterations."),
+    "targets-keys": lambda: keys(TargetsConfig, "roles.<role>.targets."),
+    "finish-keys": lambda: keys(config.FinishConfig, "finish."),
     "step-grammar": step_grammar,
     "common-options": lambda: keys(options.CommonOptions),
     "engine-options": engine_options,
@@ -408,6 +429,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "subcommands": subcommands,
     "exit-codes": exit_codes,
     "statuses": statuses,
+    "outcomes": outcomes,
     "errors": error_classes,
     "hooks": lambda: members(hookspecs.Hooks),
     "backend-class": lambda: members(backend.Backend),
@@ -415,6 +437,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "target-state": lambda: members(backend.TargetState, level="####"),
     "library-class": lambda: members(backend.Library),
     "profiler": lambda: members(profiler.Profiler),
+    "fleet": lambda: members(Fleet),
     "summary-json": lambda: documents(model.RunSummary),
     "diff-json": lambda: documents(diff.RunDiff),
     "idle-causes": idle_causes,
