@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
+from profdeck import interrupts
 from profdeck.capture import Capture, Step, Unit
 from profdeck.errors import CaptureError, ConfigError
 from profdeck.identity import NAME
@@ -230,7 +231,7 @@ class Profiler:
 
         if _running_loop() is None:
             self._runner = self._runner or asyncio.Runner()
-            return self._runner.run(settle_later(awaitable))
+            return interrupts.run(self._runner, settle_later(awaitable))
         if inspect.iscoroutine(awaitable):
             awaitable.close()
         raise CaptureError(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from profdeck import finish
+from profdeck import finish, interrupts
 from profdeck.capture import Status
 from profdeck.cli import _demand, _fleet, _load, _output, ls, summary
 from profdeck.cli._exit import ExitCode
@@ -175,7 +175,9 @@ def command(  # noqa: PLR0913  # the options of a command line
         iterations=iterations,
         timeout_s=timeout or _TIMEOUT_OF_SERVERS_S,
     )
-    _report(asyncio.run(_fleet.capture(given)), json=json)
+    with asyncio.Runner() as runner:
+        done = interrupts.run(runner, _fleet.capture(given))
+    _report(done, json=json)
 
 
 def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:

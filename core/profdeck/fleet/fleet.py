@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from profdeck import interrupts
 from profdeck.errors import describe
 from profdeck.layers import load
 from profdeck.profiler import Profiler, check_stage, decorated
 from profdeck.profiler import Stage as ProfilerStage
+from profdeck.settle import settle_later
 
 if TYPE_CHECKING:
     from profdeck.backend import TargetState
@@ -213,7 +215,7 @@ class Fleet:
             asyncio.get_running_loop()
         except RuntimeError:
             self._runner = self._runner or asyncio.Runner()
-            self._runner.run(_awaited(work()))
+            interrupts.run(self._runner, settle_later(work()))
             return True
         return False
 
@@ -303,10 +305,6 @@ async def _all(operations: Sequence[Awaitable[Any]]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
-
-
-async def _awaited(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 def _reason(error: BaseException | None) -> str:

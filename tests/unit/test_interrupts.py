@@ -1,0 +1,166 @@
+"""Ctrl-C while a loop runs: what is cancelled, what is raised, whose handler is there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from profdeck import interrupts
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def press(times: int = 1) -> None:
+    for _ in range(times):
+        signal.raise_signal(signal.SIGINT)
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_result_is_returned(runner: asyncio.Runner) -> None:
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7
+
+
+def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> None:
+    done = []
+
+    async def work() -> None:
+        try:
+            press()
+            await forever()
+        finally:
+            await asyncio.sleep(0)
+            done.append("taken back")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.run(runner, work())
+    assert done == ["taken back"]
+
+
+def test_the_second_one_gives_the_end_up(runner: asyncio.Runner) -> None:
+    async def work() -> None:
+        try:
+            press()
+            await forever()
+        finally:
+            press()
+            await forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.run(runner, work())
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is as it was
+
+
+def test_the_third_one_ends_what_blocks(runner: asyncio.Runner) -> None:
+    async def work() -> None:
+        press(3)
+        pytest.fail("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.run(runner, work())
+
+
+def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
+    async def work() -> None:
+        done = asyncio.Event()
+
+        def callback() -> None:
+            press(2)  # of which asyncio's own handler raises the second one here
+            done.set()
+
+        asyncio.get_running_loop().call_soon(callback)
+        try:
+            await forever()
+        finally:
+            await done.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.run(runner, work())
+
+
+def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner.run
+
+    def pressed(work: object) -> object:
+        press()
+        return run(work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "run", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.run(runner, forever())
+
+
+def test_one_that_the_work_survives_is_not_lost(runner: asyncio.Runner) -> None:
+    async def work() -> None:
+        press()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.run(runner, work())
+
+
+def test_an_error_that_follows_is_its_cause(runner: asyncio.Runner) -> None:
+    async def work() -> None:
+        try:
+            press()
+            await forever()
+        finally:
+            raise ValueError("in the end")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        interrupts.run(runner, work())
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def failed() -> None:
+        raise ValueError
+
+    with pytest.raises(asyncio.CancelledError):
+        interrupts.run(runner, cancelled())
+    with pytest.raises(ValueError):  # noqa: PT011  # it has no text
+        interrupts.run(runner, failed())
+
+
+def test_a_handler_of_the_host_stays() -> None:
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("host"))
+    try:
+        own = signal.getsignal(signal.SIGINT)
+
+        async def work() -> int:
+            press(3)
+            return 7
+
+        with asyncio.Runner() as runner:
+            assert interrupts.run(runner, work()) == 7
+        assert seen == ["host"] * 3
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_have_no_handlers() -> None:
+    found = []
+
+    def drive() -> None:
+        with asyncio.Runner() as runner:
+            found.append(interrupts.run(runner, asyncio.sleep(0, 7)))
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    thread.join()
+    assert found == [7]
