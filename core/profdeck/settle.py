@@ -38,10 +38,11 @@ async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
 
     loop = asyncio.get_running_loop()
     called: asyncio.Future[T] = loop.create_future()
-    if (calls := _gathered.get(loop)) is None:
-        calls = _gathered[loop] = _Calls(loop)
-        calls.gather(0)
+    calls = _gathered.get(loop) or _Calls(loop)
     calls.left.append(functools.partial(_make, calls.done, called, call, arguments))
+    if loop not in _gathered:
+        _gathered[loop] = calls
+        loop.call_soon(calls.gather, 0)
     return await called
 
 
@@ -100,9 +101,9 @@ class _Calls:
         """How many of them had been made when they were last looked at."""
 
     def gather(self, before: int) -> None:
-        """Begin when a turn of the loop brings no more."""
+        """Begin when a turn of the loop brings no more than there were before."""
         count = len(self.left)
-        if (count > before or not count) and self._loop.time() - self._since_s < _GATHER_S:
+        if count > before and self._loop.time() - self._since_s < _GATHER_S:
             self._loop.call_soon(self.gather, count)
         else:
             del _gathered[self._loop]
