@@ -132,9 +132,11 @@ def pack_in_child(source: Path, destination: Path, *, gzip: bool, anchor_name: s
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # Engines preload OpenMP, which would bind the child to the very core on which its parent spins.
     environment.pop("LD_PRELOAD", None)
-    # A session of its own makes it deaf to the engine's Ctrl-C, which the engine survives long enough to have it done.
+    # A group of its own makes it deaf to the engine's Ctrl-C, which the engine survives long enough to have it done. No
+    # session of its own: kernels share cores between sessions first, and where ranks spin on all of them, calling
+    # sched_yield, one more session waited for seconds.
     child = subprocess.run(
-        command, check=False, capture_output=True, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+        command, check=False, capture_output=True, stdin=subprocess.DEVNULL, process_group=0, env=environment
     )
     if child.returncode:
         last = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]

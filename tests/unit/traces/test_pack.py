@@ -228,3 +228,13 @@ def test_a_child_that_says_nothing_is_a_trace_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TraceError, match="could not be packed: exit code 1"):
         pack_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+
+
+def test_the_child_is_in_our_session_and_not_in_our_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    told = "import os; raise SystemExit(f'{os.getsid(0)} {os.getpgrp() == os.getpid()}')"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{told}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(TraceError, match=f"could not be packed: {os.getsid(0)} True"):
+        pack_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
