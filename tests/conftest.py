@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
 # Which readline sets in the process that starts the workers of pytest-xdist.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
+# Ctrl-C is ignored in jobs that a shell runs in the background, and then in all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,9 @@ def ending() -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], *, every_s: float = 0.01, timeout_s: float = 120) -> None:
     """Wait for what no event tells, such as a file of another process."""
-    pause = threading.Event()
+    pause, deadline = threading.Event(), time.monotonic() + timeout_s
     while not condition():
-        pause.wait(0.01)
+        assert time.monotonic() < deadline, f"It did not come within {timeout_s:g} seconds."
+        pause.wait(every_s)

@@ -32,6 +32,10 @@ def states(server: Any) -> set[str]:
     return {reply["state"] for reply in (*answer["ranks"], *answer["frontends"].values())}
 
 
+def _ranks(server: Any) -> list[str]:
+    return [reply["state"] for reply in call(server, "GET", "status").json()["answer"]["ranks"]]
+
+
 def at_rest(*servers: Any, timeout_s: float = 30) -> bool:
     """Tell whether no process of some servers records; what is being written is waited for."""
     deadline = time.monotonic() + timeout_s
@@ -72,11 +76,22 @@ def finished(process: subprocess.Popen[str], server: Any, timeout_s: float = 240
     try:
         return process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # it prints where it is
-        out, err = process.communicate()
-        log = server.log.read_text(errors="replace")[-6000:]
-        late = f"It did not end within {timeout_s:g} seconds."
-        raise AssertionError(f"{late}\n{out}\n{err}\nThe server:\n{log}") from None
+        raise _late(process, server, f"It did not end within {timeout_s:g} seconds.") from None
+
+
+def wait_for_start(process: subprocess.Popen[str], *servers: Any, timeout_s: float = 120) -> None:
+    """Wait until all ranks of some servers do what a command line asks for, which goes on meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while (found := {state for server in servers for state in _ranks(server)}) - {"armed", "recording"}:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise _late(process, servers[0], f"After {timeout_s:g} seconds or its end ({process.poll()}): {found}.")
+        time.sleep(0.05)  # there is no event to await outside of the server
+
+
+def _late(process: subprocess.Popen[str], server: Any, what: str) -> AssertionError:
+    process.send_signal(signal.SIGABRT)  # it prints where it is
+    out, err = process.communicate()
+    return AssertionError(f"{what}\n{out}\n{err}\nThe server:\n{server.log.read_text(errors='replace')[-6000:]}")
 
 
 def wait_for_group(process: subprocess.Popen[bytes]) -> None:

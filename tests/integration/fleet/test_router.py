@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from engine_servers import Server, SglangServer
-from servers import TOKEN, at_rest, busy, command_line_of_many, finished, states
+from servers import TOKEN, at_rest, busy, command_line_of_many, finished, wait_for_start
 
 from profdeck import Profiler
 from profdeck.capture import Capture, Status
@@ -222,8 +222,7 @@ def test_from_the_command_line_by_urls_without_traffic(workers: tuple[Server, Se
 
 def test_ctrl_c_ends_the_recording_of_all(workers: tuple[Server, Server], router: Server, root: Path) -> None:
     process = command_line_of_many("--router", router.url, "--iterations", "1000", "--run", "interrupted")
-    while not all(states(worker) <= {"armed", "recording"} for worker in workers):
-        assert process.poll() is None
+    wait_for_start(process, *workers)
     for worker in workers:
         worker.complete()
     process.send_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from checkpoints import checkpoint
-from servers import TOKEN, busy, call, command_line, finished, wait_for_group
+from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
 
 from profdeck.capture import Status
 from profdeck.verify import read_run
@@ -74,8 +74,7 @@ def test_too_little_traffic_is_partial_and_ends(server: Any) -> None:
 
 def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> None:
     process = command_line(server, "--iterations", "1000", "--run", "interrupted")
-    while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] not in {"armed", "recording"}:
-        assert process.poll() is None
+    wait_for_start(process, server)
     process.send_signal(signal.SIGINT)
     finished(process, server)
     assert process.returncode == 130
