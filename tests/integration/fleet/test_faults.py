@@ -182,7 +182,6 @@ def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
 
 DRIVER = """
 import json, sys
-from processes import until
 from profdeck import Profiler
 
 profiler = Profiler.from_config(role="rollout", settings=json.loads(sys.argv[1]))
