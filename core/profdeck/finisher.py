@@ -33,6 +33,7 @@ from profdeck.hookspecs import NAMESPACE, Hooks
 from profdeck.plugins import LISTENERS
 from profdeck.process import ProcessId
 from profdeck.run import Manifest, is_manifest, is_running, read_manifest, replace
+from profdeck.settle import settle_later
 from profdeck.traces.ascend.analysis_state import read_state
 from profdeck.traces.ascend.directory import KIND, files_below
 from profdeck.verify import RankReport, RunReport, TargetReport, plain, read_about, read_run
@@ -395,11 +396,7 @@ def tell(name: str, manifest: Mapping[str, Any]) -> None:
         if inspect.isawaitable(result):
             import asyncio
 
-            asyncio.run(_awaited(result))
-
-
-async def _awaited(result: Any) -> None:
-    await result
+            asyncio.run(settle_later(result))
 
 
 class _Termination:

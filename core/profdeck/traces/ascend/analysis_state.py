@@ -6,7 +6,6 @@ tell a directory that is not to be analysed from one whose analysis is still to 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ import attrs
 import msgspec
 
 from profdeck.errors import TraceError
-from profdeck.run import is_running
+from profdeck.run import is_running, replace
 
 STATE_FILE = "profdeck_analysis.json"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -68,10 +67,5 @@ def write_state(directory: Path, state: AnalysisState) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    path = directory / STATE_FILE
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(attrs.asdict(state)), indent=1))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(attrs.asdict(state)), indent=1)
+    replace(directory / STATE_FILE, content, durable=False)
