@@ -283,6 +283,12 @@ class SimulatedServer:
         """Return what has been asked for."""
         return [arrival.command for arrival in self.arrivals]
 
+    async def heard(self, command: str, count: int = 1) -> None:
+        """Wait until it has been asked for something as often."""
+        while self.commands().count(command) < count:
+            self.arrived.clear()
+            await self.arrived.wait()
+
     def act(self, command: str) -> Act:
         """Take the next act for a command."""
         acts = self.acts.get(command) or self.acts.get("") or [Act()]

@@ -199,7 +199,7 @@ class Servers:
         for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-                _wait_for_others(process)
+                wait_for_others(process)
             end_group(process)
         for port in self._ports:
             port.close()
@@ -247,7 +247,7 @@ def run_to_its_end(script: Path, model: Path, directory: Path, environ: Mapping[
         )
     try:
         ended = process.wait(ENGINE_UP_S)
-        _wait_for_others(process)
+        wait_for_others(process)
     except subprocess.TimeoutExpired:
         ended = None
     finally:
@@ -257,6 +257,20 @@ def run_to_its_end(script: Path, model: Path, directory: Path, environ: Mapping[
     return Job(directory / "profiles", json.loads(results.read_text()) if results.exists() else {}, log)
 
 
+def runner(
+    jobs: Path, model: Path, environ: Mapping[str, str], new_directory: Callable[[str], Path]
+) -> Callable[..., Job]:
+    """Return what runs a script of a directory to its end by its name; see `run_to_its_end`.
+
+    It is given the model, an output directory and a file for results; keywords are variables of its environment.
+    """
+
+    def run(name: str, *arguments: str, **own: str) -> Job:
+        return run_to_its_end(jobs / f"{name}.py", model, new_directory(name), {**environ, **own}, *arguments)
+
+    return run
+
+
 def end_group(process: subprocess.Popen[Any]) -> None:
     """End what a process that the test started, in a group of its own, has left."""
     with contextlib.suppress(ProcessLookupError):
@@ -264,9 +278,9 @@ def end_group(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def _wait_for_others(process: subprocess.Popen[Any]) -> None:
+def wait_for_others(process: subprocess.Popen[Any], limit_s: float = 5) -> None:
     """Let the rest of the group of a process that has ended do the same: it removes shared memory at last."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + limit_s
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(process.pid, 0)

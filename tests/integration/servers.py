@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+from engine_servers import wait_for_others
 
 TOKEN = {"PROFDECK_TOKEN": "a secret"}
 
@@ -97,11 +98,7 @@ def _late(process: subprocess.Popen[str], server: Any, what: str) -> AssertionEr
 def wait_for_group(process: subprocess.Popen[bytes]) -> None:
     """Wait for a server and all of its processes, which may outlive it."""
     process.wait(60)
-    deadline = time.monotonic() + 60
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
+    wait_for_others(process, 60)
 
 
 @contextlib.contextmanager

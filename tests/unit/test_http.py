@@ -110,9 +110,7 @@ def test_a_hung_request_does_not_keep_others_waiting() -> None:
         server.acts["start"] = [Act(raw=b"", hang=True)]
         await engine.about()
         start = asyncio.create_task(engine.command("start", START))
-        while "start" not in server.commands():
-            server.arrived.clear()
-            await server.arrived.wait()
+        await server.heard("start")
         assert (await engine.command("status", {})).ranks
         assert server.opened == 2
         start.cancel()
@@ -1062,9 +1060,7 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
         assert server.opened == 2
         server.acts["stop"] = [Act(raw=b"", hang=True)]
         stop = asyncio.create_task(failure(engine.request("POST", "/stop")))
-        while server.commands().count("stop") < 2:
-            server.arrived.clear()
-            await server.arrived.wait()
+        await server.heard("stop", 2)
         for connection in list(server.connections):
             connection.abort()  # without a word of TLS
         assert "closed the connection without an answer" in str(await stop)

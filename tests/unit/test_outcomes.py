@@ -242,9 +242,7 @@ def test_a_flush_that_is_slow(tmp_path: Path) -> None:
         await backend.profile_start(capture)
         engine.flushed.clear()
         stop = asyncio.ensure_future(backend.profile_stop(capture))
-        while server.commands().count("status") < 3:
-            server.arrived.clear()
-            await server.arrived.wait()
+        await server.heard("status", 3)
         engine.flushed.set()
         await stop
         assert (backend.outcome, capture.problems) == (Outcome.FLUSHED, [])
@@ -319,9 +317,7 @@ def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: 
         server.acts[""] = [Act(raw=b"", hang=True)]
         server.acts["status"] = [Act()]
         start = asyncio.ensure_future(backend.profile_start(capture_of(tmp_path)))
-        while "start" not in server.commands():
-            server.arrived.clear()
-            await server.arrived.wait()
+        await server.heard("start")
         began_s = time.monotonic()
         start.cancel()
         with pytest.raises(asyncio.CancelledError):

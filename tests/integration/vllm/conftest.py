@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_servers import Job, Server, Servers, run_to_its_end, up, vllm_command, vllm_environment
+from engine_servers import Job, Server, Servers, runner, up, vllm_command, vllm_environment
 
 HERE = Path(__file__).parent
 
@@ -27,13 +27,8 @@ def engine_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 def run_job(
     model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Job]:
-    """Run a script of ``jobs/`` to its end; it is given the model, an output directory and a file for results."""
-
-    def run(name: str, *arguments: str, **environ: str) -> Job:
-        script, directory = HERE / "jobs" / f"{name}.py", tmp_path_factory.mktemp(name)
-        return run_to_its_end(script, model, directory, engine_environment | environ, *arguments)
-
-    return run
+    """Run a script of ``jobs/`` to its end."""
+    return runner(HERE / "jobs", model, engine_environment, tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

@@ -29,13 +29,6 @@ def with_servers(count: int, check: Callable[[list[SimulatedServer]], Awaitable[
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-async def heard(server: SimulatedServer, command: str, count: int) -> None:
-    """Wait until a server has been asked for something as often."""
-    while server.commands().count(command) < count:
-        server.arrived.clear()
-        await server.arrived.wait()
-
-
 async def answered(sent: Sent, count: int) -> None:
     """Wait until the answers of as many requests have been read."""
     while sent.answered + sent.failed < count:  # noqa: ASYNC110  # it has no event
@@ -123,7 +116,7 @@ def test_a_warm_up_is_so_many_for_each_server() -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         async with _load.sending(WarmUp(3), list(map(to, servers)), 10) as sent:
             for server in servers:
-                await heard(server, "completions", 3)
+                await server.heard("completions", 3)
             await answered(sent, 6)
         assert (sent.sent, sent.answered, sent.failed, sent.first_error) == (6, 6, 0, None)
         assert str(sent) == "6 requests were sent: 6 answered, 0 failed."
@@ -145,7 +138,7 @@ def test_a_file_goes_round_until_the_end() -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[0].acts["completions"] = [*[Act()] * 7, Act(hang=True, raw=b"")]
         async with _load.sending(Replay(lines), [to(servers[0])], 10) as sent:
-            await heard(servers[0], "completions", 10)  # the last ones hang
+            await servers[0].heard("completions", 10)  # the last ones hang
             await answered(sent, 7)
         assert (sent.sent, sent.answered, sent.failed) == (10, 7, 0)
         assert str(sent).endswith("7 answered, 0 failed, 3 given up when the capture was over.")
@@ -167,7 +160,7 @@ def test_how_many_are_sent_at_once(lines: int, servers: int, clients: int) -> No
         gone = [Server(role="server", url="http://127.0.0.1:1", replica=None)] * (servers - 1)
         load = Replay([Request("/v1/completions", {"model": "tiny"})] * lines)
         async with _load.sending(load, [to(some[0]), *gone], 10):
-            await heard(some[0], "completions", clients)
+            await some[0].heard("completions", clients)
             for _ in range(10):
                 await asyncio.sleep(0)
             assert len(some[0].arrivals) == clients
@@ -203,7 +196,7 @@ def test_an_answer_that_takes_too_long() -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[0].acts["completions"] = [Act(hang=True, raw=b"")]
         async with _load.sending(WarmUp(1), [to(servers[0])], 0.05) as sent:
-            await heard(servers[0], "completions", 1)
+            await servers[0].heard("completions", 1)
             await answered(sent, 1)
         assert "/v1/completions gave no answer within 0.05 seconds" in str(sent.first_error)
 
@@ -236,7 +229,7 @@ def test_half_workers_are_asked_through_their_router(monkeypatch: pytest.MonkeyP
         keys = [{arrival.headers["authorization"] for arrival in server.arrivals} for server in (router, whole)]
         assert keys == [{"Bearer a key"}, {"Bearer a token"}]
         async with _load.sending(Replay([Request("/v1/completions", {"model": "tiny"})]), chosen[:2], 10):
-            await heard(router, "completions", 9)
+            await router.heard("completions", 9)
         assert (prefill.arrivals, decode.arrivals) == ([], [])
 
     with_servers(4, check)

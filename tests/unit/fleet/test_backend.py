@@ -59,13 +59,6 @@ def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], coun
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-async def heard(server: SimulatedServer, command: str, count: int = 1) -> None:
-    """Wait until a server has been asked for something."""
-    while server.commands().count(command) < count:
-        server.arrived.clear()
-        await server.arrived.wait()
-
-
 async def capture(profiler: Profiler, step: int = 1) -> None:
     """Capture a step, and let its failures be."""
     try:
@@ -468,7 +461,7 @@ def test_a_replica_that_ends_during_its_flush(build: Build, manifest: Read) -> N
         await profiler.astart(1)
         engine.flushed.clear()
         stopping = asyncio.create_task(profiler.astop())
-        await heard(servers[1], "stop")
+        await servers[1].heard("stop")
         await servers[1].stop()
         with pytest.raises(CaptureError, match="step1 is partial"):
             await stopping
@@ -486,7 +479,7 @@ def test_a_slow_flush_is_waited_for(build: Build, manifest: Read) -> None:
         await profiler.astart(1)
         engine.flushed.clear()
         stopping = asyncio.create_task(profiler.astop())
-        await heard(servers[1], "status", 4)  # it is asked again and again
+        await servers[1].heard("status", 4)  # it is asked again and again
         assert not stopping.done()
         assert manifest().status is Status.RECORDING
         # Nobody waits for the slow one but the whole.
@@ -667,7 +660,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(build: Build, manifest:
         profiler = build(urls(servers))
         starting = asyncio.create_task(profiler.astart(1))
         for server in servers:
-            await heard(server, command)
+            await server.heard(command)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
@@ -689,7 +682,7 @@ def test_a_stop_that_is_cancelled_has_told_all_targets(build: Build, manifest: R
         await profiler.astart(1)
         stopping = asyncio.create_task(profiler.astop())
         for server in servers:
-            await heard(server, "stop")
+            await server.heard("stop")
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping

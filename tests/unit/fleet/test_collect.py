@@ -407,9 +407,7 @@ def test_a_rank_that_does_not_answer_is_waited_for(
         ended = path.read_text()
         path.write_text(json.dumps(json.loads(ended) | {"status": "recording", "artifacts": []}))
         collecting = asyncio.create_task(found.collect())
-        while asked_for(found.server).count(path.name) < 3:
-            found.server.arrived.clear()
-            await found.server.arrived.wait()
+        await found.server.heard(path.name, 3)
         path.write_text(ended)
         assert (await collecting).complete
         path.write_text(ended.replace('"complete"', '"recording"'))
@@ -507,9 +505,7 @@ def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None
         whole = message(found)
         found.server.acts[TRACE] = [Act(raw=whole[:1_500_000], hang=True)]
         collecting = asyncio.create_task(found.collect())
-        while TRACE not in asked_for(found.server):
-            found.server.arrived.clear()
-            await found.server.arrived.wait()
+        await found.server.heard(TRACE)
         await found.server.stop()
         assert not (await collecting).complete
         (problem,) = found.capture.problems
@@ -671,9 +667,7 @@ def test_a_collection_that_is_cancelled_tells_what_it_has_not_fetched(remote: Ca
         found.grow(3_000_000)
         found.server.acts[TRACE] = [Act(raw=message(found)[:2_000_000], hang=True)]
         collecting = asyncio.create_task(found.collect())
-        while TRACE not in asked_for(found.server):
-            found.server.arrived.clear()
-            await found.server.arrived.wait()
+        await found.server.heard(TRACE)
         collecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await collecting
@@ -779,9 +773,7 @@ def test_a_directory_is_waited_for_while_it_is_analysed(
         )
         write_state(directory, state)
         collecting = asyncio.create_task(found.collect())
-        while asked_for(found.server).count(directory.name) < 3:
-            found.server.arrived.clear()
-            await found.server.arrived.wait()
+        await found.server.heard(directory.name, 3)
         (directory / "ASCEND_PROFILER_OUTPUT").mkdir()
         (directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text("[]")
         write_state(directory, AnalysisState(**attrs.asdict(state) | {"state": "done"}))

@@ -292,9 +292,7 @@ def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path)
             fleet = Fleet.from_config(targets=targets, settings=config)
             starting = asyncio.create_task(fleet.astart(1))
             for server in servers:
-                while "start" not in server.commands():
-                    server.arrived.clear()
-                    await server.arrived.wait()
+                await server.heard("start")
             while "rollout" not in fleet.active:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0)
             starting.cancel()
