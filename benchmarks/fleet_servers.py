@@ -25,13 +25,14 @@ import attrs
 import msgspec
 
 import profdeck
-from profdeck.capture import Status
-from profdeck.engine.connection import allow_files
-from profdeck.engine.remote import About
-from profdeck.engine.request import Answer, Recorded, Reply, State
-from profdeck.identity import Identity
-from profdeck.run import SCHEMA, Manifest, RunDirectory
-from profdeck.strict import unstructure
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import unstructure
+from profdeck.engine.transport.connection import allow_files
+from profdeck.engine.transport.http_engine import About
+from profdeck.records.manifest import SCHEMA, Manifest
+from profdeck.records.request import Answer, Recorded, Reply, RequestState
+from profdeck.records.run_directory import RunDirectory
+from profdeck.records.status import Status
 
 _TOKEN = b"0123456789abcdef"
 """Stands in the prepared answers for that of the request, which has as many characters."""
@@ -191,7 +192,7 @@ def _answer(command: str) -> bytes:
         world_size=1,
         host=socket.gethostname(),
         pid=1,
-        state={"status": State.IDLE, "start": State.RECORDING, "stop": State.ENDED}[command],
+        state={"status": RequestState.IDLE, "start": RequestState.RECORDING, "stop": RequestState.ENDED}[command],
         request="step1" if asked else None,
         token=_TOKEN.decode() if asked else None,
         iterations=1 if command == "stop" else 0,

@@ -25,28 +25,21 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from profdeck import backend, capture, config, entry_points, errors, hookspecs, options, plugins, profiler, schedule
+from profdeck import profiler
+from profdeck.backends import api, hookspecs, plugin_host
+from profdeck.base import entry_points, errors
+from profdeck.base.outcome import Outcome
 from profdeck.cli import _commands, _exit, app
+from profdeck.config import model, options, schedule
+from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
-from profdeck.fleet.fleet import Fleet
-from profdeck.outcome import Outcome
-from profdeck.targets import TargetsConfig
-from profdeck.traces import (
-    align,
-    class_rules,
-    classes,
-    diff,
-    hosts,
-    merge,
-    model,
-    reading,
-    run_summary,
-    select,
-    slim,
-    sources,
-    summary,
-    trim,
-)
+from profdeck.fleet import Fleet
+from profdeck.records import status
+from profdeck.traces import merge, sources
+from profdeck.traces.analysis import alignment, class_rules, classes, diff, host_states, run_summary, summary
+from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.reading import trace
+from profdeck.traces.writing import selection, slim, trim
 
 DOCS = Path(__file__).parent
 WIDTH = 100
@@ -98,18 +91,18 @@ _TRACE_FUNCTIONS = (
     sources.find_sources,
     summary.summarise_trace,
     run_summary.summarise_run,
-    reading.read_trace,
+    trace.read_trace,
     diff.diff_runs,
     diff.load_summary,
     class_rules.load_rules,
     trim.trim_trace,
-    select.read_extent,
-    select.step_window,
-    select.iteration_window,
-    select.time_window,
+    selection.read_extent,
+    selection.step_window,
+    selection.iteration_window,
+    selection.time_window,
     merge.merge_traces,
     slim.write_slim,
-    align.align,
+    alignment.align,
 )
 
 
@@ -146,7 +139,7 @@ def entry(doc: options.OptionDoc, name: str) -> str:
     kind = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", doc.type)  # qualified once a class has been used by cattrs
     if kind not in _TYPES:
         raise SystemExit(f"{name} has the type {kind}: say in _TYPES of {__file__} how readers write it")
-    text = doc.text.replace("as `profdeck.schedule.GRAMMAR` says", "as under [Steps](#steps)")
+    text = doc.text.replace("as `profdeck.config.schedule.GRAMMAR` says", "as under [Steps](#steps)")
     return f"### `{name}`\n\nType: {_TYPES[kind]}.{required}\n\n{prose(text)}\n\n"
 
 
@@ -156,10 +149,10 @@ def step_grammar() -> str:
     return f"An entry is {marked}."
 
 
-def own_backends() -> dict[str, type[backend.Backend]]:
+def own_backends() -> dict[str, type[api.Backend]]:
     """Load the backends that come with profdeck."""
-    found = entry_points.installed(plugins.BACKENDS).values()
-    return {point.name: plugins.load_backend(point.name) for point in found if of_profdeck(point)}
+    found = entry_points.installed(plugin_host.BACKENDS).values()
+    return {point.name: plugin_host.load_backend(point.name) for point in found if of_profdeck(point)}
 
 
 def engine_options() -> str:
@@ -234,7 +227,7 @@ def exit_codes() -> str:
 
 def statuses() -> str:
     """List what a capture of one rank can be worth."""
-    rows = [(f"`{capture.Status[name].value}`", text) for name, text in member_docs(capture.Status)]
+    rows = [(f"`{status.Status[name].value}`", text) for name, text in member_docs(status.Status)]
     return table(("Status", "Meaning"), rows)
 
 
@@ -370,7 +363,9 @@ def json_type(hint: Any, name: str) -> str:
 
 def idle_causes() -> str:
     """List what takes idle time of devices."""
-    return table(("Cause", "Meaning"), [(name, f"{text[0].upper()}{text[1:]}.") for name, text in hosts.CAUSES.items()])
+    return table(
+        ("Cause", "Meaning"), [(name, f"{text[0].upper()}{text[1:]}.") for name, text in host_states.CAUSES.items()]
+    )
 
 
 def kernel_classes() -> str:
@@ -415,12 +410,12 @@ def of_profdeck(point: metadata.EntryPoint) -> bool:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "config-keys": lambda: keys(config.Config),
-    "role-keys": lambda: keys(config.RoleConfig, "roles.<role>."),
+    "config-keys": lambda: keys(model.Config),
+    "role-keys": lambda: keys(model.RoleConfig, "roles.<role>."),
     "window-keys": lambda: keys(schedule.Window, "roles.<role>.window."),
     "iterations-keys": lambda: keys(schedule.Iterations, "roles.<role>.iterations."),
     "targets-keys": lambda: keys(TargetsConfig, "roles.<role>.targets."),
-    "finish-keys": lambda: keys(config.FinishConfig, "finish."),
+    "finish-keys": lambda: keys(model.FinishConfig, "finish."),
     "step-grammar": step_grammar,
     "common-options": lambda: keys(options.CommonOptions),
     "engine-options": engine_options,
@@ -432,18 +427,18 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "outcomes": outcomes,
     "errors": error_classes,
     "hooks": lambda: members(hookspecs.Hooks),
-    "backend-class": lambda: members(backend.Backend),
-    "engine-backend-class": lambda: members(backend.EngineBackend),
-    "target-state": lambda: members(backend.TargetState, level="####"),
-    "library-class": lambda: members(backend.Library),
+    "backend-class": lambda: members(api.Backend),
+    "engine-backend-class": lambda: members(api.EngineBackend),
+    "target-state": lambda: members(api.TargetState, level="####"),
+    "library-class": lambda: members(api.Library),
     "profiler": lambda: members(profiler.Profiler),
     "fleet": lambda: members(Fleet),
-    "summary-json": lambda: documents(model.RunSummary),
+    "summary-json": lambda: documents(RunSummary),
     "diff-json": lambda: documents(diff.RunDiff),
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
     "trace-functions": trace_functions,
-    "trace-class": lambda: members(reading.Trace),
+    "trace-class": lambda: members(trace.Trace),
 }
 
 if __name__ == "__main__":

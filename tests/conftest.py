@@ -60,7 +60,7 @@ def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
         monkeypatch.syspath_prepend(path)
     import tally_backend
 
-    from profdeck.engine.device import device_backend
+    from profdeck.engine.worker.device import device_backend
 
     device_backend.cache_clear()  # the next test imports a module of its own
     yield tally_backend

@@ -24,17 +24,19 @@ from urllib.parse import unquote
 import attrs
 
 import profdeck
-from profdeck.capture import Capture, Status
-from profdeck.engine.control import ControlBackend, Engine, Native
-from profdeck.engine.http import FILE_TYPE, Client
-from profdeck.engine.recorder import EngineRecorder, handle, plain
-from profdeck.engine.remote import About, RemoteEngine
-from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
-from profdeck.engine.served import NotServedError, ServedFile, find
-from profdeck.errors import CaptureError, ProfdeckError, TargetError
-from profdeck.identity import Identity
-from profdeck.outcome import Outcome
-from profdeck.strict import structure, unstructure
+from profdeck.base.errors import CaptureError, ProfdeckError, TargetError
+from profdeck.base.identity import Identity
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure, unstructure
+from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
+from profdeck.engine.engine import Engine
+from profdeck.engine.server.served_files import NotServedError, ServedFile, find
+from profdeck.engine.transport.http_client import FILE_TYPE, HttpClient
+from profdeck.engine.transport.http_engine import About, HttpEngine
+from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.records.capture import Capture
+from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
+from profdeck.records.status import Status
 
 FILES = "/profdeck/files/"
 ROUTES = {"/profdeck/status": "GET", "/profdeck/start": "POST", "/profdeck/stop": "POST", FILES: "GET"}
@@ -84,7 +86,7 @@ class SimulatedEngine:
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks
         self.asked: CaptureRequest | None = None
-        self.state = State.IDLE
+        self.state = RequestState.IDLE
         self.iterations = 0
         self.writes = True
         """Whether a stop leaves files."""
@@ -98,20 +100,20 @@ class SimulatedEngine:
         if command == "start":
             try:
                 request = structure(dict(payload), CaptureRequest, where="")
-                if self._now() in {State.RECORDING, State.WRITING}:
+                if self._now() in {RequestState.RECORDING, RequestState.WRITING}:
                     refusal, error = Outcome.ALREADY_ACTIVE, f"Capture {self._name} is {self._now()} in this engine."
                 else:
-                    self.asked, self.state, self.iterations = request, State.RECORDING, 0
+                    self.asked, self.state, self.iterations = request, RequestState.RECORDING, 0
             except ProfdeckError as problem:
                 refusal, error = Outcome.REFUSED, str(problem)
         elif command == "stop" and self.asked is not None:
             ours = payload["request"] == self.asked.id and payload.get("token") in {None, self.asked.token}
-            self.state = State.WRITING if ours and self.state is State.RECORDING else self.state
+            self.state = RequestState.WRITING if ours and self.state is RequestState.RECORDING else self.state
         return [unstructure(self._reply(rank, error, refusal)) for rank in range(self.ranks)]
 
     def iterate(self, count: int) -> None:
         """Record some iterations, until the window is full."""
-        if self.asked is not None and self.state is State.RECORDING:
+        if self.asked is not None and self.state is RequestState.RECORDING:
             window = self.asked.iterations
             self.iterations += count
             if window is not None and window.count is not None and self.iterations >= window.count:
@@ -119,14 +121,14 @@ class SimulatedEngine:
 
     def end_by_itself(self, iterations: int) -> None:
         """Let the window be full."""
-        self.state, self.iterations = State.WRITING, iterations
+        self.state, self.iterations = RequestState.WRITING, iterations
 
     @property
     def _name(self) -> str:
         return self.asked.id if self.asked else ""
 
-    def _now(self) -> State:
-        return State.ENDED if self.state is State.WRITING and self.flushed.is_set() else self.state
+    def _now(self) -> RequestState:
+        return RequestState.ENDED if self.state is RequestState.WRITING and self.flushed.is_set() else self.state
 
     def _reply(self, rank: int, error: str | None, refusal: Outcome | None) -> Reply:
         selected = self.asked is not None and self.asked.selects(rank)
@@ -135,12 +137,12 @@ class SimulatedEngine:
             world_size=self.ranks,
             host=socket.gethostname(),
             pid=0,
-            state=self._now() if selected else State.IDLE,
+            state=self._now() if selected else RequestState.IDLE,
             request=self.asked.id if self.asked else None,
             token=self.asked.token if self.asked else None,
             owner=self.asked.owner if self.asked else None,
             iterations=self.iterations if selected else 0,
-            captures=(self._recorded(rank),) if selected and self.writes and self._now() is State.ENDED else (),
+            captures=(self._recorded(rank),) if selected and self.writes and self._now() is RequestState.ENDED else (),
             error=error,
             refusal=refusal,
         )
@@ -171,7 +173,7 @@ class RecordingEngine:
         """Run some iterations."""
         for recorder in self.ranks:
             for _ in range(count):
-                recorder.begin(Batch.DECODE, "execute")
+                recorder.begin(BatchKind.DECODE, "execute")
                 recorder.end()
 
 
@@ -465,12 +467,12 @@ class SimulatedBackend(ControlBackend):
     name: ClassVar[str] = "simulated"
 
     def connect(self, target: object) -> Engine:
-        return RemoteEngine(str(target), timeout_s=self._own.rpc_timeout_s)
+        return HttpEngine(str(target), timeout_s=self._own.rpc_timeout_s)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
         """Ask whose it is."""
-        client = Client(url, timeout_s=10)
+        client = HttpClient(url, timeout_s=10)
         try:
             return bool((await client.request("GET", ABOUT, idempotent=True)).json() == {"backend": cls.name})
         except (CaptureError, ValueError):
@@ -478,7 +480,7 @@ class SimulatedBackend(ControlBackend):
         finally:
             client.close()
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Native:  # noqa: ARG002  # as the base
+    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:  # noqa: ARG002  # as the base
         raise TargetError(f"{engine.name} has no routes of profdeck.", Outcome.NOT_ENABLED)
 
 

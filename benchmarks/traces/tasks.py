@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # a task imports what it needs itself, since that takes time of its process
-    from profdeck.traces.model import RankSummary
+    from profdeck.traces.analysis.model import RankSummary
 
 PROCESSES = 2
 SAMPLE_S = 0.001
@@ -28,14 +28,14 @@ SAMPLE_S = 0.001
 
 def device_lanes(path: str) -> dict[str, Any]:
     """Summarise what devices did."""
-    from profdeck.traces.summary import summarise_trace
+    from profdeck.traces.analysis.summary import summarise_trace
 
     return _figures(summarise_trace(Path(path), devices_only=True))
 
 
 def all_events(path: str) -> dict[str, Any]:
     """Summarise all of a trace."""
-    from profdeck.traces.summary import summarise_trace
+    from profdeck.traces.analysis.summary import summarise_trace
 
     found = summarise_trace(Path(path))
     return {"events": found.events, "whole": found.whole, **_figures(found)}
@@ -43,7 +43,7 @@ def all_events(path: str) -> dict[str, Any]:
 
 def job(*paths: str) -> dict[str, Any]:
     """Summarise what the devices of all ranks of a job did, and how the ranks stood to each other."""
-    from profdeck.traces.run_summary import summarise_run
+    from profdeck.traces.analysis.run_summary import summarise_run
     from profdeck.traces.sources import TraceSource
 
     sources = [TraceSource(Path(path)) for path in paths]
@@ -63,16 +63,16 @@ def job(*paths: str) -> dict[str, Any]:
 
 def merge(destination: str, *paths: str) -> dict[str, Any]:
     """Merge the traces of a job into one that has all of them."""
-    from profdeck.traces.merge import Source, merge_traces
+    from profdeck.traces.merge import MergeSource, merge_traces
 
-    sources = [Source(Path(path), f"rank {rank}", rank) for rank, path in enumerate(paths)]
+    sources = [MergeSource(Path(path), f"rank {rank}", rank) for rank, path in enumerate(paths)]
     check = merge_traces(sources, Path(destination), processes=PROCESSES)
     return {"whole": check.whole, "file_bytes": check.size_bytes}
 
 
 def merge_slim(destination: str, *paths: str) -> dict[str, Any]:
     """Merge the traces of a job into one that is small enough to open."""
-    from profdeck.traces.slim import SlimSource, write_slim
+    from profdeck.traces.writing.slim import SlimSource, write_slim
 
     sources = [SlimSource(path=Path(path), label=f"rank {rank}", sort_index=rank) for rank, path in enumerate(paths)]
     found = write_slim(sources, Path(destination), processes=PROCESSES)

@@ -10,32 +10,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from profdeck.backend import Backend, Library
-    from profdeck.capture import Artifact, Capture, ClockAnchor, Status, Step, Unit
-    from profdeck.errors import ProfdeckError
-    from profdeck.hookspecs import hookimpl
-    from profdeck.identity import Identity
-    from profdeck.options import Activity, CommonOptions
-    from profdeck.profiler import Profiler
+from profdeck.base.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from profdeck.backends.api import Backend, Library
+    from profdeck.backends.hookspecs import hookimpl
+    from profdeck.base.errors import ProfdeckError
+    from profdeck.base.identity import Identity
+    from profdeck.config.options import Activity, CommonOptions
+    from profdeck.profiler import Profiler
+    from profdeck.records.artifact import Artifact, ClockAnchor
+    from profdeck.records.capture import Capture, Step, Unit
+    from profdeck.records.status import Status
 
 _HOMES = {
-    "Activity": "options",
-    "Artifact": "capture",
-    "Backend": "backend",
-    "Capture": "capture",
-    "ClockAnchor": "capture",
-    "CommonOptions": "options",
-    "Identity": "identity",
-    "Library": "backend",
-    "ProfdeckError": "errors",
+    "Activity": "config.options",
+    "Artifact": "records.artifact",
+    "Backend": "backends.api",
+    "Capture": "records.capture",
+    "ClockAnchor": "records.artifact",
+    "CommonOptions": "config.options",
+    "Identity": "base.identity",
+    "Library": "backends.api",
+    "ProfdeckError": "base.errors",
     "Profiler": "profiler",
-    "Status": "capture",
-    "Step": "capture",
-    "Unit": "capture",
-    "hookimpl": "hookspecs",
+    "Status": "records.status",
+    "Step": "records.capture",
+    "Unit": "records.capture",
+    "hookimpl": "backends.hookspecs",
 }
 
 __all__ = [  # noqa: RUF022  # as a reader meets them

@@ -14,23 +14,23 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-from profdeck import interrupts
-from profdeck.capture import Capture, Step, Unit
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.identity import NAME
-from profdeck.settle import drive, settle_later
+from profdeck.base import ctrl_c
+from profdeck.base.blocking import await_it, drive
+from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.identity import NAME
+from profdeck.records.capture import Capture, Step, Unit
 
 if TYPE_CHECKING:
     import asyncio
 
-    from profdeck.backend import TargetState
-    from profdeck.controller import Controller
-    from profdeck.identity import Identity
-    from profdeck.session import Session
+    from profdeck.backends.api import TargetState
+    from profdeck.base.identity import Identity
+    from profdeck.lifecycle.controller import Controller
+    from profdeck.lifecycle.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What can configure a profiler by itself; `profdeck.layers` reads them.
+# What can configure a profiler by itself; `profdeck.config.sources` reads them.
 _VARIABLES = ("PROFDECK_CONFIG", "PROFDECK__")
 
 _CLOSED = "the profiler was closed in mid-capture"
@@ -52,7 +52,7 @@ class Profiler:
         self._controller: Controller | None = None
         self._ending: asyncio.Task[None] | None = None  # loops hold their tasks weakly
         if session is not None:
-            from profdeck.controller import Controller
+            from profdeck.lifecycle.controller import Controller
 
             self._controller = Controller(session, self._changed, self._settle_now)
 
@@ -84,7 +84,7 @@ class Profiler:
         """
         if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
             return cls()  # at no cost to the many jobs that only might be profiled
-        from profdeck.session import Session
+        from profdeck.lifecycle.session import Session
 
         return cls(Session.open(config, role=role, identity=identity, settings=settings, target=target))
 
@@ -129,7 +129,7 @@ class Profiler:
         if self._controller is None or self._controller.at_rest:
             return
         if self._controller.suspends and (loop := _running_loop()):
-            self._ending = loop.create_task(self._controller.stop(settle_later))
+            self._ending = loop.create_task(self._controller.stop(await_it))
         else:
             drive(self._controller.stop(self._settle_now))
 
@@ -139,7 +139,7 @@ class Profiler:
         Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
         """
         if self._controller is not None and self._controller.suspends and (loop := _running_loop()):
-            self._ending = loop.create_task(self._controller.close(reason, settle_later))
+            self._ending = loop.create_task(self._controller.close(reason, await_it))
         elif self._controller is not None:
             drive(self._controller.close(reason, self._settle_now))
         if self._runner is not None:
@@ -159,17 +159,17 @@ class Profiler:
         """Do what `start` does, without blocking the event loop while the backend waits."""
         if self._controller is None or self._controller.idle_at(global_step):
             return None
-        return await self._controller.start(global_step, settle_later)
+        return await self._controller.start(global_step, await_it)
 
     async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Do what `step` does, without blocking the event loop while the backend waits."""
         if self._controller is not None and self._controller.capture is not None:
-            await self._controller.step(Step(Unit(unit), index), settle_later)
+            await self._controller.step(Step(Unit(unit), index), await_it)
 
     async def astop(self) -> None:
         """Do what `stop` does, without blocking the event loop while the backend waits."""
         if self._controller is not None:
-            await self._controller.stop(settle_later)
+            await self._controller.stop(await_it)
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
         """Wait until the engine has recorded the window of the running capture; `astop` is then due.
@@ -189,7 +189,7 @@ class Profiler:
     async def aclose(self, reason: str = _CLOSED) -> None:
         """Do what `close` does, without blocking the event loop while the backend waits."""
         if self._controller is not None:
-            await self._controller.close(reason, settle_later)
+            await self._controller.close(reason, await_it)
 
     async def __aenter__(self) -> Self:
         return self
@@ -200,14 +200,14 @@ class Profiler:
 
     # Parts of a step.
 
-    def capture(self, global_step: int) -> Scope:
+    def capture(self, global_step: int) -> StepScope:
         """Return a context manager, sync and async, around one global step: start at entry, stop at exit.
 
         An exception inside ends the capture, whose trace is kept and marked partial, and goes on to the caller.
         """
-        return Scope(self, self._controller, global_step)
+        return StepScope(self, self._controller, global_step)
 
-    def stage(self, name: str) -> Stage:
+    def stage(self, name: str) -> StageScope:
         """Return a decorator and context manager, sync and async, that names a part of the global step.
 
         In continuous mode the stage is marked in the trace; in discrete mode it is a capture of its own.
@@ -216,7 +216,7 @@ class Profiler:
             ConfigError: the name cannot be used in file names.
         """
         check_stage(name)
-        return Stage(name, self._controller, self._settle_now)
+        return StageScope(name, self._controller, self._settle_now)
 
     def _leave(self) -> None:
         if self._controller is not None:
@@ -231,7 +231,7 @@ class Profiler:
 
         if _running_loop() is None:
             self._runner = self._runner or asyncio.Runner()
-            return interrupts.run(self._runner, settle_later(awaitable))
+            return ctrl_c.run(self._runner, await_it(awaitable))
         if inspect.iscoroutine(awaitable):
             awaitable.close()
         raise CaptureError(
@@ -240,7 +240,7 @@ class Profiler:
         )
 
 
-class Scope:
+class StepScope:
     """One global step as a context manager; see `Profiler.capture`."""
 
     def __init__(self, profiler: Profiler, controller: Controller | None, global_step: int) -> None:
@@ -278,7 +278,7 @@ class Scope:
             await self._profiler.aclose(cast("str", _reason(error)))
 
 
-class Stage:
+class StageScope:
     """A named part of a global step, as a decorator or context manager; see `Profiler.stage`. Can be re-entered."""
 
     def __init__(self, name: str, controller: Controller | None, settle_now: Callable[[Any], Awaitable[Any]]) -> None:
@@ -289,7 +289,7 @@ class Stage:
 
     def __call__(self, function: F) -> F:
         """Wrap a function or coroutine function, so that every call of it is the stage."""
-        new = functools.partial(Stage, self._name, self._controller, self._settle_now)
+        new = functools.partial(StageScope, self._name, self._controller, self._settle_now)
         return decorated(function, self._name, None if self._controller is None else new)
 
     def __enter__(self) -> Self:
@@ -303,12 +303,12 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         if self._controller is not None:
-            self._push(await self._controller.enter_stage(self._name, settle_later))
+            self._push(await self._controller.enter_stage(self._name, await_it))
         return self
 
     async def __aexit__(self, *error: object) -> None:
         if self._controller is not None and self._pop(error):
-            await self._controller.end(_reason(cast("BaseException | None", error[1])), settle_later)
+            await self._controller.end(_reason(cast("BaseException | None", error[1])), await_it)
 
     def _push(self, mark: AbstractContextManager[object] | None) -> None:
         if mark is not None:

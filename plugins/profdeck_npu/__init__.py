@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profdeck.identity import distributed_identity as identity
+from profdeck.base.identity import distributed_identity as identity
 from profdeck_npu.backend import NpuBackend
 from profdeck_npu.options import NpuOptions
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from profdeck.errors import ProfdeckError
+from profdeck.base.errors import ProfdeckError
 from profdeck.traces.ascend.analysis_state import OUTPUT
 from profdeck_npu import cann
 from profdeck_npu.process_group import attach

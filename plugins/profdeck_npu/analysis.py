@@ -29,8 +29,8 @@ import attrs
 import msgspec
 
 from profdeck import Capture
-from profdeck.errors import CaptureError, ProfdeckError, TraceError, describe
-from profdeck.run import process_started
+from profdeck.base.errors import CaptureError, ProfdeckError, TraceError, describe
+from profdeck.base.processes import process_started
 from profdeck.traces.ascend.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
 from profdeck.traces.ascend.directory import AscendDirectory
 from profdeck.traces.ascend.info import NPU, Info, read_info

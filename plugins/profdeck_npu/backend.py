@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
-from profdeck.capture import Output
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.identity import distributed_identity
+from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.identity import distributed_identity
+from profdeck.records.artifact import Output
 from profdeck_npu import cann
 from profdeck_npu.options import NpuOptions
 
 if TYPE_CHECKING:
-    from profdeck_npu.recorder import Recorder
+    from profdeck_npu.recorder import NpuRecorder
 
 logger = logging.getLogger("profdeck")
 
@@ -31,7 +31,7 @@ class NpuBackend(Backend):
     libraries: ClassVar[tuple[Library, ...]] = (cann.LIBRARY,)
     device_types: ClassVar[tuple[str, ...]] = ("npu",)
 
-    _recorder: Recorder | None = attrs.field(default=None, init=False)
+    _recorder: NpuRecorder | None = attrs.field(default=None, init=False)
 
     @property
     def _own(self) -> NpuOptions:
@@ -86,11 +86,11 @@ class NpuBackend(Backend):
     @hookimpl
     def profile_start(self, capture: Capture) -> None:
         """Begin to record."""
-        from profdeck_npu.recorder import Recorder
+        from profdeck_npu.recorder import NpuRecorder
 
         if self._recorder is not None:
             raise CaptureError("This backend is recording already; one capture at a time.")
-        recorder = Recorder(self._own, capture)
+        recorder = NpuRecorder(self._own, capture)
         recorder.start()
         self._recorder = recorder
 

@@ -18,10 +18,10 @@ import attrs
 import typer
 from rich.text import Text
 
+from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
-from profdeck.errors import ProfdeckError, TraceError
-from profdeck.run import is_manifest, read_manifest
+from profdeck.records.manifest import is_manifest, read_manifest
 from profdeck.traces.ascend.analysis_state import read_state
 from profdeck.traces.ascend.directory import is_ascend_directory
 from profdeck_npu import analysis, cann
@@ -31,7 +31,7 @@ from profdeck_npu.process_group import Cancellation, terminable
 command = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-class Outcome(StrEnum):
+class AnalysisOutcome(StrEnum):
     """What came of one directory."""
 
     DONE = "done"
@@ -43,13 +43,18 @@ class Outcome(StrEnum):
     """Another process records into it or analyses it."""
 
 
-_STYLES = {Outcome.DONE: "green", Outcome.KEPT: "green", Outcome.FAILED: "red", Outcome.BUSY: "yellow"}
+_STYLES = {
+    AnalysisOutcome.DONE: "green",
+    AnalysisOutcome.KEPT: "green",
+    AnalysisOutcome.FAILED: "red",
+    AnalysisOutcome.BUSY: "yellow",
+}
 
 
 @attrs.frozen
 class _Result:
     directory: Path
-    outcome: Outcome
+    outcome: AnalysisOutcome
     problems: tuple[str, ...] = ()
     duration_s: float | None = None
 
@@ -90,7 +95,7 @@ def analyse(  # noqa: PLR0913  # the options of a command line
         _output.print_json({"directories": [_plain(result) for result in results]})
     else:
         _show(results)
-    if any(result.outcome in {Outcome.FAILED, Outcome.BUSY} for result in results):
+    if any(result.outcome in {AnalysisOutcome.FAILED, AnalysisOutcome.BUSY} for result in results):
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
@@ -122,9 +127,9 @@ def _directories(paths: Sequence[Path]) -> Iterator[Path]:
 def _look(directory: Path, export: Sequence[Export], *, force: bool) -> _Result | None:
     """Say why a directory is not to be analysed; None if it is."""
     if by := _recording(directory) or _analysing(directory, force=force):
-        return _Result(directory, Outcome.BUSY, (by,))
+        return _Result(directory, AnalysisOutcome.BUSY, (by,))
     if not force and analysis.is_analysed(directory, export):
-        return _Result(directory, Outcome.KEPT)
+        return _Result(directory, AnalysisOutcome.KEPT)
     return None
 
 
@@ -179,8 +184,8 @@ def _analyse_one(directory: Path, *, export: Sequence[Export], timeout_s: float,
     try:
         state = analysis.analyse(directory, export=export, timeout_s=timeout_s, cancellation=cancellation)
     except analysis.AnalysisUnderWayError as error:
-        return _Result(directory, Outcome.BUSY, (str(error),))
-    outcome = Outcome.DONE if state.state == "done" else Outcome.FAILED
+        return _Result(directory, AnalysisOutcome.BUSY, (str(error),))
+    outcome = AnalysisOutcome.DONE if state.state == "done" else AnalysisOutcome.FAILED
     return _Result(directory, outcome, state.problems, time.monotonic() - started_s)
 
 
@@ -190,7 +195,9 @@ def _plain(result: _Result) -> dict[str, Any]:
         "outcome": result.outcome,
         "duration_s": None if result.duration_s is None else round(result.duration_s, 3),
         "problems": list(result.problems),
-        "remedy": None if result.outcome in {Outcome.DONE, Outcome.KEPT} else analysis.remedy(result.directory),
+        "remedy": None
+        if result.outcome in {AnalysisOutcome.DONE, AnalysisOutcome.KEPT}
+        else analysis.remedy(result.directory),
     }
 
 
@@ -207,5 +214,5 @@ def _show(results: Sequence[_Result]) -> None:
             console.print(f"{_output.short(result.directory)}: {problem}", soft_wrap=True)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in results).items())
     console.print(f"{len(results)} director{'y' if len(results) == 1 else 'ies'}: {counts}")
-    if any(result.outcome is Outcome.FAILED for result in results):
+    if any(result.outcome is AnalysisOutcome.FAILED for result in results):
         console.print("Raw data are as they were. What torch_npu said is in logs/ of each directory.")

@@ -28,11 +28,11 @@ from torch_npu.profiler._profiler_path_creator import ProfPathCreator
 from torch_npu.profiler.scheduler import ProfilerAction
 
 from profdeck import Activity, Artifact, Capture
-from profdeck.capture import Output
-from profdeck.cycles import Cycles, OneAtATime, Part, origin
-from profdeck.errors import CaptureError, describe
-from profdeck.files import size_of_tree
-from profdeck.schedule import Phase
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
+from profdeck.base.errors import CaptureError, describe
+from profdeck.base.files import size_of_tree
+from profdeck.config.schedule import WindowPhase
+from profdeck.records.artifact import Output
 from profdeck.traces.ascend.directory import KIND
 from profdeck_npu import experimental
 from profdeck_npu.options import Level, NpuOptions
@@ -51,7 +51,7 @@ _DOMAIN = "default"  # of mstx
 _LEGAL = re.compile(r"[./_\-\s~0-9a-zA-Z\u4e00-\u9fa5]+")
 
 
-class Recorder:
+class NpuRecorder:
     """Records one capture: a cycle per window cycle, or one cycle for all of its global steps.
 
     Steps in the timeline are named ``ProfilerStep#<global step>``, or ``ProfilerStep#<mini-batch>`` in a window.
@@ -69,7 +69,7 @@ class Recorder:
         self._options = options
         self._capture = capture
         self._config = experimental.experimental_config(options, experimental_config, torch_npu.__version__)
-        self._cycles = Cycles(capture, self._make, self._check, self.outputs)
+        self._cycles = CaptureCycles(capture, self._make, self._check, self.outputs)
 
     def start(self) -> None:
         """Begin.
@@ -95,7 +95,7 @@ class Recorder:
     def _make(self, position: int) -> _Cycle:
         return _Cycle(self._options, self._config, self._capture, position, self._cycles.phase)
 
-    def _check(self, cycle: _Cycle, part: Part) -> Artifact:
+    def _check(self, cycle: _Cycle, part: CyclePart) -> Artifact:
         assert cycle.directory is not None  # noqa: S101  # it has been started
         path = self._capture.directory / cycle.directory.name  # as core calls it, whatever links lead there
         problem = cycle.failure or missing(path, self._options)
@@ -114,7 +114,7 @@ class _Cycle:
     """One ``torch_npu.profiler.profile`` from its warm-up to its end."""
 
     def __init__(
-        self, options: NpuOptions, config: Any, capture: Capture, position: int, phase: Callable[[int], Phase]
+        self, options: NpuOptions, config: Any, capture: Capture, position: int, phase: Callable[[int], WindowPhase]
     ) -> None:
         self.first: int | None = None
         self.failure: str | None = None
@@ -163,7 +163,7 @@ class _Cycle:
 
     def step(self) -> None:
         self._position += 1
-        if self.first is None and self._phase(self._position) is not Phase.WARMUP:
+        if self.first is None and self._phase(self._position) is not WindowPhase.WARMUP:
             self._require_start()
         self._profile.step_num = self._position - 1
         self._call(profile.step)
@@ -200,7 +200,7 @@ class _Cycle:
         if self._answer is not None:
             return self._answer
         # profile() asks for its number 0 when it is built, wherever the cycle begins.
-        warming = self._phase(max(number, self._position)) is Phase.WARMUP
+        warming = self._phase(max(number, self._position)) is WindowPhase.WARMUP
         return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
 
     def _call(self, method: Callable[..., Any]) -> None:
@@ -227,7 +227,7 @@ class _Cycle:
         if self._capture.window is None:
             return None
         first = self._position
-        while self._phase(first) is Phase.WARMUP:
+        while self._phase(first) is WindowPhase.WARMUP:
             first += 1
         return f"mb{first:04d}"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from profdeck import lease
-from profdeck.errors import CaptureError, LeaseError, ProfdeckError, describe
-from profdeck.run import Manifest, is_manifest, read_manifest
+from profdeck.base import leases
+from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.traces.ascend.analysis_state import read_state
 from profdeck_npu.analysis import AnalysisUnderWayError, Order, analyse, default_processes, fail
 from profdeck_npu.process_group import terminable
@@ -128,10 +128,10 @@ def _slot() -> Generator[None, None, None]:
         slot.release()
 
 
-def _free_slot() -> lease.Lease | None:
+def _free_slot() -> leases.Lease | None:
     for number in range(default_processes()):
         with suppress(LeaseError):
-            return lease.acquire([f"analysis-{os.getuid()}-{number}"], holder="analysis")
+            return leases.acquire([f"analysis-{os.getuid()}-{number}"], holder="analysis")
     return None
 
 

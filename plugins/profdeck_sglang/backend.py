@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Capture, Library
-from profdeck.engine.control import ControlBackend, Engine, Native
-from profdeck.engine.request import CaptureRequest
+from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
+from profdeck.engine.engine import Engine
+from profdeck.records.request import CaptureRequest
+from profdeck_sglang.library import LIBRARY
 from profdeck_sglang.options import SglangOptions
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class SglangBackend(ControlBackend):
     name: ClassVar[str] = "sglang"
     Options: ClassVar[type[SglangOptions]] = SglangOptions
     health: ClassVar[str] = "/server_info"  # which the schedulers answer; its /health generates a token
-    libraries: ClassVar[tuple[Library, ...]] = (Library(("sglang",), ">=0.5.10,<0.6"),)
+    libraries: ClassVar[tuple[Library, ...]] = (LIBRARY,)
 
     @property
     def _mine(self) -> SglangOptions:
@@ -31,23 +33,23 @@ class SglangBackend(ControlBackend):
     def connect(self, target: object) -> Engine:
         """Take an `Engine` or its tokenizer manager, or the URL of a server."""
         if isinstance(target, str):
-            from profdeck_sglang.server import Server
+            from profdeck_sglang.server import SglangServer
 
-            return Server(target, timeout_s=self._mine.rpc_timeout_s)
-        from profdeck_sglang.engines import EngineObject
+            return SglangServer(target, timeout_s=self._mine.rpc_timeout_s)
+        from profdeck_sglang.engines import SglangObject
 
         self.libraries[0].require(self.name)
-        return EngineObject(target, timeout_s=self._mine.rpc_timeout_s)
+        return SglangObject(target, timeout_s=self._mine.rpc_timeout_s)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
         """Tell whether a server is SGLang's, by its ``/server_info``."""
-        from profdeck_sglang.server import Server
+        from profdeck_sglang.server import SglangServer
 
-        return await Server(url, timeout_s=10).is_sglang()
+        return await SglangServer(url, timeout_s=10).is_sglang()
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Native:
+    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Use SGLang's own profiler."""
-        from profdeck_sglang.native import SglangCapture
+        from profdeck_sglang.own_profiler import SglangCapture
 
         return SglangCapture(cast("SglangEngine", engine), self._mine, capture, request)

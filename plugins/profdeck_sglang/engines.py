@@ -15,14 +15,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profdeck.engine.control import Engine
-from profdeck.engine.frontend import FrontendRecorder
-from profdeck.engine.request import Answer, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ConfigError, TargetError, describe
-from profdeck.outcome import Outcome
-from profdeck.settle import drive
-from profdeck.strict import structure
-from profdeck_sglang import hooks, protocol
+from profdeck.base.blocking import drive
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure
+from profdeck.engine.engine import Engine
+from profdeck.engine.worker.frontend import FrontendRecorder
+from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
+from profdeck_sglang import installed, protocol
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class SglangEngine(Engine):
         """Return the environment of its processes, as far as that can be known."""
 
 
-class EngineObject(SglangEngine):
+class SglangObject(SglangEngine):
     """An `Engine` or a tokenizer manager in this process."""
 
     def __init__(self, engine: Any, *, timeout_s: float) -> None:
@@ -119,7 +119,7 @@ class EngineObject(SglangEngine):
 
     async def has_profdeck(self) -> bool:
         """Tell by this process, whose environment and code the schedulers have."""
-        return hooks.applied()
+        return installed.applied()
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         """Send the command to all schedulers and collect what they leave."""
@@ -129,7 +129,7 @@ class EngineObject(SglangEngine):
             return self._left
         request, sent = self._asked, dict(payload)
         if command == "start":
-            if not (hooks.detokenizer_applied() and self._has_detokenizer):
+            if not (installed.detokenizer_applied() and self._has_detokenizer):
                 sent["engine"] = {**sent.get("engine", {}), protocol.DETOKENIZER: False}
             request = self._tried = structure(sent, CaptureRequest, where="")
         elif self._tried is not None and sent.get("token") == self._tried.token:
@@ -143,7 +143,7 @@ class EngineObject(SglangEngine):
         if command == "start" and not any(reply.error for reply in answer.all):
             self._asked, self._over, self._left = request, False, None
             self._save_at_shutdown()
-        elif all(reply.state in {State.IDLE, State.ENDED} for reply in answer.all):
+        elif all(reply.state in {RequestState.IDLE, RequestState.ENDED} for reply in answer.all):
             self._over, self._left = True, answer
         return answer
 
@@ -265,7 +265,7 @@ class EngineObject(SglangEngine):
             world_size=world_size,
             host="",
             pid=0,
-            state=State.ENDED,
+            state=RequestState.ENDED,
             request=request.id,
             token=request.token,
             problems=(text,),

@@ -17,12 +17,11 @@ from profdeck_sglang import protocol
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq
 
-    from profdeck_sglang.scheduler import Agent
 
 _DEFAULT_DIRECTORY = "/tmp"  # noqa: S108  # SGLang's
 
 
-def objection(owner: Any, request: ProfileReq, agent: Agent | None) -> str | None:
+def objection(owner: Any, request: ProfileReq, *, capturing: bool) -> str | None:
     """Say why a request must not reach SGLang's profiler; None if it may.
 
     A stop of what waits for its first batch, which SGLang refuses and keeps armed, cancels it here.
@@ -30,15 +29,13 @@ def objection(owner: Any, request: ProfileReq, agent: Agent | None) -> str | Non
     Args:
         owner: what holds the profiler's state in the scheduler.
         request: the request.
-        agent: our side in this scheduler.
+        capturing: whether profdeck captures in this scheduler.
     """
     second = _is_second()
     if not protocol.starts(request):
         return _wrong_stop(owner, second=second)
     objections = {
-        "A capture of profdeck is active in this engine; wait until it has ended, or stop it.": (
-            agent is not None and agent.recorder.active
-        ),
+        "A capture of profdeck is active in this engine; wait until it has ended, or stop it.": (capturing),
         "With SGLANG_PROFILE_V2 only profile_by_stage without start_step and merge_profiles is possible.": (
             second and (not request.profile_by_stage or request.start_step or request.merge_profiles)
         ),

@@ -14,27 +14,18 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from profdeck.engine.server_config import ServerConfig
-from profdeck.errors import describe
+from profdeck.base.errors import describe
+from profdeck.engine.engine_config import EngineConfig
 from profdeck_sglang import guard, protocol
+from profdeck_sglang.installed import DETOKENIZER, MANAGERS, PROFILES, SCHEDULER, TOKENIZER, applied
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqOutput
 
 logger = logging.getLogger("profdeck")
 
-_MANAGERS = "sglang.srt.managers"
-_SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler.__init__"
-# Where a scheduler takes a request for its profiler: since 0.5.13, and in 0.5.11 and 0.5.12.
-_PROFILES = (
-    f"{_MANAGERS}.scheduler_components.profiler_manager.SchedulerProfilerManager._profile",
-    f"{_MANAGERS}.scheduler_profiler_mixin.SchedulerProfilerMixin.profile",
-)
-_TOKENIZER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager.__init__"
-_DETOKENIZER = f"{_MANAGERS}.detokenizer_manager.DetokenizerManager.__init__"
-
 _agent: Any = None
-"""The `profdeck_sglang.scheduler.Agent` of this process, once its scheduler is there."""
+"""The `profdeck_sglang.scheduler.SchedulerAgent` of this process, once its scheduler is there."""
 _one_host = False
 """Whether all ranks of the engine are on this host, and so have loaded profdeck as this one has."""
 
@@ -43,17 +34,17 @@ def register() -> None:
     """Register the hooks that this process needs, once; SGLang applies them."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    profile = next((target for target in _PROFILES if _exists(target)), _PROFILES[0])
+    profile = next((target for target in PROFILES if _exists(target)), PROFILES[0])
     hooks: dict[str, tuple[Callable[..., Any], HookType]] = {}
     # SGLang imports what it hooks, and nothing shall be imported for us: a child has what it runs, and no more.
-    scheduler, detokenizer = f"{_MANAGERS}.scheduler" in sys.modules, f"{_MANAGERS}.detokenizer_manager" in sys.modules
+    scheduler, detokenizer = f"{MANAGERS}.scheduler" in sys.modules, f"{MANAGERS}.detokenizer_manager" in sys.modules
     launches = "sglang.srt.entrypoints.engine" in sys.modules or not (scheduler or detokenizer)
     if launches or scheduler:
-        hooks |= {_SCHEDULER: (_scheduler_is_up, HookType.AFTER), profile: (_profile, HookType.AROUND)}
+        hooks |= {SCHEDULER: (_scheduler_is_up, HookType.AFTER), profile: (_profile, HookType.AROUND)}
     if launches or detokenizer:
-        hooks[_DETOKENIZER] = (_detokenizer_is_up, HookType.AFTER)
+        hooks[DETOKENIZER] = (_detokenizer_is_up, HookType.AFTER)
     if launches:
-        hooks[_TOKENIZER] = (_tokenizer_is_up, HookType.AFTER)
+        hooks[TOKENIZER] = (_tokenizer_is_up, HookType.AFTER)
     if missing := [target for target in hooks if not _exists(target)]:
         logger.error(
             "profdeck cannot record in this engine: SGLang %s has no %s. Update profdeck; "
@@ -64,30 +55,8 @@ def register() -> None:
         return
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)
-    if launches and (armed := ServerConfig.load("sglang")).captures_by_itself:
+    if launches and (armed := EngineConfig.load("sglang")).captures_by_itself:
         armed.name_run()
-
-
-def applied() -> bool:
-    """Tell whether the hooks that reach the schedulers are in place in this process.
-
-    Then they are in the processes that it started, which have its environment and its code.
-    """
-    patched = _patched()
-    return _SCHEDULER in patched and not patched.isdisjoint(_PROFILES)
-
-
-def detokenizer_applied() -> bool:
-    """Tell the same of the detokenizer, which an object of an unknown kind would end."""
-    # It loads plugins since 0.5.22; before, only this process has the hook.
-    loads = hasattr(sys.modules.get(f"{_MANAGERS}.detokenizer_manager"), "load_plugins")
-    return loads and _DETOKENIZER in _patched()
-
-
-def _patched() -> set[str]:
-    """Return the targets whose hooks SGLang has applied in this process."""
-    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
-    return registry.HookRegistry._patched if registry else set()  # noqa: SLF001  # it has no other way
 
 
 def _exists(target: str) -> bool:
@@ -101,15 +70,15 @@ def _exists(target: str) -> bool:
 def _scheduler_is_up(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
     global _agent, _one_host  # noqa: PLW0603  # one scheduler per process, and other objects take its requests
     try:
-        from profdeck_sglang.scheduler import Agent
+        from profdeck_sglang.scheduler import SchedulerAgent
 
         if not applied():
             logger.error("profdeck cannot record in this scheduler: SGLang did not apply its hooks; see the log above.")
             return
         server_args = kwargs.get("server_args") or args[0]
         _one_host = int(server_args.nnodes) == 1
-        _agent = Agent(scheduler, server_args)
-        armed = ServerConfig.load("sglang")
+        _agent = SchedulerAgent(scheduler, server_args)
+        armed = EngineConfig.load("sglang")
         if armed.captures_by_itself:
             _agent.start(armed.own_request())
     except Exception:  # the engine must start whatever is wrong here
@@ -142,7 +111,7 @@ def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> P
 
 def _objection(owner: Any, request: ProfileReq) -> str | None:
     try:
-        own = guard.objection(owner, request, _agent)
+        own = guard.objection(owner, request, capturing=_agent is not None and _agent.recorder.active)
     except Exception as error:  # the other ranks wait for the answer of this one
         logger.exception("profdeck could not check a request to the profiler")
         own = describe(error)
@@ -154,11 +123,11 @@ def _tokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> N
         server = sys.modules.get("sglang.srt.entrypoints.http_server")
         if server is None:  # an engine object
             return
-        from profdeck.engine.routes import Routes
-        from profdeck_sglang.engines import EngineObject
+        from profdeck.engine.server.routes import Routes
+        from profdeck_sglang.engines import SglangObject
 
         routes = Routes("sglang")
-        routes.engine = EngineObject(manager, timeout_s=routes.options.rpc_timeout_s)
+        routes.engine = SglangObject(manager, timeout_s=routes.options.rpc_timeout_s)
         routes.attach(server.app)
     except Exception:  # as above
         logger.exception("profdeck is not available in this server")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profdeck.engine.request import Batch
+from profdeck.records.request import BatchKind
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -15,7 +15,7 @@ def runs(batch: ScheduleBatch) -> bool:
     return not batch.forward_mode.is_prebuilt()
 
 
-def kind(batch: ScheduleBatch) -> Batch | None:
+def kind(batch: ScheduleBatch) -> BatchKind | None:
     """Return the kind of a batch; None for the empty ones that data-parallel attention runs beside its neighbours.
 
     SGLang counts the verification of drafted tokens as an extension of the sequences; it is a part of decoding.
@@ -24,7 +24,7 @@ def kind(batch: ScheduleBatch) -> Batch | None:
     if mode.is_idle():
         return None
     if mode.is_mixed():
-        return Batch.MIXED
+        return BatchKind.MIXED
     if mode.is_decode() or mode.is_target_verify() or not mode.is_extend():
-        return Batch.DECODE
-    return Batch.PREFILL
+        return BatchKind.DECODE
+    return BatchKind.PREFILL

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profdeck.engine.request import Reply
-from profdeck.errors import describe
-from profdeck.strict import structure, unstructure
+from profdeck.base.errors import describe
+from profdeck.base.structuring import structure, unstructure
+from profdeck.records.request import Reply
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq
@@ -36,7 +36,7 @@ def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> Prof
     """Put a command into a request of SGLang.
 
     Args:
-        command: see `profdeck.engine.recorder.handle`.
+        command: see `profdeck.engine.worker.recorder.handle`.
         payload: the same.
         replies: the directory where every process leaves its reply; None if only those of the first ranks are needed.
     """

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from profdeck.engine.recorder import EngineRecorder, handle
-from profdeck.engine.request import CaptureRequest, Reply
-from profdeck.errors import CaptureError, describe
-from profdeck.identity import Identity
+from profdeck.base.errors import CaptureError, describe
+from profdeck.base.identity import Identity
+from profdeck.engine.worker.recorder import EngineRecorder, handle
+from profdeck.records.request import CaptureRequest, Reply
 from profdeck_sglang import guard, protocol
 from profdeck_sglang.iterations import kind, runs
+from profdeck_sglang.library import LIBRARY
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("profdeck")
 
 
-class Agent:
+class SchedulerAgent:
     """Records in one scheduler."""
 
     def __init__(self, scheduler: Scheduler, server_args: ServerArgs) -> None:
@@ -207,6 +208,4 @@ def _detailed_annotations() -> Callable[[bool], None]:
 
 
 def _versions() -> dict[str, str]:
-    from profdeck_sglang.backend import SglangBackend
-
-    return dict(filter(None, (library.installed() for library in SglangBackend.libraries)))
+    return dict(filter(None, [LIBRARY.installed()]))

@@ -7,14 +7,14 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from profdeck.engine.http import Response
-from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import CaptureError, TargetError
-from profdeck.outcome import Outcome
+from profdeck.base.errors import CaptureError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.engine.transport.http_client import HttpResponse
+from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck_sglang.engines import SglangEngine
 
 
-class Server(RemoteEngine, SglangEngine):
+class SglangServer(HttpEngine, SglangEngine):
     """A server of SGLang by URL."""
 
     async def start_profile(self, **arguments: Any) -> None:
@@ -56,7 +56,7 @@ class Server(RemoteEngine, SglangEngine):
             return None
         return info if isinstance(info, dict) and {"tp_size", "version", "internal_states"} <= info.keys() else None
 
-    def _native(self, response: Response) -> None:
+    def _native(self, response: HttpResponse) -> None:
         if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
             raise TargetError(
                 f"{self.name}: SGLang's {response.path} failed; why is only in the server's log. Is another profile "

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Activity, Backend, Capture, Identity, Library, Step, hookimpl
-from profdeck.capture import Output
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.identity import distributed_identity
+from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.identity import distributed_identity
+from profdeck.records.artifact import Output
 from profdeck_torch.options import TorchOptions
 
 if TYPE_CHECKING:
-    from profdeck_torch.recorder import Recorder
+    from profdeck_torch.recorder import TorchRecorder
 
 
 @attrs.define
@@ -28,7 +28,7 @@ class TorchBackend(Backend):
     libraries: ClassVar[tuple[Library, ...]] = (Library(("torch",), ">=2.6,<3"),)
     device_types: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
 
-    _recorder: Recorder | None = attrs.field(default=None, init=False)
+    _recorder: TorchRecorder | None = attrs.field(default=None, init=False)
     _end: ExitStack = attrs.field(factory=ExitStack, init=False)
 
     @property
@@ -84,7 +84,7 @@ class TorchBackend(Backend):
     def profile_start(self, capture: Capture) -> None:
         """Begin to record."""
         from profdeck_torch import cuda
-        from profdeck_torch.recorder import Recorder
+        from profdeck_torch.recorder import TorchRecorder
 
         if self._recorder is not None:
             raise CaptureError("This backend is recording already; one capture at a time.")
@@ -92,7 +92,7 @@ class TorchBackend(Backend):
         with ExitStack() as recording:  # ended in reverse: nsys does not see the export, the snapshot sees it all
             if self._own.memory_snapshot:
                 recording.enter_context(cuda.memory_history(capture, self._own.memory_snapshot_entries, outputs))
-            recorder = Recorder(self._own, self.activities(), capture, outputs)
+            recorder = TorchRecorder(self._own, self.activities(), capture, outputs)
             recorder.start()
             recording.callback(recorder.stop)
             if self._own.cuda_profiler_range:

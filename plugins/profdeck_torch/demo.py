@@ -13,8 +13,8 @@ from typing import Annotated, TextIO
 
 import typer
 
+from profdeck.base.errors import CaptureError
 from profdeck.cli._output import Json, print_json
-from profdeck.errors import CaptureError
 
 _CONFIG = """\
 # Written by `profdeck demo`: both ranks record global steps 3 and 4 as one capture.
@@ -35,7 +35,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Capture a small training job and show what came out."""
-    from profdeck.session import prepare
+    from profdeck.backends.building import prepare
     from profdeck_torch import TorchBackend, TorchOptions
 
     TorchBackend.libraries[0].require("torch")

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from profdeck.backends.building import build_backend
+from profdeck.base.errors import ConfigError, nearest
 from profdeck.cli._output import Json, print_json
 from profdeck.cli._settings import SOURCE, Settings
-from profdeck.config import Config, Mode
-from profdeck.errors import ConfigError, nearest
-from profdeck.layers import load, parse_setting
-from profdeck.session import build_backend
+from profdeck.config.model import Config, Mode
+from profdeck.config.sources import load, parse_setting
 from profdeck_torch.options import TorchOptions
 
 

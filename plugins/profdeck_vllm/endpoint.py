@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profdeck.engine.routes import Routes
+from profdeck.engine.server.routes import Routes
 from profdeck_vllm.autoload import NAME, armed
-from profdeck_vllm.engines import EngineObject
+from profdeck_vllm.engines import VllmObject
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -32,4 +32,4 @@ class ProfdeckEndpoints:
     async def init_state(self, engine_client: EngineClient | None, state: AppState, args: Namespace) -> None:  # noqa: ARG002  # vLLM's signature
         """Take the engine; there is none in a server that only renders."""
         if engine_client is not None and armed():
-            self._routes.engine = EngineObject(engine_client)
+            self._routes.engine = VllmObject(engine_client)

@@ -10,11 +10,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from profdeck.engine.control import Engine
-from profdeck.engine.frontend import FrontendRecorder
-from profdeck.engine.request import Answer, Reply
-from profdeck.errors import CaptureError, ConfigError, describe
-from profdeck.strict import structure
+from profdeck.base.errors import CaptureError, ConfigError, describe
+from profdeck.base.structuring import structure
+from profdeck.engine.engine import Engine
+from profdeck.engine.worker.frontend import FrontendRecorder
+from profdeck.records.request import Answer, Reply
 from profdeck_vllm.worker import METHOD, installed
 
 _ORIGINAL = "_profdeck_original"
@@ -50,7 +50,7 @@ class VllmEngine(Engine):
         return None
 
 
-class EngineObject(VllmEngine):
+class VllmObject(VllmEngine):
     """An `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` in this process."""
 
     def __init__(self, engine: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profdeck.engine.request import Batch
+from profdeck.records.request import BatchKind
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[Batch, str]:
+def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[BatchKind, str]:
     """Return the kind of a batch and the name of its iteration in the trace.
 
     A request is in prefill while it has put out no token, and again when it is computed anew after a preemption. The
@@ -32,9 +32,9 @@ def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[Batch, str]:
     for name, tokens in output.num_scheduled_tokens.items():
         (context if name in prefill else generation).add(tokens, computed.get(name, 0) + tokens)
     if context.requests and generation.requests:
-        batch = Batch.MIXED
+        batch = BatchKind.MIXED
     else:
-        batch = Batch.PREFILL if context.requests else Batch.DECODE
+        batch = BatchKind.PREFILL if context.requests else BatchKind.DECODE
     if detailed:
         total = output.total_num_scheduled_tokens
         return batch, f"execute_{total}_{context.detailed('context')}_{generation.detailed('generation')}"

@@ -8,17 +8,17 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from profdeck.engine.http import Response
-from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import CaptureError, TargetError
-from profdeck.outcome import Outcome
+from profdeck.base.errors import CaptureError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.engine.transport.http_client import HttpResponse
+from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck_vllm.engines import REMEDY, VllmEngine
 
 _PER_SESSION = Version("0.32.0")
 """From here on /start_profile has a body; before, it is ignored."""
 
 
-class Server(RemoteEngine, VllmEngine):
+class VllmServer(HttpEngine, VllmEngine):
     """A server of vLLM by URL."""
 
     async def start_profile(self, **arguments: Any) -> None:
@@ -59,7 +59,7 @@ class Server(RemoteEngine, VllmEngine):
             text = f"{self.name}/version does not answer as a server of vLLM does."
             raise TargetError(text, Outcome.NOT_ENABLED) from None
 
-    def _native(self, response: Response) -> None:
+    def _native(self, response: HttpResponse) -> None:
         if response.status_code == HTTPStatus.CONFLICT:
             text = f"{self.name}: somebody else's profile is active there; end it with /stop_profile."
             raise TargetError(text, Outcome.ALREADY_ACTIVE)

@@ -12,12 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from profdeck.engine.recorder import EngineRecorder, handle, plain
-from profdeck.engine.request import CaptureRequest, Reply, State
-from profdeck.engine.server_config import ServerConfig
-from profdeck.errors import describe as describe_error
-from profdeck.identity import Identity
+from profdeck.base.errors import describe as describe_error
+from profdeck.base.identity import Identity
+from profdeck.engine.engine_config import EngineConfig
+from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.records.request import CaptureRequest, Reply, RequestState
 from profdeck_vllm.iterations import describe
+from profdeck_vllm.library import LIBRARY
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -38,7 +39,7 @@ def install() -> None:
     if METHOD in vars(WorkerBase):
         return
     setattr(WorkerBase, METHOD, _command)
-    armed = ServerConfig.load("vllm")
+    armed = EngineConfig.load("vllm")
     if armed.captures_by_itself:
         armed.name_run()
         _arm_new_workers(WorkerBase, armed)
@@ -53,25 +54,25 @@ def installed() -> bool:
 
 
 def _command(worker: WorkerBase, command: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a command in this worker and answer in plain data; see `Agent.handle`."""
+    """Carry out a command in this worker and answer in plain data; see `WorkerAgent.handle`."""
     try:
         return _agent(worker).handle(command, payload)
     except Exception as error:  # noqa: BLE001  # see the head of this module
         error_text = describe_error(error)
         return plain(
-            Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=State.IDLE, error=error_text)
+            Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=RequestState.IDLE, error=error_text)
         )
 
 
-def _agent(worker: WorkerBase) -> Agent:
-    agent: Agent | None = vars(worker).get(_AGENT)
+def _agent(worker: WorkerBase) -> WorkerAgent:
+    agent: WorkerAgent | None = vars(worker).get(_AGENT)
     if agent is None:
-        agent = Agent(worker)
+        agent = WorkerAgent(worker)
         setattr(worker, _AGENT, agent)
     return agent
 
 
-def _arm_new_workers(base: type[WorkerBase], armed: ServerConfig) -> None:
+def _arm_new_workers(base: type[WorkerBase], armed: EngineConfig) -> None:
     build = base.__init__
 
     def build_armed(self: WorkerBase, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +95,7 @@ def _arm_new_workers(base: type[WorkerBase], armed: ServerConfig) -> None:
     base.__init__ = build_armed  # the only place where workers of all kinds pass
 
 
-class Agent:
+class WorkerAgent:
     """Records in one worker."""
 
     def __init__(self, worker: WorkerBase) -> None:
@@ -105,7 +106,7 @@ class Agent:
         self._open = False
 
     def handle(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out a command and answer in plain data; see `profdeck.engine.recorder.handle`."""
+        """Carry out a command and answer in plain data; see `profdeck.engine.worker.recorder.handle`."""
         return plain(handle(command, payload, self.recorder, self.start, self.stop))
 
     def start(self, request: CaptureRequest) -> None:
@@ -114,7 +115,7 @@ class Agent:
         Raises:
             ProfdeckError: it is refused.
         """
-        if self.recorder.reply().state in {State.IDLE, State.ENDED}:
+        if self.recorder.reply().state in {RequestState.IDLE, RequestState.ENDED}:
             self.recorder.identity = place(self._worker, int(request.engine.get("data_parallel_size", 1)))
         self.recorder.start(request)
         self._detailed = bool(request.engine.get("detailed"))
@@ -210,6 +211,4 @@ def place(worker: WorkerBase, data_parallel_size: int) -> Identity:
 
 
 def _versions() -> dict[str, str]:
-    from profdeck_vllm.backend import VllmBackend
-
-    return dict(filter(None, (library.installed() for library in VllmBackend.libraries)))
+    return dict(filter(None, [LIBRARY.installed()]))

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from profdeck.errors import ConfigError
-from profdeck.strict import structure
+from profdeck.base.errors import ConfigError
+from profdeck.base.structuring import structure
 from profdeck_npu import NpuBackend, NpuOptions, experimental
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from profdeck.run import Manifest, read_manifest
+from profdeck.records.manifest import Manifest, read_manifest
 
 # What a job begins with: `build` makes a profiler that writes to a run, `work` is one launch, `tell` prints a result.
 PREAMBLE = """
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch, torch_npu
 from profdeck import Profiler
-from profdeck.errors import ProfdeckError
-from profdeck.identity import Identity
+from profdeck.base.errors import ProfdeckError
+from profdeck.base.identity import Identity
 
 logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
 x = torch.ones(4).to("npu")

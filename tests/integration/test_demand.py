@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from launcher import launched  # after the skip
 
 from profdeck import Status
-from profdeck.verify import read_run
+from profdeck.verification.reading import read_run
 
 pytestmark = pytest.mark.torch
 

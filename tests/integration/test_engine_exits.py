@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from profdeck import Status
-from profdeck.verify import RankReport, read_run
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import RankReport
 
 BEGIN = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import CaptureRequest
-from profdeck.identity import Identity
-from profdeck.schedule import Iterations
+from profdeck.engine.worker.recorder import EngineRecorder
+from profdeck.records.request import CaptureRequest
+from profdeck.base.identity import Identity
+from profdeck.config.schedule import Iterations
 
 recorder = EngineRecorder(Identity(), "tally-device", {})
 options = eval(sys.argv[1])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from profdeck import Status
-from profdeck.verify import RankReport, read_run
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import RankReport
 
 BEGIN = """
 import os, signal, sys, threading

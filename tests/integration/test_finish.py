@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from processes import until
-from profdeck.finish import FinishRecord, FinishState, read_finishes, read_record
-from profdeck.run import process_stat
-from profdeck.verify import read_run
+from profdeck.after_run.record import FinishRecord, FinishState, read_finishes, read_record
+from profdeck.base.processes import process_stat
+from profdeck.verification.reading import read_run
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -23,11 +23,13 @@ import attrs
 import pytest
 from typer.testing import CliRunner, Result
 
-from profdeck import Capture, Identity, lease
-from profdeck.capture import Status
+from profdeck import Capture, Identity
+from profdeck.base import leases
+from profdeck.base.processes import is_running, process_started, process_stat
 from profdeck.cli import app
 from profdeck.cli._exit import ExitCode
-from profdeck.run import Recorder, is_running, process_started, process_stat, write_manifest
+from profdeck.records.manifest import ManifestWriter, write_manifest
+from profdeck.records.status import Status
 from profdeck.traces.ascend.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
 from profdeck.traces.ascend.check import check_directory, check_output
 from profdeck_npu import analysis, process_group
@@ -489,7 +491,7 @@ def capture(tmp_path: Path) -> Capture:
     return Capture(id="step10", directory=directory, identity=Identity(), first_step=10, current_step=10)
 
 
-RECORDER = Recorder(backend="npu", versions={}, options={}, expected_ranks=(0, 1))
+RECORDER = ManifestWriter(backend="npu", versions={}, options={}, expected_ranks=(0, 1))
 
 
 def ask(directories: list[Path], capture: Capture, **options) -> int:
@@ -575,7 +577,7 @@ def attrs_with_pid(capture: Capture, pid: int) -> Capture:
 
 def test_only_so_many_supervisors_of_a_host_analyse_at_once(raw: Make, capture: Capture) -> None:
     names = [f"analysis-{os.getuid()}-{number}" for number in range(analysis.default_processes())]
-    slots = lease.acquire(names, holder="the test")
+    slots = leases.acquire(names, holder="the test")
     directory = raw()
     try:
         pid = ask([directory], capture)
@@ -613,7 +615,7 @@ def test_an_ended_supervisor_takes_its_analysis_along(
 def test_who_was_faster_is_left_alone(raw: Make, capture: Capture) -> None:
     directory = raw()
     names = [f"analysis-{os.getuid()}-{number}" for number in range(analysis.default_processes())]
-    slots = lease.acquire(names, holder="the test")
+    slots = leases.acquire(names, holder="the test")
     try:
         pid = ask([directory], capture)
         done = analyse(directory)

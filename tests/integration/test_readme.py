@@ -27,8 +27,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from profdeck.layers import load
-from profdeck.session import build_backend
+from profdeck.backends.building import build_backend
+from profdeck.config.sources import load
 
 pytestmark = pytest.mark.torch
 

@@ -20,10 +20,11 @@ from hypothesis import given, settings  # noqa: E402  # after the skip
 from hypothesis import strategies as st  # noqa: E402
 
 from profdeck import Profiler, Status  # noqa: E402
-from profdeck.errors import ConfigError  # noqa: E402
-from profdeck.run import read_manifest  # noqa: E402
-from profdeck.schedule import Phase, Window  # noqa: E402
-from profdeck.verify import RunReport, read_run  # noqa: E402
+from profdeck.base.errors import ConfigError  # noqa: E402
+from profdeck.config.schedule import Window, WindowPhase  # noqa: E402
+from profdeck.records.manifest import read_manifest  # noqa: E402
+from profdeck.verification.reading import read_run  # noqa: E402
+from profdeck.verification.reports import RunReport  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -288,7 +289,12 @@ def test_options_that_contradict_each_other(build, options: dict[str, Any], mess
     skip_first=st.integers(0, 3),
 )
 def test_a_window_means_what_torch_means(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
-    words = {"NONE": Phase.OFF, "WARMUP": Phase.WARMUP, "RECORD": Phase.RECORD, "RECORD_AND_SAVE": Phase.RECORD_LAST}
+    words = {
+        "NONE": WindowPhase.OFF,
+        "WARMUP": WindowPhase.WARMUP,
+        "RECORD": WindowPhase.RECORD,
+        "RECORD_AND_SAVE": WindowPhase.RECORD_LAST,
+    }
     fields = {"active": active, "wait": wait, "warmup": warmup, "repeat": repeat, "skip_first": skip_first}
     theirs, ours = torch.profiler.schedule(**fields), Window(**fields)
     assert [words[theirs(n).name] for n in range(60)] == [ours.phase(n) for n in range(60)]
@@ -384,7 +390,7 @@ def test_a_run_can_be_verified_while_the_interpreter_ends(build, model, tmp_path
     code = """
 import atexit, sys
 from pathlib import Path
-from profdeck.verify import read_run
+from profdeck.verification.reading import read_run
 atexit.register(lambda: print(read_run(Path(sys.argv[1])).status))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 from launcher import launched  # after the skip
 
 from profdeck import Status
-from profdeck.verify import RunReport, read_run
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import RunReport
 
 pytestmark = pytest.mark.torch
 

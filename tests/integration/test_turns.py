@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from profdeck import Status
-from profdeck.run import Manifest, is_manifest, read_manifest
-from profdeck.verify import read_run
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.verification.reading import read_run
 
 # Each process does one line of code at a time and says when it is done.
 LOOP = """
@@ -36,10 +36,10 @@ def work(): pass
 ENGINE = """
 import os, sys
 from pathlib import Path
-from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import CaptureRequest
-from profdeck.identity import Identity
-from profdeck.schedule import Iterations
+from profdeck.engine.worker.recorder import EngineRecorder
+from profdeck.records.request import CaptureRequest
+from profdeck.base.identity import Identity
+from profdeck.config.schedule import Iterations
 
 device, options = eval(sys.argv[1])
 engine = EngineRecorder(Identity(), device, {})

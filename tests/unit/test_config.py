@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.config import TOP_LEVEL_KEYS, Config, Mode, OnError
-from profdeck.errors import ConfigError
-from profdeck.layers import load, parse_setting
-from profdeck.options import CommonOptions
-from profdeck.session import build_backend
-from profdeck.strict import structure, unstructure
+from profdeck.backends.building import build_backend
+from profdeck.base.errors import ConfigError
+from profdeck.base.structuring import structure, unstructure
+from profdeck.config.model import TOP_LEVEL_KEYS, Config, Mode, OnError
+from profdeck.config.options import CommonOptions
+from profdeck.config.sources import load, parse_setting
 
 ROLE = {"backend": "torch"}
 

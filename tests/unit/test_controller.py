@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck import ProfdeckError, Profiler, Status
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.identity import Identity
-from profdeck.verify import read_run
+from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.identity import Identity
+from profdeck.verification.reading import read_run
 
 Build = Callable[..., Profiler]
 

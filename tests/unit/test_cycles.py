@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.capture import Artifact, Capture, Output, Unit
-from profdeck.cycles import Cycles, Part, origin
-from profdeck.identity import Identity
-from profdeck.options import CommonOptions
-from profdeck.schedule import Phase, Window
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, origin
+from profdeck.base.identity import Identity
+from profdeck.config.options import CommonOptions
+from profdeck.config.schedule import Window, WindowPhase
+from profdeck.records.artifact import Artifact, Output
+from profdeck.records.capture import Capture, Unit
 
 HERE = Path("run")
 
@@ -23,7 +24,7 @@ HERE = Path("run")
 class Notebook:
     """A cycle that writes down the positions that it passed, as a device's library would record them."""
 
-    cycles: Cycles[Notebook]
+    cycles: CaptureCycles[Notebook]
     position: int
     refuses: bool = False
     first: int | None = None
@@ -50,7 +51,7 @@ class Notebook:
     def _moved(self) -> None:
         assert self.ended is None
         assert self.position == self.cycles.position
-        if self.cycles.phase(self.position) is Phase.WARMUP:
+        if self.cycles.phase(self.position) is WindowPhase.WARMUP:
             self.warmed.append(self.position)
             return
         self.first = self.position if self.first is None else self.first
@@ -61,7 +62,7 @@ class Notebook:
 class Made:
     """A capture's cycles, and all that came of them."""
 
-    cycles: Cycles[Notebook]
+    cycles: CaptureCycles[Notebook]
     capture: Capture
     made: list[Notebook]
     outputs: list[Output]
@@ -80,11 +81,11 @@ def make(*, refuses: bool = False, **given: Any) -> Made:
         made.append(Notebook(cycles, position, refuses))
         return made[-1]
 
-    def write(cycle: Notebook, part: Part) -> Artifact:
+    def write(cycle: Notebook, part: CyclePart) -> Artifact:
         assert cycle.ended == "stopped"
         return Artifact(path=HERE / (part.name or "whole"), iterations=part.iterations)
 
-    cycles = Cycles(capture, begin, write, outputs)
+    cycles = CaptureCycles(capture, begin, write, outputs)
     return Made(cycles, capture, made, outputs)
 
 
@@ -111,11 +112,11 @@ def test_a_window_gives_a_cycle_per_cycle(window: Window, count: int, early: boo
 
     phases = {position: window.phase(position) for position in range(count + 1)}
     for cycle in found.made:
-        assert [phases[position] for position in cycle.warmed] == [Phase.WARMUP] * len(cycle.warmed)
-        assert all(phases[position] is Phase.RECORD for position in cycle.recorded[:-1])
+        assert [phases[position] for position in cycle.warmed] == [WindowPhase.WARMUP] * len(cycle.warmed)
+        assert all(phases[position] is WindowPhase.RECORD for position in cycle.recorded[:-1])
     passed = [position for cycle in found.made for position in cycle.warmed + cycle.recorded]
-    assert passed == [position for position, phase in phases.items() if phase is not Phase.OFF]
-    whole = [cycle for cycle in found.made if cycle.recorded and phases[cycle.recorded[-1]] is Phase.RECORD_LAST]
+    assert passed == [position for position, phase in phases.items() if phase is not WindowPhase.OFF]
+    whole = [cycle for cycle in found.made if cycle.recorded and phases[cycle.recorded[-1]] is WindowPhase.RECORD_LAST]
     assert all(cycle.ended == "stopped" for cycle in whole if cycle.recorded[-1] < count)
 
     # At a normal end the last mini-batch that began was empty.

@@ -19,14 +19,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck import Profiler, Status, demand
-from profdeck.demand import Plan, Process, Request, Start
-from profdeck.errors import CaptureError
-from profdeck.identity import Identity
-from profdeck.process import ProcessId
-from profdeck.run import RUN_FILE, Manifest, is_manifest, read_manifest
-from profdeck.schedule import Demand, Schedule, Steps
-from profdeck.verify import read_run
+from profdeck import Profiler, Status
+from profdeck.base.errors import CaptureError
+from profdeck.base.files import write_new
+from profdeck.base.identity import Identity
+from profdeck.base.processes import ProcessId
+from profdeck.config.schedule import OnDemandSteps, PlannedSteps, Schedule
+from profdeck.on_demand import requests
+from profdeck.on_demand import watch as watches
+from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StartDecision, StepPlan
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.run_directory import RUN_FILE
+from profdeck.verification.reading import read_run
 
 pytestmark = pytest.mark.usefixtures("tally")
 
@@ -52,9 +56,9 @@ class Job:
                 with profiler.capture(step):
                     pass
 
-    def answers(self, request: Request) -> list[tuple[bool, tuple[str, ...], str | None]]:
+    def answers(self, request: OnDemandRequest) -> list[tuple[bool, tuple[str, ...], str | None]]:
         """What each process has answered; of those that know nothing of the request, nothing."""
-        found = [process for process in demand.read_processes(self.run) if process.token == request.token]
+        found = [process for process in requests.read_processes(self.run) if process.token == request.token]
         return [(process.done, process.captures, process.problem) for process in found]
 
     def manifests(self, *, rank: int | None = None) -> dict[str, Manifest]:
@@ -87,7 +91,7 @@ def job(tally: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Job]]:
             profiler.close()
 
 
-def watch(profiler: Profiler) -> demand.Watch:
+def watch(profiler: Profiler) -> watches.RequestWatch:
     assert profiler._controller is not None
     found = profiler._controller._session._watch
     assert found is not None
@@ -110,10 +114,10 @@ def calls(profiler: Profiler) -> list[str]:
 def test_all_ranks_begin_at_the_step_that_the_first_one_decided(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0, 1)
-    request = demand.ask(running.run, 2, 3)
-    assert demand.read_plan(running.run, request) is None
+    request = requests.ask(running.run, 2, 3)
+    assert requests.read_plan(running.run, request) is None
     running.step(2)
-    plan = demand.read_plan(running.run, request)
+    plan = requests.read_plan(running.run, request)
     assert plan is not None
     assert (plan.first_step, plan.last_step, plan.at_step) == (4, 6, 2)
     assert plan.by == "trainer rank 0"
@@ -135,7 +139,7 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
     running = job()
     running.step(0)
     running.step(1, ranks=[1])  # which saw nothing yet
-    request = demand.ask(running.run, demand.DEFAULT_IN_STEPS, 1)
+    request = requests.ask(running.run, requests.DEFAULT_IN_STEPS, 1)
     running.step(1, ranks=[0])
     for step in (2, 3):
         running.step(step, ranks=[1])
@@ -147,7 +151,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     running = job()
     running.step(0)
     running.step(1, 2, 3, ranks=[1])
-    request = demand.ask(running.run, 1, 2)
+    request = requests.ask(running.run, 1, 2)
     running.step(1, 2, ranks=[0])
     running.step(4, ranks=[1])
     running.step(3, ranks=[0])
@@ -161,8 +165,8 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     assert "The capture of steps 2 to 3 is missed: the request was seen here at step 4" in caplog.text
     # And so it would have been.
     running.step(5, 6, ranks=[1])
-    demand.forget(running.run, request)
-    request = demand.ask(running.run, 3, 2)
+    requests.forget(running.run, request)
+    request = requests.ask(running.run, 3, 2)
     running.step(4, 5, 6, ranks=[0])
     running.step(7, 8, ranks=[1])
     running.step(7, 8, ranks=[0])
@@ -172,7 +176,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
 def test_a_process_that_joins_late_takes_part_or_says_so(job: Callable[..., Job]) -> None:
     running = job(3)
     running.step(0)
-    request = demand.ask(running.run, 2, 1)
+    request = requests.ask(running.run, 2, 1)
     running.step(1, ranks=[0])
     running.ranks[1:] = [running.join(1), running.join(2)]
     running.step(2, ranks=[0, 1])
@@ -191,7 +195,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
     running.step(0)
     for late in running.ranks[1:]:
         look_at(late, tmp_path / "not yet there")
-    request = demand.ask(running.run, 3, 1)
+    request = requests.ask(running.run, 3, 1)
     running.step(1, 2)
     look_at(running.ranks[1], running.run / "demand.json")
     running.step(3, 4)
@@ -205,7 +209,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
 def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job]) -> None:
     running = job(1)
     running.step(0)
-    request = demand.ask(running.run, 2, 3)
+    request = requests.ask(running.run, 2, 3)
     running.step(1, 4, 5)
     assert running.answers(request) == [(True, ("step3",), "the host went from step 1 to step 4")]
     assert [manifest.status for manifest in running.manifests().values()] == [Status.FAILED]
@@ -214,10 +218,10 @@ def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job])
 def test_a_rank_that_never_steps_keeps_no_other(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     running.step(1, 2, 3, ranks=[0])
     assert running.answers(request) == [(True, ("step2",), None)]
-    assert [process.token for process in demand.read_processes(running.run)] == [request.token, None]
+    assert [process.token for process in requests.read_processes(running.run)] == [request.token, None]
     (capture,) = read_run(running.run).captures
     assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.MISSING]
 
@@ -233,12 +237,14 @@ def test_of_many_that_decide_at_once_all_think_the_same(
         monkeypatch.setattr(os, "link", refuse)
     start = threading.Barrier(8)
 
-    def one(number: int) -> list[Plan | None]:
+    def one(number: int) -> list[StepPlan | None]:
         found = []
         for round_ in range(50):
             start.wait()
             token = f"{round_:016x}"
-            found.append(demand.decide(tmp_path / token, Plan(token=token, first_step=number, last_step=9, by="me")))
+            found.append(
+                requests.decide(tmp_path / token, StepPlan(token=token, first_step=number, last_step=9, by="me"))
+            )
         return found
 
     with ThreadPoolExecutor(8) as pool:
@@ -255,7 +261,7 @@ class World:
 
     def __init__(self, output: Path, *, explicit: bool, **config: Any) -> None:
         self.job = Job(output, 3, **config)
-        self.config = Schedule.parse(config["steps"])
+        self.config = Schedule.from_list(config["steps"])
         self.warmup_steps = config["trainer.warmup_steps"]
         self.explicit = explicit
         self.at = [0, 0, 0]
@@ -266,8 +272,8 @@ class World:
         """The steps that each rank has been through, in all of its lives."""
         self.steady = [True, True, True]
         """Whether each rank never went back or passed over a step."""
-        self.pending: Request | None = None
-        self.requests: list[Request] = []
+        self.pending: OnDemandRequest | None = None
+        self.requests: list[OnDemandRequest] = []
         self.withdrawn: set[str] = set()
 
     def step(self, rank: int, count: int) -> None:
@@ -300,23 +306,23 @@ class World:
 
     def ask(self, in_steps: int, steps: int) -> None:
         if self.pending is None:
-            self.pending = demand.ask(self.job.run, in_steps + self.warmup_steps, steps)
+            self.pending = requests.ask(self.job.run, in_steps + self.warmup_steps, steps)
             self.requests.append(self.pending)
 
     def withdraw(self, *_: int) -> None:
-        if self.pending is not None and demand.withdraw(self.job.run, self.pending):
+        if self.pending is not None and requests.withdraw(self.job.run, self.pending):
             self.withdrawn.add(self.pending.token)
             self.pending = None
 
     def forget(self, *_: int) -> None:
         """As who waits does once all have answered; at other times it is harmless."""
         if self.pending is not None:
-            demand.forget(self.job.run, self.pending)
+            requests.forget(self.job.run, self.pending)
             self.pending = None
 
-    def check(self, request: Request) -> None:
+    def check(self, request: OnDemandRequest) -> None:
         """No rank has recorded other steps for a request than those of its plan without saying so."""
-        plan = demand.read_plan(self.job.run, request)
+        plan = requests.read_plan(self.job.run, request)
         made = [manifest for manifest in self.job.manifests().values() if manifest.demand == request.token]
         recorded = [manifest for manifest in made if manifest.artifacts]
         if plan is None or plan.first_step is None or plan.last_step is None or request.token in self.withdrawn:
@@ -329,7 +335,7 @@ class World:
             else:
                 assert plan.first_step <= manifest.first_step <= plan.last_step
         steps = {*range(plan.first_step, plan.last_step + 1)}
-        for rank, process in enumerate(demand.read_processes(self.job.run)):
+        for rank, process in enumerate(requests.read_processes(self.job.run)):
             if process.token != request.token:
                 continue
             if not process.done:  # who steps beyond the capture with open eyes has answered
@@ -422,7 +428,7 @@ def test_what_is_asked_for_is_a_capture_of_its_own_whoever_knew_of_it_when(
     for step in range(10):
         profiler.start(step)
         if step == 3 - in_steps:
-            request = demand.ask(running.run, in_steps, 2)
+            request = requests.ask(running.run, in_steps, 2)
         if explicit:
             profiler.step(step)
         profiler.stop()
@@ -430,7 +436,7 @@ def test_what_is_asked_for_is_a_capture_of_its_own_whoever_knew_of_it_when(
     assert running.answers(request) == [(True, ("step4",), None)]
     assert read_run(running.run).status is Status.COMPLETE
     before = running.manifests(rank=0).get("step2")
-    if before is not None and 4 in Schedule.parse(steps):
+    if before is not None and 4 in Schedule.from_list(steps):
         assert before.notes == ("It ended after step 3: a capture of steps 4 to 5 was asked for.",)
 
 
@@ -441,7 +447,7 @@ def test_a_rank_that_is_late_for_what_the_config_selects_anyway_has_it(
     running = job(steps=["4..6"])
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = demand.ask(running.run, 3, 3)
+    request = requests.ask(running.run, 3, 3)
     for step in range(1, 9):
         if step == late_at:
             look_at(running.ranks[1], running.run / "demand.json")
@@ -457,7 +463,7 @@ def test_a_rank_that_is_late_for_what_the_config_selects_anyway_has_it(
 def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: Callable[..., Job]) -> None:
     running = job(1, steps=["4..5"])
     running.step(0)
-    request = demand.ask(running.run, 3, 2)
+    request = requests.ask(running.run, 3, 2)
     running.step(1, 2)
     running.ranks = [running.join(0)]
     running.step(6)
@@ -471,12 +477,12 @@ def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: C
 
 def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
     running = job()
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     with pytest.raises(CaptureError, match=rf"asked for by {ProcessId()} and is not over yet.*remove .*demand.json"):
-        demand.ask(running.run, 1, 1)
+        requests.ask(running.run, 1, 1)
     running.step(0, 1)
-    demand.forget(running.run, request)
-    second = demand.ask(running.run, 1, 2)
+    requests.forget(running.run, request)
+    second = requests.ask(running.run, 1, 2)
     running.step(2, 3, 4)
     assert running.answers(second) == [(True, ("step3",), None)] * 2
     assert running.steps() == {"step1": (1, 1), "step3": (3, 4)}
@@ -485,11 +491,11 @@ def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
 @pytest.mark.parametrize("agreed", [False, True])
 def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agreed: bool) -> None:
     running = job(1)
-    abandoned = Request(in_steps=3, steps=1, by=GONE)
-    demand.write_new(running.run / "demand.json", demand._encode(abandoned))
+    abandoned = OnDemandRequest(in_steps=3, steps=1, by=GONE)
+    write_new(running.run / "demand.json", requests._encode(abandoned))
     if agreed:
         running.step(0)
-    request = demand.ask(running.run, 2, 1)
+    request = requests.ask(running.run, 2, 1)
     running.step(1, 2, 3, 4)
     assert running.answers(request) == [(True, ("step3",), None)]
     assert running.steps() == {"step3": (3, 3)}
@@ -498,17 +504,17 @@ def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agre
 
 def test_a_request_of_another_host_does_not_give_way(job: Callable[..., Job]) -> None:
     running = job(1)
-    demand.write_new(running.run / "demand.json", demand._encode(Request(in_steps=3, steps=1, by=ELSEWHERE)))
+    write_new(running.run / "demand.json", requests._encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
     with pytest.raises(CaptureError, match="asked for by process .* on another-host"):
-        demand.ask(running.run, 2, 1)
+        requests.ask(running.run, 2, 1)
 
 
 def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Callable[..., Job]) -> None:
     running = job(1)
-    abandoned = Request(in_steps=1, steps=9, by=GONE)
-    demand.write_new(running.run / "demand.json", demand._encode(abandoned))
+    abandoned = OnDemandRequest(in_steps=1, steps=9, by=GONE)
+    write_new(running.run / "demand.json", requests._encode(abandoned))
     running.step(0, 1, 2)
-    request = demand.ask(running.run, 2, 2)
+    request = requests.ask(running.run, 2, 2)
     running.step(3, 4, 5, 6, 7)
     assert running.steps() == {"step1": (1, 4), "step5": (5, 6)}
     assert running.answers(request) == [(True, ("step5",), None)]
@@ -518,8 +524,8 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
 
 def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
     running = job(1)
-    other = demand.ask(running.run, 1, 1)
-    demand.forget(running.run, Request(in_steps=1, steps=1))
+    other = requests.ask(running.run, 1, 1)
+    requests.forget(running.run, OnDemandRequest(in_steps=1, steps=1))
     assert json.loads((running.run / "demand.json").read_text())["token"] == other.token
     assert not list(running.run.glob(".*"))
 
@@ -530,8 +536,8 @@ def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
 def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = demand.ask(running.run, 1, 1)
-    assert demand.withdraw(running.run, request)
+    request = requests.ask(running.run, 1, 1)
+    assert requests.withdraw(running.run, request)
     running.step(1, 2, 3)
     assert (running.steps(), running.answers(request)) == ({}, [])
     assert not (running.run / "demand.json").exists()
@@ -540,9 +546,9 @@ def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
 def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> None:
     """A process that has read the request may decide on it only after it was withdrawn."""
     running = job(1)
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     text = (running.run / "demand.json").read_bytes()
-    assert demand.withdraw(running.run, request)
+    assert requests.withdraw(running.run, request)
     (running.run / "demand.json").write_bytes(text)
     running.step(0, 1, 2)
     assert running.steps() == {}
@@ -552,9 +558,9 @@ def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> 
 def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = demand.ask(running.run, 3, 1)
+    request = requests.ask(running.run, 3, 1)
     running.step(1, 2, 3)
-    assert demand.withdraw(running.run, request)
+    assert requests.withdraw(running.run, request)
     running.step(4, 5)
     assert running.steps() == {}
     assert running.answers(request) == [(True, (), f"it was withdrawn by {ProcessId()}")] * 2
@@ -563,10 +569,10 @@ def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]
 def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = demand.ask(running.run, 2, 1)
+    request = requests.ask(running.run, 2, 1)
     text = (running.run / "demand.json").read_bytes()
     running.step(1, ranks=[0])
-    assert demand.withdraw(running.run, request)
+    assert requests.withdraw(running.run, request)
     (running.run / "demand.json").write_bytes(text)  # as a client of NFS may still see it
     running.step(7, ranks=[1])
     assert running.manifests() == {}
@@ -576,10 +582,10 @@ def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable
 def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = demand.ask(running.run, 2, 2)
+    request = requests.ask(running.run, 2, 2)
     running.step(1, 2)
     running.step(3, ranks=[0])
-    assert not demand.withdraw(running.run, request)
+    assert not requests.withdraw(running.run, request)
     running.step(4, ranks=[0])
     running.step(3, 4, ranks=[1])
     assert running.answers(request) == [(True, ("step3",), None)] * 2
@@ -588,10 +594,10 @@ def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job])
 def test_to_warm_up_is_to_begin(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
     running.step(0)
-    request = demand.ask(running.run, 3, 1)
+    request = requests.ask(running.run, 3, 1)
     running.step(1)
     running.step(2)
-    assert not demand.withdraw(running.run, request)
+    assert not requests.withdraw(running.run, request)
 
 
 # Modes, windows, warm-up, the end of the job.
@@ -602,7 +608,7 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
     (profiler,) = running.ranks
     for step in range(6):
         if step == 2:
-            request = demand.ask(running.run, 1, 2)
+            request = requests.ask(running.run, 1, 2)
         with profiler.capture(step):
             for stage in ("generate", "update"):
                 with profiler.stage(stage):
@@ -618,7 +624,7 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
 
 def test_a_step_without_stages_is_over_with_the_next_one_in_discrete_mode(job: Callable[..., Job]) -> None:
     running = job(1, mode="discrete")
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     (profiler,) = running.ranks
     for step in range(2):
         profiler.start(step)
@@ -629,7 +635,7 @@ def test_a_step_without_stages_is_over_with_the_next_one_in_discrete_mode(job: C
 
 def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
-    request = demand.ask(running.run, 4, 2)
+    request = requests.ask(running.run, 4, 2)
     running.step(*range(8))
     assert calls(running.ranks[0]) == [
         "start step4", "step step4 global_step 2", "step step4 global_step 3", "step step4 global_step 4", "stop step4",
@@ -642,7 +648,7 @@ def test_a_rank_that_learns_of_it_during_the_warm_up_warms_up_for_less(job: Call
     running = job(2, **{"trainer.warmup_steps": 2})
     running.step(0)
     running.step(1, 2, 3, ranks=[1])
-    request = demand.ask(running.run, 4, 1)
+    request = requests.ask(running.run, 4, 1)
     running.step(1, 2, 3, ranks=[0])
     running.step(4, 5)
     assert running.answers(request) == [(True, ("step5",), None)] * 2
@@ -655,7 +661,7 @@ def test_a_capture_that_warms_up_for_the_very_step_is_the_one(job: Callable[...,
     running = job(2, steps=[5], **{"trainer.warmup_steps": 3})
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = demand.ask(running.run, 4, 2)
+    request = requests.ask(running.run, 4, 2)
     for step in range(1, 8):
         if step == seen_at:
             look_at(running.ranks[1], running.run / "demand.json")
@@ -669,7 +675,7 @@ def test_a_capture_that_warms_up_for_a_later_step_gives_way(job: Callable[..., J
     running = job(2, steps=[6], **{"trainer.warmup_steps": 3})
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = demand.ask(running.run, 4, 1)
+    request = requests.ask(running.run, 4, 1)
     running.step(1, 2, 3)
     look_at(running.ranks[1], running.run / "demand.json")
     running.step(4, 5, 6, 7)
@@ -686,7 +692,7 @@ def test_a_capture_that_warms_up_for_a_later_step_gives_way(job: Callable[..., J
 def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.window": {"active": 1}})
     (profiler,) = running.ranks
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     for step in range(3):
         with profiler.capture(step):
             profiler.step(0, "mini_batch")
@@ -699,9 +705,9 @@ def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) 
 
 def test_the_end_of_the_job_cuts_the_capture(job: Callable[..., Job]) -> None:
     running = job(1, final_step=3)
-    request = demand.ask(running.run, 2, 5)
+    request = requests.ask(running.run, 2, 5)
     running.step(0, 1, 2, 3)
-    plan = demand.read_plan(running.run, request)
+    plan = requests.read_plan(running.run, request)
     assert plan is not None
     assert (plan.first_step, plan.last_step) == (2, 3)
     assert running.answers(request) == [(True, ("step2",), None)]
@@ -711,11 +717,11 @@ def test_the_end_of_the_job_cuts_the_capture(job: Callable[..., Job]) -> None:
 def test_nothing_is_captured_beyond_the_end_of_the_job(job: Callable[..., Job]) -> None:
     running = job(final_step=3)
     running.step(0, 1)
-    request = demand.ask(running.run, 2, 1)
+    request = requests.ask(running.run, 2, 1)
     running.step(2, 3)
     why = "the capture would begin at step 4, and the job ends with step 3"
     assert running.answers(request) == [(True, (), why)] * 2
-    plan = demand.read_plan(running.run, request)
+    plan = requests.read_plan(running.run, request)
     assert plan is not None
     assert (plan.first_step, plan.problem) == (None, why)
 
@@ -727,14 +733,14 @@ def test_engines_are_asked_at_the_same_step(job: Callable[..., Job], tally: Modu
         Profiler.from_config(identity=Identity(role="rollout", replica=number), settings=running.config, target=engine)
         for number, engine in enumerate(engines)
     ]
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     for step in range(3):
         for replica, engine in zip(replicas, engines, strict=True):
             with replica.capture(step):
                 engine.iterate("decode", "decode")
         running.step(step)
     assert running.answers(request) == [(True, ("step1",), None)] * 3
-    assert [process.name for process in demand.read_processes(running.run)] == [
+    assert [process.name for process in requests.read_processes(running.run)] == [
         "rollout/0 (toy)", "rollout/1 (toy)", "trainer rank 0",
     ]  # fmt: skip
     report = read_run(running.run)
@@ -751,7 +757,7 @@ def test_an_engine_that_is_too_late_says_so(job: Callable[..., Job], tally: Modu
     replica = Profiler.from_config(
         identity=Identity(role="rollout", replica=2), settings=running.config, target=tally.ToyEngine(blocking=True)
     )
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     running.step(0, 1)
     with replica.capture(2):
         pass
@@ -764,7 +770,7 @@ def test_an_engine_that_is_too_late_says_so(job: Callable[..., Job], tally: Modu
 
 def test_an_async_host_takes_requests(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.options.wait_s": 0.001})
-    request = demand.ask(running.run, 2, 2)
+    request = requests.ask(running.run, 2, 2)
 
     async def host() -> None:
         for step in range(5):
@@ -782,7 +788,7 @@ def test_an_async_host_takes_requests(job: Callable[..., Job]) -> None:
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
 def test_a_capture_that_fails_is_answered(job: Callable[..., Job], hook: str) -> None:
     running = job(1, **{"trainer.options.fail_at": hook})
-    request = demand.ask(running.run, 1, 2)
+    request = requests.ask(running.run, 1, 2)
     running.step(*range(5))
     ((done, captures, problem),) = running.answers(request)
     assert (done, captures) == (True, ("step1",))
@@ -793,7 +799,7 @@ def test_a_capture_that_fails_is_answered(job: Callable[..., Job], hook: str) ->
 
 def test_an_exception_of_the_host_ends_it_early_and_answers(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = demand.ask(running.run, 1, 3)
+    request = requests.ask(running.run, 1, 3)
     running.step(0, 1)
     with pytest.raises(ZeroDivisionError), running.ranks[0].capture(2):
         _ = 1 / 0
@@ -806,7 +812,7 @@ def test_an_exception_of_the_host_ends_it_early_and_answers(job: Callable[..., J
 def test_a_device_in_use_is_answered(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.options.device": "gpu-3"})
     settings = running.config | {"run": "other", "steps": [1], "on_demand": False}
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     with Profiler.from_config(settings=settings).capture(1):
         running.step(0, 1, 2)
     ((done, captures, problem),) = running.answers(request)
@@ -860,12 +866,12 @@ def test_what_cannot_be_answered_is_said_once(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = job(1)
-    demand.ask(running.run, 2, 1)
+    requests.ask(running.run, 2, 1)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(demand, "write_new", full)
+    monkeypatch.setattr(requests, "write_new", full)
     running.step(0, 1, 2, 3)
     assert caplog.text.count("A request for a capture cannot be answered: OSError: [Errno 28]") == 1
     monkeypatch.undo()
@@ -901,8 +907,8 @@ def test_a_request_that_is_being_written_is_read_at_the_next_step(job: Callable[
     running = job(1)
     (running.run / "demand.json").touch()
     running.step(0, 1)
-    request = Request(in_steps=1, steps=1)
-    (running.run / "demand.json").write_bytes(demand._encode(request))
+    request = OnDemandRequest(in_steps=1, steps=1)
+    (running.run / "demand.json").write_bytes(requests._encode(request))
     running.step(2, 3)
     assert running.answers(request) == [(True, ("step3",), None)]
 
@@ -910,14 +916,16 @@ def test_a_request_that_is_being_written_is_read_at_the_next_step(job: Callable[
 @pytest.mark.parametrize("file", ["plan", "start"])
 def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable[..., Job], file: str) -> None:
     running = job(1, **{"trainer.warmup_steps": 1})
-    request = demand.ask(running.run, 3, 1)
+    request = requests.ask(running.run, 3, 1)
     path = running.run / f"demand.{request.token}.{file}.json"
     if file == "start":
         running.step(0, 1)
     path.touch()
     running.step(2) if file == "start" else running.step(0, 1)
-    plan = Plan(token=request.token, by="somebody", first_step=3, last_step=3, at_step=0)
-    path.write_bytes(demand._encode(plan if file == "plan" else Start(token=request.token, begun=True, by="somebody")))
+    plan = StepPlan(token=request.token, by="somebody", first_step=3, last_step=3, at_step=0)
+    path.write_bytes(
+        requests._encode(plan if file == "plan" else StartDecision(token=request.token, begun=True, by="somebody"))
+    )
     running.step(3, 4) if file == "start" else running.step(2, 3, 4)
     assert running.answers(request) == [(True, ("step3",), None)]
     assert running.steps() == {"step3": (3, 3)}
@@ -925,7 +933,7 @@ def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable
 
 def test_a_decision_that_cannot_be_read_in_time_is_a_miss(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = demand.ask(running.run, 2, 1)
+    request = requests.ask(running.run, 2, 1)
     running.step(0)
     (running.run / f"demand.{request.token}.start.json").touch()
     running.step(1, 2, 3)
@@ -937,19 +945,19 @@ def test_a_decision_that_cannot_be_read_in_time_is_a_miss(job: Callable[..., Job
 
 def test_processes_say_where_they_are_and_when_they_leave(job: Callable[..., Job]) -> None:
     running = job()
-    there = demand.read_processes(running.run)
+    there = requests.read_processes(running.run)
     assert [(process.name, process.gone, process.at) for process in there] == [
         ("trainer rank 0", False, ProcessId()),
         ("trainer rank 1", False, ProcessId()),
     ]
     with running.ranks[0]:
         running.step(0)
-    assert [process.gone for process in demand.read_processes(running.run)] == [True, False]
+    assert [process.gone for process in requests.read_processes(running.run)] == [True, False]
     running.step(1)  # a host that goes on after all
-    assert [process.gone for process in demand.read_processes(running.run)] == [False, False]
+    assert [process.gone for process in requests.read_processes(running.run)] == [False, False]
     running.ranks.pop()
     gc.collect()
-    assert [process.gone for process in demand.read_processes(running.run)] == [False, True]
+    assert [process.gone for process in requests.read_processes(running.run)] == [False, True]
 
 
 def test_a_profiler_that_took_the_place_of_another_speaks(job: Callable[..., Job]) -> None:
@@ -958,7 +966,7 @@ def test_a_profiler_that_took_the_place_of_another_speaks(job: Callable[..., Job
     running.ranks = [running.join(0)]
     with first:
         pass
-    (process,) = demand.read_processes(running.run)
+    (process,) = requests.read_processes(running.run)
     assert not process.gone
 
 
@@ -969,12 +977,12 @@ def test_a_forked_child_says_nothing_for_its_parent(job: Callable[..., Job]) -> 
         watch(running.ranks[0]).leave()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert not demand.read_processes(running.run)[0].gone
+    assert not requests.read_processes(running.run)[0].gone
 
 
 def test_a_process_that_is_started_again_does_not_answer_twice(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = demand.ask(running.run, 1, 1)
+    request = requests.ask(running.run, 1, 1)
     running.step(0, 1)
     running.ranks = [running.join(0)]
     running.step(0, 1, 2)  # from a checkpoint before the capture
@@ -984,7 +992,7 @@ def test_a_process_that_is_started_again_does_not_answer_twice(job: Callable[...
 
 def test_a_process_that_is_started_again_makes_the_capture_that_it_owes(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = demand.ask(running.run, 3, 1)
+    request = requests.ask(running.run, 3, 1)
     running.step(0, 1)
     running.ranks = [running.join(0)]
     running.step(1, 2, 3)
@@ -995,16 +1003,16 @@ def test_ranks_that_a_smaller_job_left_behind_are_not_there(tmp_path: Path) -> N
     (tmp_path / "run" / "processes").mkdir(parents=True)
 
     def enter(rank: int, world_size: int, at_ns: int, role: str = "trainer") -> None:
-        process = Process.of(Identity(role=role, rank=rank, world_size=world_size), None, 0)
+        process = JobProcess.of(Identity(role=role, rank=rank, world_size=world_size), None, 0)
         path = tmp_path / "run" / "processes" / f"{role}.rank_{rank:04d}.json"
-        path.write_bytes(demand._encode(attrs.evolve(process, joined_ns=at_ns)))
+        path.write_bytes(requests._encode(attrs.evolve(process, joined_ns=at_ns)))
 
     for rank in range(4):
         enter(rank, 4, 10 + rank)
     for rank in range(2):
         enter(rank, 2, 20 + rank)
     enter(3, 4, 5, role="critic")
-    assert [process.name for process in demand.read_processes(tmp_path / "run")] == [
+    assert [process.name for process in requests.read_processes(tmp_path / "run")] == [
         "critic rank 3", "trainer rank 0", "trainer rank 1",
     ]  # fmt: skip
 
@@ -1049,8 +1057,8 @@ def test_what_begins_does_not_depend_on_what_was_asked_before(
     specs: list[Any], final_step: int | None, warmup_steps: int, order: Any
 ) -> None:
     """The range in which nothing begins is remembered, and never wrong."""
-    schedule = Schedule.parse(specs)
-    steps = Steps(schedule, final_step, warmup_steps)
+    schedule = Schedule.from_list(specs)
+    steps = PlannedSteps(schedule, final_step, warmup_steps)
     asked = list(range(40))
     order.shuffle(asked)
     for step in asked:
@@ -1059,9 +1067,9 @@ def test_what_begins_does_not_depend_on_what_was_asked_before(
 
 
 def test_a_demand_goes_before_what_the_config_selects() -> None:
-    steps = Steps(Schedule.parse([5]), warmup_steps=2)
+    steps = PlannedSteps(Schedule.from_list([5]), warmup_steps=2)
     assert steps.begins(2) is None
-    asked = Demand("0" * 16, 4, 6)
+    asked = OnDemandSteps("0" * 16, 4, 6)
     steps.add(asked)
     assert steps.begins(2) == (4, asked)
     asked.begun = True

@@ -15,24 +15,27 @@ import pytest
 from typer.testing import CliRunner
 
 import profdeck
-from profdeck import Backend, Capture, Identity, Profiler, entry_points, errors, plugins
-from profdeck.backend import EngineBackend, TargetState
-from profdeck.capture import Artifact, ClockAnchor, Status
+from profdeck import Backend, Capture, Identity, Profiler
+from profdeck.after_run.record import CommandResult, FinishRecord, FinishReport, FinishState
+from profdeck.backends import plugin_host
+from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.backends.hookspecs import Hooks
+from profdeck.base import entry_points, errors
 from profdeck.cli import app
 from profdeck.cli._exit import ExitCode
-from profdeck.config import Config, FinishConfig, RoleConfig
-from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
-from profdeck.finish import FinishRecord, FinishReport, FinishState, Part
+from profdeck.config.model import Config, FinishConfig, RoleConfig
+from profdeck.config.options import CommonOptions, describe
+from profdeck.config.schedule import Iterations, Window
+from profdeck.config.targets import TargetsConfig
 from profdeck.fleet import Fleet
-from profdeck.fleet.records import TargetRecord
-from profdeck.hookspecs import Hooks
-from profdeck.options import CommonOptions, describe
-from profdeck.run import ArtifactRecord, Manifest
-from profdeck.schedule import Iterations, Window
-from profdeck.targets import TargetsConfig
-from profdeck.traces.diff import RunDiff
-from profdeck.traces.model import RunSummary
-from profdeck.verify import TargetReport
+from profdeck.records.artifact import Artifact, ClockAnchor
+from profdeck.records.manifest import ArtifactRecord, Manifest
+from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
+from profdeck.records.status import Status
+from profdeck.records.targets import TargetRecord
+from profdeck.traces.analysis.diff import RunDiff
+from profdeck.traces.analysis.model import RunSummary
+from profdeck.verification.reports import TargetReport
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -88,9 +91,9 @@ def test_every_member_of_backends_is_documented() -> None:
 
 
 def test_every_option_of_every_backend_is_documented() -> None:
-    assert entry_points.installed(plugins.BACKENDS), "profdeck is not installed"
-    for point in entry_points.installed(plugins.BACKENDS).values():
-        options = describe(plugins.load_backend(point.name).Options)
+    assert entry_points.installed(plugin_host.BACKENDS), "profdeck is not installed"
+    for point in entry_points.installed(plugin_host.BACKENDS).values():
+        options = describe(plugin_host.load_backend(point.name).Options)
         assert [option.name for option in options if not option.text] == [], point.name
         assert missing("options", [option.name for option in options]) == [], point.name
 
@@ -143,15 +146,16 @@ def test_every_environment_variable_is_documented() -> None:
 
 
 def test_every_launcher_variable_is_documented() -> None:
-    from profdeck import identity, run
+    from profdeck.base import identity
+    from profdeck.records import run_directory
 
     launchers = [variable for launcher in identity._LAUNCHERS for variable in launcher]
     assert missing("config", launchers) == []
-    assert [variable for variable, _ in run._JOB_IDS if variable not in reference("run-directory")] == []
+    assert [variable for variable, _ in run_directory._JOB_IDS if variable not in reference("run-directory")] == []
 
 
 def test_every_key_of_manifests_is_documented() -> None:
-    models = (Manifest, ArtifactRecord, ClockAnchor, TargetRecord, FinishRecord, Part)
+    models = (Manifest, ArtifactRecord, ClockAnchor, TargetRecord, FinishRecord, CommandResult)
     keys = [field.name for model in models for field in attrs.fields(model)]
     assert missing("run-directory", keys) == []
     assert missing("run-directory", [status.value for status in Status]) == []
@@ -161,7 +165,7 @@ def test_every_key_of_manifests_is_documented() -> None:
 def test_every_key_of_server_routes_is_documented() -> None:
     keys = [field.name for model in (CaptureRequest, Reply, Recorded) for field in attrs.fields(model)]
     assert missing("server-routes", keys) == []
-    assert missing("server-routes", [*State, *Batch]) == []
+    assert missing("server-routes", [*RequestState, *BatchKind]) == []
 
 
 def test_every_public_name_is_documented() -> None:

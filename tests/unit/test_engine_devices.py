@@ -19,15 +19,15 @@ from typing import Any
 import attrs
 import pytest
 
-from profdeck import exits
-from profdeck.engine import device
-from profdeck.engine.frontend import FrontendRecorder
-from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import CaptureRequest
-from profdeck.errors import UnknownPluginError
-from profdeck.identity import Identity
-from profdeck.schedule import Iterations
-from profdeck.strict import unstructure
+from profdeck.base import shutdown
+from profdeck.base.errors import UnknownPluginError
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import unstructure
+from profdeck.config.schedule import Iterations
+from profdeck.engine.worker import device
+from profdeck.engine.worker.frontend import FrontendRecorder
+from profdeck.engine.worker.recorder import EngineRecorder
+from profdeck.records.request import CaptureRequest
 
 PARALLEL_STATE = """
 def _none():
@@ -51,7 +51,7 @@ def npu(tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(tally, name, _tally_of(tally, device_type), raising=False)
     device.device_backend.cache_clear()
     yield
-    assert exits._open == {}
+    assert shutdown._open == {}
 
 
 def _tally_of(tally: ModuleType, device_type: str) -> type:
@@ -153,10 +153,10 @@ def recorded_by(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kind", [Worker, WorkerOfPlatform])
 def test_a_worker_of_vllm_on_an_npu_records_with_its_backend(tmp_path: Path, kind: Callable[[], Worker]) -> None:
-    from profdeck_vllm.worker import Agent
+    from profdeck_vllm.worker import WorkerAgent
 
     worker: Any = kind()
-    agent = Agent(worker)
+    agent = WorkerAgent(worker)
     reply = agent.handle("start", unstructure(request(tmp_path)))
     assert reply["error"] is None
     for _ in range(3):
@@ -172,7 +172,7 @@ def started_sglang(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, An
     monkeypatch.setattr(guard, "_is_second", lambda: False)  # asks SGLang's own environment
     owner: Any = Scheduler()
     arguments: Any = SimpleNamespace(device="npu", tp_size=1, pp_size=1, dp_size=1)
-    agent = scheduler.Agent(owner, arguments)
+    agent = scheduler.SchedulerAgent(owner, arguments)
     agent.start(request(path))
     return owner, agent
 
@@ -188,10 +188,10 @@ def test_a_scheduler_of_sglang_on_an_npu_records_with_its_backend(
 
 @pytest.mark.usefixtures("vllm")
 def test_a_worker_of_vllm_carries_out_a_stop_of_another_thread_at_its_next_iteration(tmp_path: Path) -> None:
-    from profdeck_vllm.worker import Agent
+    from profdeck_vllm.worker import WorkerAgent
 
     worker: Any = Worker()
-    agent = Agent(worker)
+    agent = WorkerAgent(worker)
     agent.handle("start", unstructure(request(tmp_path)))
     worker.execute_model(decode_step())
     with ThreadPoolExecutor(1) as other:

@@ -19,19 +19,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from profdeck import Status, exits, lease
-from profdeck.engine.device import device_backend
-from profdeck.engine.recorder import EngineRecorder, plain
-from profdeck.engine.request import Batch, CaptureRequest, Recorded, Reply, State
-from profdeck.errors import CaptureError, ConfigError, UnknownPluginError
-from profdeck.identity import Identity
-from profdeck.schedule import Iterations
-from profdeck.strict import structure
-from profdeck.verify import read_run
+from profdeck import Status
+from profdeck.base import leases, shutdown
+from profdeck.base.errors import CaptureError, ConfigError, UnknownPluginError
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import structure
+from profdeck.config.schedule import Iterations
+from profdeck.engine.worker.device import device_backend
+from profdeck.engine.worker.recorder import EngineRecorder, plain
+from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
+from profdeck.verification.reading import read_run
 
 Ask = Callable[..., CaptureRequest]
 
-P, D, M = Batch
+P, D, M = BatchKind
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def ask(tmp_path: Path) -> Ask:
     return make
 
 
-def iterate(recorder: EngineRecorder, batches: Iterable[Batch | None], first: int = 0) -> None:
+def iterate(recorder: EngineRecorder, batches: Iterable[BatchKind | None], first: int = 0) -> None:
     for number, batch in enumerate(batches, first):
         recorder.begin(batch, f"it{number}")
         recorder.end()
@@ -102,12 +103,12 @@ def ranges(path: Path) -> dict[str, list[int]]:
 
 def test_from_start_to_stop(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     recorder.start(ask())
-    assert (recorder.active, recorder.reply().state) == (True, State.ARMED)
+    assert (recorder.active, recorder.reply().state) == (True, RequestState.ARMED)
     assert manifests(tmp_path)["step1"]["status"] == "recording"
     iterate(recorder, [P, D, M])
-    assert recorder.reply().state is State.RECORDING
+    assert recorder.reply().state is RequestState.RECORDING
     reply = end(recorder)
-    assert (reply.state, reply.iterations, reply.problems) == (State.ENDED, 3, ())
+    assert (reply.state, reply.iterations, reply.problems) == (RequestState.ENDED, 3, ())
     assert not recorder.active
     assert recorded(tmp_path) == {"step1": [0, 1, 2]}
     manifest = manifests(tmp_path)["step1"]
@@ -130,7 +131,7 @@ def test_a_window_is_exact_and_ends_by_itself(
     iterate(recorder, [D] * 10)
     assert not recorder.active
     reply = whole(recorder)
-    assert (reply.state, reply.iterations, reply.problems) == (State.ENDED, count, ())
+    assert (reply.state, reply.iterations, reply.problems) == (RequestState.ENDED, count, ())
     assert recorded(tmp_path) == {"step1": [*range(skip, skip + count)]}
     assert ranges(tmp_path) == {"step1": [skip, skip + count - 1]}
     assert manifests(tmp_path)["step1"]["iterations"] == {"count": count, "skip": skip, "first": None}
@@ -189,9 +190,9 @@ def test_an_iteration_without_a_name_and_an_end_without_a_begin(
 
 def test_a_process_without_iterations_records_at_once(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     recorder.start(ask(), at_once=True)
-    assert recorder.reply().state is State.RECORDING
+    assert recorder.reply().state is RequestState.RECORDING
     reply = end(recorder)
-    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.COMPLETE)
+    assert (reply.state, reply.captures[0].status) == (RequestState.ENDED, Status.COMPLETE)
     assert manifests(tmp_path)["step1"]["status"] == "complete"
 
 
@@ -200,7 +201,7 @@ def test_a_rank_that_is_not_selected_stays_idle(recorder: EngineRecorder, ask: A
     assert not recorder.active
     iterate(recorder, [D] * 3)
     reply = end(recorder)
-    assert (reply.state, reply.request, reply.iterations, reply.captures) == (State.IDLE, "step1", 0, ())
+    assert (reply.state, reply.request, reply.iterations, reply.captures) == (RequestState.IDLE, "step1", 0, ())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -252,7 +253,7 @@ def test_kinds_have_captures_and_counts_of_their_own(recorder: EngineRecorder, a
 def test_only_the_chosen_kind_is_recorded(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     recorder.start(ask(3, stages=(D,)))
     iterate(recorder, [P, M, D, D, P, D, D])
-    assert (whole(recorder).state, recorder.active) == (State.ENDED, False)
+    assert (whole(recorder).state, recorder.active) == (RequestState.ENDED, False)
     assert recorded(tmp_path) == {"step1-decode": [2, 3], "step1-decode-2": [5]}
 
 
@@ -311,7 +312,7 @@ def test_a_window_that_is_never_reached_has_failed(
     iterate(recorder, [D] * ran)
     recorder.stop(reason)
     reply = whole(recorder)
-    assert (reply.state, reply.captures[0].status, reply.captures[0].files) == (State.ENDED, Status.FAILED, ())
+    assert (reply.state, reply.captures[0].status, reply.captures[0].files) == (RequestState.ENDED, Status.FAILED, ())
     manifest = manifests(tmp_path)["step1"]
     assert (manifest["status"], manifest["problems"]) == ("failed", [problem])
     recorder.start(ask(1, id="next"))
@@ -360,7 +361,7 @@ def test_a_stop_inside_of_an_iteration(recorder: EngineRecorder, ask: Ask, tmp_p
     recorder.stop("now")
     recorder.end()
     reply = whole(recorder)
-    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.PARTIAL)
+    assert (reply.state, reply.captures[0].status) == (RequestState.ENDED, Status.PARTIAL)
     assert recorded(tmp_path) == {"step1": [0, 1]}
 
 
@@ -383,7 +384,7 @@ def test_a_stop_from_another_thread_is_pending_until_the_next_iteration(
         elsewhere(lambda: recorder.stop(reason))
     reply = recorder.reply()
     said = f" ({reason})" if reason else ""
-    assert reply.state is State.RECORDING
+    assert reply.state is RequestState.RECORDING
     assert reply.problems == (f"The end of the recording is pending until the engine's next iteration{said}.",)
     pending = manifests(tmp_path)["step1"]
     assert pending["status"] == "recording"
@@ -403,7 +404,7 @@ def test_a_stop_from_another_thread_is_carried_out_where_that_does_no_harm(
     recorder.start(ask(5, 1))
     iterate(recorder, [D])
     elsewhere(recorder.stop)  # armed: nothing records yet
-    assert recorder.reply().state is State.ENDED
+    assert recorder.reply().state is RequestState.ENDED
     recorder.start(ask(id="free", thread_bound=False))
     iterate(recorder, [D])
     elsewhere(recorder.stop)
@@ -411,7 +412,7 @@ def test_a_stop_from_another_thread_is_carried_out_where_that_does_no_harm(
     whole(recorder)
     recorder.start(ask(id="frontend"), at_once=True)  # it has no iteration to wait for
     elsewhere(recorder.stop)
-    assert whole(recorder).state is State.ENDED
+    assert whole(recorder).state is RequestState.ENDED
     assert {name: found["status"] for name, found in manifests(tmp_path).items()} == {
         "step1": "failed",
         "free": "complete",
@@ -427,7 +428,7 @@ def test_the_thread_that_records_may_be_another_than_the_one_that_started(
     recorder.stop()
     assert recorder.active
     elsewhere(lambda: iterate(recorder, [D], 1))
-    assert whole(recorder).state is State.ENDED
+    assert whole(recorder).state is RequestState.ENDED
     assert recorded(tmp_path) == {"step1": [0]}
 
 
@@ -489,7 +490,7 @@ def test_armed_too_long_ends_as_well(recorder: EngineRecorder, ask: Ask, tmp_pat
     for _ in range(100):
         if not recorder.active:
             break
-    assert whole(recorder).state is State.ENDED
+    assert whole(recorder).state is RequestState.ENDED
     assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
 
 
@@ -505,13 +506,13 @@ def test_an_early_end_leaves_no_timer(recorder: EngineRecorder, ask: Ask) -> Non
 # What is refused.
 
 
-@pytest.mark.parametrize("state", [State.ARMED, State.RECORDING, State.WRITING])
+@pytest.mark.parametrize("state", [RequestState.ARMED, RequestState.RECORDING, RequestState.WRITING])
 def test_a_second_start_is_refused_and_the_first_one_goes_on(
-    tally: ModuleType, recorder: EngineRecorder, ask: Ask, tmp_path: Path, state: State
+    tally: ModuleType, recorder: EngineRecorder, ask: Ask, tmp_path: Path, state: RequestState
 ) -> None:
     tally.TallyBackend.may_write.clear()
     recorder.start(ask(3, 1, write_later=True))
-    iterate(recorder, [D] * {State.ARMED: 1, State.RECORDING: 2, State.WRITING: 4}[state])
+    iterate(recorder, [D] * {RequestState.ARMED: 1, RequestState.RECORDING: 2, RequestState.WRITING: 4}[state])
     assert recorder.reply().state is state
     before = recorder.reply()
     for rank in (0, 5):
@@ -521,7 +522,7 @@ def test_a_second_start_is_refused_and_the_first_one_goes_on(
     iterate(recorder, [D] * (4 - before.iterations), 4)
     tally.TallyBackend.may_write.set()
     reply = whole(recorder)
-    assert (reply.request, reply.state, reply.iterations, reply.problems) == ("step1", State.ENDED, 3, ())
+    assert (reply.request, reply.state, reply.iterations, reply.problems) == ("step1", RequestState.ENDED, 3, ())
     (manifest,) = manifests(tmp_path).values()
     assert (manifest["status"], manifest["problems"]) == ("complete", [])
     assert manifest["notes"] == ["A second start (second) was refused."] * 2
@@ -539,7 +540,7 @@ def test_the_engine_goes_on_while_files_are_written(
     assert recorder.reply().captures[0].status is Status.RECORDING
     iterate(recorder, [M, D], 1)  # the next kind is recorded meanwhile
     reply = recorder.reply()
-    assert (reply.state, reply.iterations, recorder.active) == (State.WRITING, 2, False)
+    assert (reply.state, reply.iterations, recorder.active) == (RequestState.WRITING, 2, False)
     assert not list(tmp_path.rglob("*.trace.json"))
     tally.TallyBackend.may_write.set()
     assert [capture.status for capture in whole(recorder).captures] == [Status.COMPLETE, Status.COMPLETE]
@@ -584,7 +585,7 @@ def test_a_device_that_nobody_records(tally: ModuleType, ask: Ask, tmp_path: Pat
 def test_a_directory_of_leases_that_cannot_be_used(
     recorder: EngineRecorder, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(lease.DIRECTORY_VARIABLE, "/proc/profdeck")
+    monkeypatch.setenv(leases.DIRECTORY_VARIABLE, "/proc/profdeck")
     with pytest.raises(CaptureError, match="The device cannot be leased: FileNotFoundError"):
         recorder.start(ask(1, device="gpu-1"))
     assert list(tmp_path.iterdir()) == []
@@ -593,11 +594,11 @@ def test_a_directory_of_leases_that_cannot_be_used(
 def test_a_directory_where_nothing_can_be_written(recorder: EngineRecorder, ask: Ask) -> None:
     with pytest.raises(CaptureError, match="nothing can be written to /proc/profdeck"):
         recorder.start(ask(1, output=Path("/proc/profdeck")))  # not even root can write there
-    assert (recorder.active, recorder.reply().state) == (False, State.IDLE)
+    assert (recorder.active, recorder.reply().state) == (False, RequestState.IDLE)
 
 
 @pytest.mark.parametrize("stages", [(), (P, D)])
-def test_a_file_in_the_way(recorder: EngineRecorder, ask: Ask, tmp_path: Path, stages: tuple[Batch, ...]) -> None:
+def test_a_file_in_the_way(recorder: EngineRecorder, ask: Ask, tmp_path: Path, stages: tuple[BatchKind, ...]) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(CaptureError, match="nothing can be written"):
         recorder.start(ask(1, stages=stages))
@@ -620,9 +621,9 @@ def test_a_link_out_of_the_output_directory(
 
 @pytest.mark.parametrize("why", ["options", "directory", "at once", "at once, and taken"])
 def test_a_refused_start_leaves_nothing_behind(recorder: EngineRecorder, ask: Ask, tmp_path: Path, why: str) -> None:
-    before, watched = set(threading.enumerate()), dict(exits._open)
+    before, watched = set(threading.enumerate()), dict(shutdown._open)
     handler = signal.getsignal(signal.SIGTERM)
-    held = lease.acquire(["gpu-1"], holder="trainer")
+    held = leases.acquire(["gpu-1"], holder="trainer")
     request = {
         "options": ask(nonsense=1, device="gpu-2"),
         "directory": ask(output=Path("/proc/x"), device="gpu-2"),
@@ -632,11 +633,11 @@ def test_a_refused_start_leaves_nothing_behind(recorder: EngineRecorder, ask: As
     with pytest.raises((CaptureError, ConfigError)):
         recorder.start(request, at_once=why.startswith("at once"))
     held.release()
-    lease.acquire(["gpu-1", "gpu-2"], holder="trainer").release()
+    leases.acquire(["gpu-1", "gpu-2"], holder="trainer").release()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) == before
-    assert exits._open == watched
+    assert shutdown._open == watched
     assert signal.getsignal(signal.SIGTERM) is handler
     assert not list(tmp_path.rglob("*.tmp"))
     left = {"at once": ["failed"], "at once, and taken": ["missing"]}
@@ -660,14 +661,14 @@ def test_a_backend_that_fails_never_reaches_the_engine(
     caplog: pytest.LogCaptureFixture,
     hook: str,
     status: str,
-    stages: tuple[Batch, ...],
+    stages: tuple[BatchKind, ...],
 ) -> None:
     with caplog.at_level(logging.WARNING, "profdeck"):
         recorder.start(ask(2, fail_at=hook, stages=stages))
         iterate(recorder, [D] * 4)
         reply = end(recorder)
     (capture,) = reply.captures
-    assert (reply.state, capture.status) == (State.ENDED, status)
+    assert (reply.state, capture.status) == (RequestState.ENDED, status)
     assert f"RuntimeError: {hook} does not work" in " ".join((*reply.problems, *capture.problems))
     (manifest,) = manifests(tmp_path).values()
     assert manifest["status"] == status
@@ -684,7 +685,7 @@ def test_a_writer_that_fails(recorder: EngineRecorder, ask: Ask, tmp_path: Path)
     recorder.start(ask(1, fail_at="write", write_later=True))
     iterate(recorder, [D])
     reply = whole(recorder)
-    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.FAILED)
+    assert (reply.state, reply.captures[0].status) == (RequestState.ENDED, Status.FAILED)
     assert "RuntimeError: write does not work" in manifests(tmp_path)["step1"]["problems"][0]
 
 
@@ -705,7 +706,7 @@ def test_a_backend_whose_hooks_are_coroutines_is_reported(
         recorder.stop()
     iterate(recorder, [D] * 3)
     reply = end(recorder)
-    assert reply.state is State.ENDED
+    assert reply.state is RequestState.ENDED
     assert reply.problems
     assert len(reply.captures) == 1
     assert manifests(tmp_path)["step1"]["status"] == "failed"
@@ -747,10 +748,10 @@ def test_an_artifact_in_a_place_of_its_own_does_not_hide_the_end(
 ) -> None:
     """A backend that writes elsewhere breaks its contract, which must be seen."""
     recorder.start(ask(1))
-    monkeypatch.setattr("profdeck.capture.Capture.artifact_path", lambda *_: tmp_path / "away.trace.json")
+    monkeypatch.setattr("profdeck.records.capture.Capture.artifact_path", lambda *_: tmp_path / "away.trace.json")
     iterate(recorder, [D])
     reply = whole(recorder)
-    assert (reply.state, reply.captures[0].status) == (State.ENDED, Status.FAILED)
+    assert (reply.state, reply.captures[0].status) == (RequestState.ENDED, Status.FAILED)
     assert manifests(tmp_path)["step1"]["status"] == "failed"
     assert "away.trace.json" in " ".join(manifests(tmp_path)["step1"]["problems"])
 
@@ -767,7 +768,7 @@ def test_a_manifest_that_cannot_be_written_is_logged(
     recorder.start(ask(1))
     iterate(recorder, [D])
     reply = whole(recorder)
-    assert reply.state is State.ENDED
+    assert reply.state is RequestState.ENDED
     assert "TypeError" in reply.captures[0].problems[0]
     assert "rank_0000.step1.json cannot be written: TypeError" in caplog.text
 
@@ -779,7 +780,7 @@ def test_a_directory_that_goes_away_while_armed(recorder: EngineRecorder, ask: A
     (tmp_path / "run" / "step_000001").write_text("in the way")
     iterate(recorder, [D] * 2)
     reply = whole(recorder)
-    assert (reply.state, reply.captures, recorder.active) == (State.ENDED, (), False)
+    assert (reply.state, reply.captures, recorder.active) == (RequestState.ENDED, (), False)
     assert "nothing can be written" in reply.problems[0]
 
 
@@ -797,7 +798,7 @@ def test_replies_are_plain_data(tally: ModuleType, recorder: EngineRecorder, ask
     replies.append(recorder.reply())
     tally.TallyBackend.may_write.set()
     replies.append(whole(recorder))
-    assert [reply.state for reply in replies] == [*State]
+    assert [reply.state for reply in replies] == [*RequestState]
     for reply in replies:
         assert structure(json.loads(json.dumps(plain(reply))), Reply, where="") == reply
     assert plain(replies[0])["error"] == "it is refused"
@@ -808,7 +809,7 @@ def test_replies_are_plain_data(tally: ModuleType, recorder: EngineRecorder, ask
 
 def test_a_reply_says_who_answers(tally: ModuleType) -> None:
     reply = EngineRecorder(Identity(rank=3, world_size=4, host="h", pid=7), "tally-device", {}).reply()
-    assert (reply.rank, reply.world_size, reply.host, reply.pid, reply.state) == (3, 4, "h", 7, State.IDLE)
+    assert (reply.rank, reply.world_size, reply.host, reply.pid, reply.state) == (3, 4, "h", 7, RequestState.IDLE)
 
 
 # The end of the process. What needs a process of its own is in tests/integration/test_engine_exits.py.
@@ -820,12 +821,12 @@ def test_the_exits_are_watched_until_the_files_are_whole(tally: ModuleType, reco
     recorder.start(ask(1, write_later=True))
     assert signal.getsignal(signal.SIGTERM) is not before
     iterate(recorder, [D])
-    assert recorder.reply().state is State.WRITING
+    assert recorder.reply().state is RequestState.WRITING
     assert signal.getsignal(signal.SIGTERM) is not before
     tally.TallyBackend.may_write.set()
     whole(recorder)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert exits._open == {}
+    assert shutdown._open == {}
 
 
 def test_the_next_start_forgets_the_last_one(recorder: EngineRecorder, ask: Ask) -> None:
@@ -836,7 +837,7 @@ def test_the_next_start_forgets_the_last_one(recorder: EngineRecorder, ask: Ask)
         assert recorder._job is not None
         wait(recorder._job._writing)
     recorder.start(ask(1, ranks=(1,)))
-    assert exits._open == {}
+    assert shutdown._open == {}
 
 
 @pytest.mark.parametrize("moment", ["armed", "between", "inside"])
@@ -846,9 +847,9 @@ def test_an_exit_ends_it_at_once(recorder: EngineRecorder, ask: Ask, tmp_path: P
         iterate(recorder, [D])
     if moment == "inside":
         recorder.begin(D, "it1")
-    assert exits._finish_all("SIGTERM in mid-capture")
-    assert exits._open == {}
-    assert (recorder.active, recorder.reply().state) == (False, State.ENDED)
+    assert shutdown._finish_all("SIGTERM in mid-capture")
+    assert shutdown._open == {}
+    assert (recorder.active, recorder.reply().state) == (False, RequestState.ENDED)
     manifest = manifests(tmp_path)["step1"]
     assert manifest["problems"] == ["SIGTERM in mid-capture."]
     assert manifest["status"] == ("failed" if moment == "armed" else "partial")
@@ -886,7 +887,7 @@ def test_a_signal_during_a_hook_is_delivered_when_it_has_ended(
     recorder.start(ask(3))
     iterate(recorder, [D] * 4)
     assert terminated == [signal.SIGTERM]
-    assert (recorder.active, exits._open) == (False, {})
+    assert (recorder.active, shutdown._open) == (False, {})
     manifest = manifests(tmp_path)["step1"]
     assert manifest["status"] == ("complete" if hook == "stop" else "partial")
     assert manifest["artifacts"][0]["whole"]
@@ -913,7 +914,7 @@ def test_a_signal_during_a_start_at_once(
     monkeypatch.setattr(tally.TallyBackend, "_do", interrupted)
     recorder.start(ask(), at_once=True)
     assert terminated == [signal.SIGTERM]
-    assert (recorder.active, recorder.reply().state) == (False, State.ENDED)
+    assert (recorder.active, recorder.reply().state) == (False, RequestState.ENDED)
     assert manifests(tmp_path)["step1"]["problems"] == ["SIGTERM in mid-capture."]
 
 
@@ -940,18 +941,18 @@ def test_a_question_takes_no_lock_that_an_exit_waits_for(tally: ModuleType, reco
     with recorder._job._writing[0]._condition:
         thread.start()
         thread.join(10)
-    assert [reply.state for reply in replies] == [State.WRITING]
+    assert [reply.state for reply in replies] == [RequestState.WRITING]
 
 
 # Any order of batches.
 
 
 def model(
-    batches: Sequence[Batch], count: int | None, skip: int, stages: Sequence[Batch]
+    batches: Sequence[BatchKind], count: int | None, skip: int, stages: Sequence[BatchKind]
 ) -> tuple[dict[str, list[int]], int]:
     """Say which iterations are recorded, by capture, and after how many the recording ends by itself."""
     seen = dict.fromkeys(stages or (None,), 0)
-    wanted: list[tuple[int, Batch | None]] = []
+    wanted: list[tuple[int, BatchKind | None]] = []
     ended = len(batches)
     for number, batch in enumerate(batches):
         key = batch if stages else None
@@ -964,7 +965,7 @@ def model(
             ended = number + 1
             break
     captures: dict[str, list[int]] = {}
-    runs: dict[Batch | None, int] = {}
+    runs: dict[BatchKind | None, int] = {}
     # Iterations that follow each other and are of one kind share a capture.
     for (key, _), run in groupby(enumerate(wanted), lambda item: (item[1][1], item[1][0] - item[0])):
         runs[key] = runs.get(key, 0) + 1
@@ -975,14 +976,14 @@ def model(
 
 @settings(max_examples=150)
 @given(
-    batches=st.lists(st.sampled_from(Batch), max_size=20),
+    batches=st.lists(st.sampled_from(BatchKind), max_size=20),
     count=st.none() | st.integers(1, 4),
     skip=st.integers(0, 3),
-    stages=st.lists(st.sampled_from(Batch), unique=True).map(tuple),
+    stages=st.lists(st.sampled_from(BatchKind), unique=True).map(tuple),
 )
 @example(batches=[P, D, P, D], count=1, skip=0, stages=(P, D))
 def test_any_order_of_batches_is_recorded_as_asked(
-    tmp_path_factory: Any, batches: list[Batch], count: int | None, skip: int, stages: tuple[Batch, ...]
+    tmp_path_factory: Any, batches: list[BatchKind], count: int | None, skip: int, stages: tuple[BatchKind, ...]
 ) -> None:
     """Every iteration is recorded once if it is asked for, and not at all if it is not."""
     if count is None:
@@ -1017,7 +1018,7 @@ def test_any_order_of_batches_is_recorded_as_asked(
     if not short and expected:
         assert reply.problems == ()
         assert read_run(path / "run").status is Status.COMPLETE
-    assert exits._open == {}
+    assert shutdown._open == {}
 
 
 test_any_order_of_batches_is_recorded_as_asked = pytest.mark.usefixtures("tally")(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.files import append_file, new_file, size_of, size_of_tree, write_all
+from profdeck.base.files import append_file, new_file, size_of, size_of_tree, write_all
 
 
 def test_a_new_file_appears_at_the_end(tmp_path: Path) -> None:

@@ -18,15 +18,29 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from profdeck import Identity, Profiler, Status, finish, finisher
+from profdeck import Identity, Profiler, Status
+from profdeck.after_run import commands, start
+from profdeck.after_run.commands import OUTPUT_BYTES, run_part
+from profdeck.after_run.record import (
+    MARGIN_S,
+    CommandResult,
+    FinishRecord,
+    FinishReport,
+    FinishState,
+    await_finishes,
+    finish_id,
+    read_finishes,
+    read_record,
+    write_record,
+)
+from profdeck.after_run.waiting import Participants, Unfinished
+from profdeck.base.errors import BrokenPluginError, ConfigError, UnknownPluginError
+from profdeck.base.processes import ProcessId, process_stat
 from profdeck.cli import app
-from profdeck.config import FinishConfig
-from profdeck.errors import BrokenPluginError, ConfigError, UnknownPluginError
-from profdeck.finish import FinishRecord, FinishReport, FinishState, Part, finish_id, read_finishes, read_record
-from profdeck.finisher import OUTPUT_BYTES, Others, Sight, run_part
-from profdeck.process import ProcessId
-from profdeck.run import is_manifest, process_stat
-from profdeck.verify import read_run
+from profdeck.config.model import FinishConfig
+from profdeck.records.manifest import is_manifest
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import plain
 from simulated_servers import RecordingEngine, ServersInThread, offer
 
 Build = Callable[..., Profiler]
@@ -57,11 +71,11 @@ def build(tally: ModuleType, tmp_path: Path) -> Iterator[Build]:
         )
 
     yield make
-    finish.await_own()
+    start.await_own()
 
 
 def finished(path: Path) -> list[str]:
-    finish.await_own()
+    start.await_own()
     file = path / "finished"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -74,8 +88,8 @@ def manifest(path: Path, rank: int = 0, capture: str = "step2") -> Path:
     return path / f"step_000002/trainer/rank_{rank:04d}.{capture}.json"
 
 
-def look(path: Path, *roles: str, name: str = "step2") -> Sight:
-    return Others(path / "step_000002", name, roles or ("trainer",)).look()[0]
+def look(path: Path, *roles: str, name: str = "step2") -> Unfinished:
+    return Participants(path / "step_000002", name, roles or ("trainer",)).look()[0]
 
 
 # What it is of.
@@ -189,7 +203,8 @@ def test_without_anything_to_run_nothing_is_imported_or_written(build: Build, ru
         f"p = Profiler.from_config(settings={{'output': {str(run)!r}, 'run': 'b', 'steps': [1], "
         "'trainer.backend': 'tally'})\n"
         "with p.capture(1): pass\n"
-        "print(sorted({'profdeck.finish', 'profdeck.finisher', 'profdeck.verify'} & set(sys.modules)))"
+        "unused = {'profdeck.after_run.start', 'profdeck.after_run.worker', 'profdeck.verification.reading'}\n"
+        "print(sorted(unused & set(sys.modules)))"
     )
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -221,27 +236,27 @@ def test_ranks_that_have_not_begun_are_waited_for(build: Build, run: Path) -> No
     for rank in (1, 2):
         with build(rank, 3).capture(2):
             pass
-    assert look(run) == Sight()
+    assert look(run) == Unfinished()
 
 
 def test_a_rank_that_records_is_waited_for_as_long_as_it_may(build: Build, run: Path) -> None:
     profiler = build()
     profiler.start(2)
     who = f"trainer rank 0 (process {os.getpid()} on {ProcessId().host})"
-    assert look(run) == Sight(open=(who,), at_work=True)
+    assert look(run) == Unfinished(open=(who,), at_work=True)
     change(manifest(run), options={"max_capture_s": 0.0})
-    assert look(run) == Sight(open=(who,))
+    assert look(run) == Unfinished(open=(who,))
     change(manifest(run), host="elsewhere")
-    assert look(run) == Sight(open=(f"trainer rank 0 (process {os.getpid()} on elsewhere)",))
+    assert look(run) == Unfinished(open=(f"trainer rank 0 (process {os.getpid()} on elsewhere)",))
     profiler.stop()
-    assert look(run) == Sight()
+    assert look(run) == Unfinished()
 
 
 def test_a_rank_whose_process_is_gone_is_not_waited_for(build: Build, run: Path) -> None:
     profiler = build()
     profiler.start(2)
     change(manifest(run), process_started="0")
-    assert look(run) == Sight(lost=(f"trainer rank 0 (process {os.getpid()} on {ProcessId().host})",))
+    assert look(run) == Unfinished(lost=(f"trainer rank 0 (process {os.getpid()} on {ProcessId().host})",))
     profiler.stop()
 
 
@@ -251,7 +266,7 @@ def test_a_role_without_any_capture_is_waited_for(build: Build, run: Path) -> No
     assert look(run, "trainer", "rollout").open == ("the role rollout, which has not begun",)
     with build(role="rollout").capture(2):
         pass
-    assert look(run, "trainer", "rollout") == Sight()
+    assert look(run, "trainer", "rollout") == Unfinished()
 
 
 def test_a_rank_between_two_stages_is_waited_for(build: Build, run: Path) -> None:
@@ -262,7 +277,7 @@ def test_a_rank_between_two_stages_is_waited_for(build: Build, run: Path) -> Non
             pass
         assert len(look(run).open) == 1
     profiler.stop()
-    assert look(run) == Sight()
+    assert look(run) == Unfinished()
 
 
 def test_captures_of_another_take_do_not_count(build: Build, run: Path) -> None:
@@ -270,7 +285,7 @@ def test_captures_of_another_take_do_not_count(build: Build, run: Path) -> None:
         pass
     profiler = build()
     profiler.start(2)
-    assert look(run) == Sight()
+    assert look(run) == Unfinished()
     assert len(look(run, name="step2-take2").open) == 1
     profiler.close()
 
@@ -284,18 +299,18 @@ def test_an_analysis_that_is_still_to_come_is_waited_for(build: Build, run: Path
     raw.mkdir()
     record = {"name": raw.name, "kind": "ascend_pt", "size_bytes": 0, "whole": True}
     change(manifest(run), artifacts=[record])
-    assert look(run) == Sight()
+    assert look(run) == Unfinished()
     here = ProcessId()
     state = AnalysisState(
         state="pending", host=here.host, pid=here.pid, process_started=here.process_started, started_ns=1
     )
     write_state(raw, state)
     who = f"the analysis of {raw.name} (process {here.pid} on {here.host})"
-    assert look(run) == Sight(open=(who,), at_work=True)
+    assert look(run) == Unfinished(open=(who,), at_work=True)
     write_state(raw, attrs.evolve(state, process_started="0"))
-    assert look(run) == Sight(lost=(who,))
+    assert look(run) == Unfinished(lost=(who,))
     write_state(raw, attrs.evolve(state, state="done"))
-    assert look(run) == Sight()
+    assert look(run) == Unfinished()
 
 
 def test_who_is_missing_is_named_and_the_rest_goes_on(build: Build, tmp_path: Path, run: Path) -> None:
@@ -337,13 +352,11 @@ def test_the_document_says_all_of_the_capture(build: Build, run: Path) -> None:
     for step in (2, 3):
         with profiler.capture(step):
             pass
-    finish.await_own()
+    start.await_own()
     directory = run / "step_000002"
     given = json.loads((directory / "stdin").read_text())
     assert given == json.loads((directory / "finish.step2.input.json").read_text())
-    assert given.pop("ls") == json.loads(
-        json.dumps(finisher.plain(read_run(run, only=lambda one: one.capture == "step2")))
-    )
+    assert given.pop("ls") == json.loads(json.dumps(plain(read_run(run, only=lambda one: one.capture == "step2"))))
     assert given == {
         "schema": 1,
         "capture": "step2",
@@ -373,7 +386,7 @@ def given(tmp_path: Path) -> Path:
     return path
 
 
-def sh(command: str, given: Path, timeout_s: float = AGES_S) -> Part:
+def sh(command: str, given: Path, timeout_s: float = AGES_S) -> CommandResult:
     return run_part("command", ["/bin/sh", "-c", command], given, os.environ, timeout_s)
 
 
@@ -471,7 +484,7 @@ def test_listeners_are_told_once_after_the_command(build: Build, tmp_path: Path,
     for rank in (0, 1):
         with build(rank, 2, listeners=["told", "later", "diary"], **{"finish.command": "false"}).capture(2):
             pass
-    finish.await_own()
+    start.await_own()
     assert (run / "step_000002/told").read_text() == "complete"
     record = read_record(run / "step_000002/finish.step2.json")
     assert [(part.name, part.exit_code) for part in record.parts] == [
@@ -490,18 +503,18 @@ def test_listeners_are_told_once_after_the_command(build: Build, tmp_path: Path,
 def test_a_listener_alone_is_enough(build: Build, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with build(listeners=["told"]).capture(2):
         pass
-    finish.await_own()
+    start.await_own()
     assert read_record(run / "step_000002/finish.step2.json").state is FinishState.DONE
 
 
 @pytest.mark.usefixtures("listeners")
 def test_a_listener_is_told_what_it_asks_for_or_refused(build: Build, tmp_path: Path) -> None:
-    finisher.tell("told", {"directory": str(tmp_path), "status": "partial"})
+    commands.tell("told", {"directory": str(tmp_path), "status": "partial"})
     assert (tmp_path / "told").read_text() == "partial"
     with pytest.raises(BrokenPluginError, match="wrong"):
         build(listeners=["wrong"])
     with pytest.raises(UnknownPluginError):
-        finisher.tell("nobody", {})
+        commands.tell("nobody", {})
 
 
 # What is said of it.
@@ -521,7 +534,7 @@ def said(run: Path, **values: Any) -> tuple[int, list[str], list[dict[str, Any]]
                 **values,
             }
         )
-        finish.write_record(run / "step_000002/finish.step2.json", record)
+        write_record(run / "step_000002/finish.step2.json", record)
     runner = CliRunner()
     result, document = runner.invoke(app, ["ls", str(run)]), runner.invoke(app, ["ls", str(run), "--json"])
     lines = [line for line in result.output.splitlines() if line.startswith("Finish")]
@@ -560,7 +573,7 @@ def test_what_ls_says(build: Build, run: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     elsewhere = attrs.evolve(here, host="elsewhere")
     assert said(run, state=FinishState.RUNNING, by=elsewhere)[2][0]["state"] == "running"
-    part = Part(
+    part = CommandResult(
         name="command", started_ns=1, duration_s=0.1, exit_code=7, output="a\nno space\n", problem="ended with 7"
     )
     assert said(run, state=FinishState.FAILED, parts=(part,))[:2] == (
@@ -591,7 +604,7 @@ def test_a_record_that_cannot_be_read_is_told(build: Build, run: Path) -> None:
 
 
 def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    part = Part(name="command", started_ns=1, duration_s=0.5, exit_code=0, output="é", problem=None)
+    part = CommandResult(name="command", started_ns=1, duration_s=0.5, exit_code=0, output="é", problem=None)
     record = FinishRecord(
         capture="step2",
         first_step=2,
@@ -602,10 +615,10 @@ def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
         state=FinishState.DONE,
         parts=(part,),
     )
-    finish.write_record(tmp_path / "finish.json", record)
+    write_record(tmp_path / "finish.json", record)
     assert read_record(tmp_path / "finish.json") == record
     assert msgspec.json.decode((tmp_path / "finish.json").read_bytes())["state"] == "done"
-    assert record.longest_s == 2 * 1.5 + finish.MARGIN_S
+    assert record.longest_s == 2 * 1.5 + MARGIN_S
 
 
 def test_those_who_read_a_run_can_wait_for_it(build: Build, tmp_path: Path, run: Path) -> None:
@@ -616,7 +629,7 @@ def test_those_who_read_a_run_can_wait_for_it(build: Build, tmp_path: Path, run:
         with (tmp_path / "gate").open("w") as gate:  # opens when the command reads
             assert next(read_finishes(read_run(run))).state is FinishState.RUNNING
             gate.write("go on\n")
-        finish.await_finishes(read_run(run))
+        await_finishes(read_run(run))
         assert next(read_finishes(read_run(run))).state is FinishState.DONE
 
 
@@ -672,9 +685,9 @@ def test_nobody_waits_for_a_finish_whose_process_is_gone(build: Build, run: Path
     with build().capture(2):
         pass
     said(run, by=attrs.evolve(ProcessId(), process_started="0"), wait_s=float(AGES_S))
-    finish.await_finishes(read_run(run))
-    said(run, by=attrs.evolve(ProcessId(), host="elsewhere"), wait_s=-finish.MARGIN_S, timeout_s=0.0)
-    finish.await_finishes(read_run(run))
+    await_finishes(read_run(run))
+    said(run, by=attrs.evolve(ProcessId(), host="elsewhere"), wait_s=-MARGIN_S, timeout_s=0.0)
+    await_finishes(read_run(run))
 
 
 def test_the_process_of_a_finish_that_cannot_be_started_is_a_failure(
@@ -684,7 +697,7 @@ def test_the_process_of_a_finish_that_cannot_be_started_is_a_failure(
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with profiler.capture(2):
         pass
-    finish.await_own()
+    start.await_own()
     record = read_record(run / "step_000002/finish.step2.json")
     assert record.state is FinishState.FAILED
     assert record.problem is not None
@@ -698,7 +711,7 @@ def test_a_run_directory_that_is_gone_costs_nothing(
     with build(0, 2, **{"finish.command": "true", "finish.wait_s": AGES_S}).capture(2):
         pass
     run.rename(tmp_path / "moved")
-    finish.await_own()
+    start.await_own()
     assert "What came of a finish cannot be known" in caplog.text
 
 

@@ -24,12 +24,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from profdeck.engine import connection as connections
-from profdeck.engine.connection import Url
-from profdeck.engine.http import FILE_TYPE, Client, Response
-from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import ConfigError, TargetError
-from profdeck.outcome import Outcome
+from profdeck.base.errors import ConfigError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.engine.transport import connection as connections
+from profdeck.engine.transport.connection import Url
+from profdeck.engine.transport.http_client import FILE_TYPE, HttpClient, HttpResponse
+from profdeck.engine.transport.http_engine import HttpEngine
 from simulated_servers import Act, Arrival, ServersInThread, SimulatedServer
 
 STATUS = "/profdeck/status"
@@ -44,12 +44,12 @@ def sockets_are_closed() -> Iterator[None]:
     gc.collect(1)
 
 
-def with_server(check: Callable[[SimulatedServer, RemoteEngine], Awaitable[None]], timeout_s: float = 30) -> None:
+def with_server(check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]], timeout_s: float = 30) -> None:
     """Run a check with a server and an engine that asks it."""
 
     async def main() -> None:
         async with SimulatedServer() as server:
-            engine = RemoteEngine(server.url, timeout_s=timeout_s)
+            engine = HttpEngine(server.url, timeout_s=timeout_s)
             await check(server, engine)
             engine.close()
 
@@ -74,7 +74,7 @@ def free_port() -> int:
 def test_all_requests_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFDECK_TOKEN", "a secret")
 
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.token = os.environ["PROFDECK_TOKEN"]
         assert await engine.has_profdeck()
         (rank,) = (await engine.command("start", START)).ranks
@@ -97,7 +97,7 @@ def test_all_requests_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_post_without_a_body_says_so() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         response = await engine.request("POST", "/stop_profile")
         assert (response.status_code, response.is_success, response.path) == (404, False, "/stop_profile")
         assert server.arrivals[0].headers["content-length"] == "0"
@@ -106,7 +106,7 @@ def test_a_post_without_a_body_says_so() -> None:
 
 
 def test_a_hung_request_does_not_keep_others_waiting() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["start"] = [Act(raw=b"", hang=True)]
         await engine.about()
         start = asyncio.create_task(engine.command("start", START))
@@ -122,7 +122,7 @@ def test_a_hung_request_does_not_keep_others_waiting() -> None:
 def test_one_connection_serves_event_loops_one_after_the_other() -> None:
     """As in the sync façade."""
     with ServersInThread() as (server,):
-        engine = RemoteEngine(server.url, timeout_s=30)
+        engine = HttpEngine(server.url, timeout_s=30)
         for _ in range(3):
             assert asyncio.run(engine.has_profdeck())
         assert {arrival.connection for arrival in server.arrivals} == {0}
@@ -131,7 +131,7 @@ def test_one_connection_serves_event_loops_one_after_the_other() -> None:
 
 def test_event_loops_of_many_threads_at_once() -> None:
     with ServersInThread() as (server,):
-        engine = RemoteEngine(server.url, timeout_s=30)
+        engine = HttpEngine(server.url, timeout_s=30)
         found: list[bool] = []
         together = threading.Barrier(4)
 
@@ -151,7 +151,7 @@ def test_event_loops_of_many_threads_at_once() -> None:
 def test_a_loop_that_ends_in_the_middle_of_a_request_leaves_nothing() -> None:
     with ServersInThread() as (server,):
         server.acts["status"] = [Act(raw=b"", hang=True), Act()]
-        engine = RemoteEngine(server.url, timeout_s=30)
+        engine = HttpEngine(server.url, timeout_s=30)
 
         async def give_up() -> None:
             task = asyncio.create_task(engine.has_profdeck())
@@ -168,7 +168,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_request_leaves_nothing() -> None:
 def test_an_engine_that_nobody_closes_leaves_no_open_socket() -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
-            engine = RemoteEngine(server.url, timeout_s=30)
+            engine = HttpEngine(server.url, timeout_s=30)
             await engine.has_profdeck()
             assert server.connections
             del engine
@@ -179,7 +179,7 @@ def test_an_engine_that_nobody_closes_leaves_no_open_socket() -> None:
 
 
 def test_a_forked_child_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         child = os.getpid() + 1
         monkeypatch.setattr("os.getpid", lambda: child)
@@ -194,7 +194,7 @@ def test_a_forked_child_has_connections_of_its_own(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_connection_that_was_closed_while_idle_is_replaced(*, reset: bool) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         (connection,) = server.connections
         if reset:
@@ -210,7 +210,7 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(*, reset: bool) -> 
 
 @pytest.mark.parametrize(("command", "payload"), [("status", {}), ("stop", STOP)])
 def test_a_request_is_repeated_if_the_idle_connection_closes_under_it(command: str, payload: Any) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         server.acts[command] = [Act(raw=b"", close=True), Act()]
         assert (await engine.command(command, payload)).ranks
@@ -221,7 +221,7 @@ def test_a_request_is_repeated_if_the_idle_connection_closes_under_it(command: s
 
 
 def test_a_start_is_never_repeated() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         server.acts["start"] = [Act(raw=b"", close=True), Act()]
         error = await failure(engine.command("start", START))
@@ -235,7 +235,7 @@ def test_a_start_is_never_repeated() -> None:
 
 
 def test_a_new_connection_that_closes_is_not_tried_again() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=b"", close=True)]
         assert (await failure(engine.has_profdeck())).outcome is Outcome.UNREACHABLE
         assert server.opened == 1
@@ -252,7 +252,7 @@ def test_a_new_connection_that_closes_is_not_tried_again() -> None:
     ],
 )
 def test_a_connection_that_cannot_go_on_is_not_kept(raw: bytes) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts[""] = [Act(raw=raw)]
         for _ in range(2):
             assert (await engine.request("GET", "/version")).json() == {}
@@ -262,7 +262,7 @@ def test_a_connection_that_cannot_go_on_is_not_kept(raw: bytes) -> None:
 
 
 def test_what_comes_unasked_is_no_answer_to_the_next_request() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         (connection,) = server.connections
         connection._write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
@@ -277,14 +277,14 @@ def test_what_comes_unasked_is_no_answer_to_the_next_request() -> None:
 
 def test_a_refused_connection() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    error = asyncio.run(failure(RemoteEngine(url, timeout_s=5).has_profdeck()))
+    error = asyncio.run(failure(HttpEngine(url, timeout_s=5).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
     assert str(error) == f"{url} cannot be reached: Connection refused. Is the server up?"
     assert error.fix == Outcome.UNREACHABLE.fix
 
 
 def test_a_name_that_nobody_knows() -> None:
-    error = asyncio.run(failure(RemoteEngine("http://no-such-host.invalid:1", timeout_s=60).has_profdeck()))
+    error = asyncio.run(failure(HttpEngine("http://no-such-host.invalid:1", timeout_s=60).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
     assert str(error).startswith("http://no-such-host.invalid:1 cannot be reached: ")
 
@@ -293,7 +293,7 @@ def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         with monkeypatch.context() as patch:
             patch.setattr("socket.socket", full)
             error = await failure(engine.has_profdeck())
@@ -318,7 +318,7 @@ def full_listener() -> Iterator[tuple[str, int]]:
 
 def test_a_host_that_does_not_answer_at_all() -> None:
     with full_listener() as (host, port):
-        error = asyncio.run(failure(RemoteEngine(f"http://{host}:{port}", timeout_s=0.05).has_profdeck()))
+        error = asyncio.run(failure(HttpEngine(f"http://{host}:{port}", timeout_s=0.05).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
     assert "no connection within 0.05 seconds" in str(error)
 
@@ -409,7 +409,7 @@ def test_a_long_answer_lets_others_run_in_between() -> None:
     ],
 )
 def test_a_server_that_hangs(raw: bytes) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=raw, hang=True)]
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
@@ -433,7 +433,7 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
 
         server = await asyncio.start_server(talk, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        error = await failure(RemoteEngine(f"http://127.0.0.1:{port}", timeout_s=0.2).has_profdeck())
+        error = await failure(HttpEngine(f"http://127.0.0.1:{port}", timeout_s=0.2).has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
         await ended.wait()
         server.close()
@@ -443,7 +443,7 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
 
 
 def test_a_slow_answer_within_the_time() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(piece_bytes=40, pause_s=0.005)]
         assert (await engine.about()).here
 
@@ -451,7 +451,7 @@ def test_a_slow_answer_within_the_time() -> None:
 
 
 def test_an_answer_in_chunks() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]
         assert (await engine.about()).here
         assert (await engine.about()).here
@@ -469,7 +469,7 @@ def test_an_answer_in_chunks() -> None:
     ],
 )
 def test_unusual_answers(raw: bytes) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts[""] = [Act(raw=raw, close=True)]
         assert (await engine.request("GET", "/version")).json() == {}
 
@@ -541,7 +541,7 @@ def test_what_needs_no_parser_is_what_the_parser_reads(status: str, lines: list[
 def test_what_is_no_answer(monkeypatch: pytest.MonkeyPatch, raw: bytes, why: str) -> None:
     monkeypatch.setattr(connections, "_MAX_BODY_BYTES", 1 << 17)
 
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=raw, close=True), Act()]
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
@@ -552,7 +552,7 @@ def test_what_is_no_answer(monkeypatch: pytest.MonkeyPatch, raw: bytes, why: str
 
 
 def test_cancelling_drops_the_connection() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=b"HTTP/1.1 200 OK\r\n", hang=True), Act()]
         task = asyncio.create_task(engine.has_profdeck())
         await server.arrived.wait()
@@ -569,7 +569,7 @@ def test_cancelling_drops_the_connection() -> None:
 def test_cancelling_while_connecting() -> None:
     async def main() -> None:
         with full_listener() as (host, port):
-            task = asyncio.create_task(RemoteEngine(f"http://{host}:{port}", timeout_s=30).has_profdeck())
+            task = asyncio.create_task(HttpEngine(f"http://{host}:{port}", timeout_s=30).has_profdeck())
             for _ in range(3):
                 await asyncio.sleep(0)
             task.cancel()
@@ -597,7 +597,7 @@ def test_cancelling_while_connecting() -> None:
     ],
 )
 def test_errors_have_a_code(status: int, outcome: Outcome) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["stop"] = [Act(status=status, error="It does not.")]
         error = await failure(engine.command("stop", STOP))
         assert str(error) == f"{server.url}: /profdeck/stop answered {status}: It does not."
@@ -608,7 +608,7 @@ def test_errors_have_a_code(status: int, outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("status", [404, 405])
 def test_a_server_without_our_routes(status: int) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(status=status)]
         assert not await engine.has_profdeck()
 
@@ -616,7 +616,7 @@ def test_a_server_without_our_routes(status: int) -> None:
 
 
 def test_an_error_that_is_not_ours_is_quoted() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(status=503, content=b"<html>" + b"x" * 1000), Act(status=503, content=b"")]
         assert str(await failure(engine.has_profdeck())).endswith("answered 503: <html>" + "x" * 494)
         assert str(await failure(engine.has_profdeck())).endswith("answered 503: Service Unavailable")
@@ -626,7 +626,7 @@ def test_an_error_that_is_not_ours_is_quoted() -> None:
 
 @pytest.mark.parametrize("content", [b"<html>", b"", b"\xff\xfe", b"[" * 100_000, b"12"])
 def test_an_answer_that_is_not_json(content: bytes) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(content=content)]
         error = await failure(engine.has_profdeck())
         assert str(error) == f"{server.url}: {STATUS} did not answer in JSON."
@@ -639,7 +639,7 @@ def test_an_answer_that_is_not_json(content: bytes) -> None:
     "content", [b"{}", b'{"server": {"name": 1}}', b'{"server": 3}', b'{"server": {"host": "", "output": ""}}']
 )
 def test_routes_of_another_version(content: bytes) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(content=content)]
         for ask in (engine.has_profdeck(), engine.command("status", {}), engine.command("start", START)):
             error = await failure(ask)
@@ -650,7 +650,7 @@ def test_routes_of_another_version(content: bytes) -> None:
 
 
 def test_a_start_beside_another_capture_has_a_code_of_its_own() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.command("start", START)
         error = await failure(engine.command("start", START | {"id": "step2", "token": "4567"}))
         assert error.outcome is Outcome.ALREADY_ACTIVE
@@ -665,7 +665,7 @@ def test_a_start_beside_another_capture_has_a_code_of_its_own() -> None:
     "answer", [b"null", b"3", b'{"ranks": 3, "frontends": []}', b'{"ranks": ["x", {"refusal": 1}]}']
 )
 def test_a_strange_refusal_is_a_refusal(answer: bytes) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["stop"] = [Act(status=409, content=b'{"error": "no", "answer": %s}' % answer)]
         assert (await failure(engine.command("stop", STOP))).outcome is Outcome.REFUSED
 
@@ -673,7 +673,7 @@ def test_a_strange_refusal_is_a_refusal(answer: bytes) -> None:
 
 
 def test_a_frontend_may_refuse_as_well() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         content = b'{"error": "no", "answer": {"ranks": [], "frontends": {"tokenizer": {"refusal": "already_active"}}}}'
         server.acts["stop"] = [Act(status=409, content=content)]
         assert (await failure(engine.command("stop", STOP))).outcome is Outcome.ALREADY_ACTIVE
@@ -682,7 +682,7 @@ def test_a_frontend_may_refuse_as_well() -> None:
 
 
 def test_a_rank_that_was_late_is_no_refusal() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         content = b'{"error": "no", "answer": {"ranks": [{"refusal": "refused"}, {"refusal": "timed_out"}]}}'
         server.acts["start"] = [Act(status=409, content=content)]
         assert (await failure(engine.command("start", START))).outcome is Outcome.TIMED_OUT
@@ -695,7 +695,7 @@ def test_a_rank_that_was_late_is_no_refusal() -> None:
     [({}, None), ({"writable": None}, None), ({"writable": True}, True), ({"writable": False}, False)],
 )
 def test_a_server_may_say_whether_it_can_write(told: dict[str, Any], writable: bool | None) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         said = {"host": "far", "output": "/profiles", "profdeck": "0.1.0", **told}
         server.acts["status"] = [Act(content=json.dumps({"server": said}).encode())]
         assert (await engine.about()).writable is writable
@@ -707,7 +707,7 @@ def test_a_server_may_say_whether_it_can_write(told: dict[str, Any], writable: b
 
 
 def test_a_start_is_ready_before_the_gate_opens() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         arrived, opened = asyncio.Event(), asyncio.Event()
 
         async def gate() -> None:
@@ -730,7 +730,7 @@ def test_a_start_is_ready_before_the_gate_opens() -> None:
 
 
 def test_a_connection_that_closes_before_the_gate_opens_is_replaced() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         async def gate() -> None:
             server.drop_idle()
             await server.gone.wait()
@@ -743,7 +743,7 @@ def test_a_connection_that_closes_before_the_gate_opens_is_replaced() -> None:
 
 
 def test_a_gate_that_gives_up_sends_nothing() -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         async def gate() -> None:
             raise asyncio.CancelledError
 
@@ -760,7 +760,7 @@ def test_a_gate_that_gives_up_sends_nothing() -> None:
 def test_paths_of_this_host_are_sent_to_it_only(host: str) -> None:
     async def main() -> None:
         async with SimulatedServer(host=host) as server:
-            engine = RemoteEngine(server.url, timeout_s=30)
+            engine = HttpEngine(server.url, timeout_s=30)
             assert await engine.has_profdeck()
             server.acts["start"] = [Act(status=409)]
             await failure(engine.command("start", START))
@@ -803,12 +803,12 @@ def file_answer(tag: str = "a", *, cut: int | None = None, content: bytes = CONT
     return make
 
 
-def download(path: Path, *answers: Callable[..., bytes], closes: bool = True) -> tuple[Response, list[Any]]:
+def download(path: Path, *answers: Callable[..., bytes], closes: bool = True) -> tuple[HttpResponse, list[Any]]:
     """Get a file; returns the answer and the ranges that were asked for."""
 
-    async def main() -> tuple[Response, list[Any]]:
+    async def main() -> tuple[HttpResponse, list[Any]]:
         async with FileServer(*answers, closes=closes) as server:
-            client = Client(server.url, timeout_s=5)
+            client = HttpClient(server.url, timeout_s=5)
             try:
                 with path.open("xb", buffering=0) as file:
                     return await client.download("/file", file, most_bytes=len(CONTENT)), [
@@ -884,7 +884,7 @@ def test_a_file_that_stops_coming(tmp_path: Path) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
             server.acts[""] = [Act(raw=file_answer(cut=1_000_000)({}), hang=True), Act(raw=b"", hang=True)]
-            client = Client(server.url, timeout_s=0.2)
+            client = HttpClient(server.url, timeout_s=0.2)
             with (tmp_path / "file").open("xb", buffering=0) as file:
                 assert (
                     await failure(client.download("/file", file, most_bytes=len(CONTENT)))
@@ -899,7 +899,7 @@ def test_a_slow_file_takes_as_long_as_it_takes(tmp_path: Path) -> None:
         async with SimulatedServer() as server:
             content = CONTENT[:100_000]
             server.acts[""] = [Act(raw=file_answer(content=content)({}), piece_bytes=10_000, pause_s=0.05)]
-            client = Client(server.url, timeout_s=0.4)
+            client = HttpClient(server.url, timeout_s=0.4)
             with (tmp_path / "file").open("xb", buffering=0) as file:
                 await client.download("/file", file, most_bytes=len(CONTENT))
             client.close()
@@ -911,7 +911,7 @@ def test_a_slow_file_takes_as_long_as_it_takes(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
     async def main(file: Any) -> None:
         async with FileServer(file_answer()) as server:
-            client = Client(server.url, timeout_s=5)
+            client = HttpClient(server.url, timeout_s=5)
             with pytest.raises(OSError, match="No space left"):
                 await client.download("/file", file, most_bytes=len(CONTENT))
             await server.gone.wait()
@@ -940,7 +940,7 @@ def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
 def test_urls(url: str, name: str, host: str, port: int) -> None:
     parsed = Url.parse(url)
     assert (str(parsed), parsed.host, parsed.port) == (name, host, port)
-    assert RemoteEngine(url, timeout_s=1).name == name
+    assert HttpEngine(url, timeout_s=1).name == name
 
 
 @pytest.mark.parametrize(
@@ -950,14 +950,14 @@ def test_urls(url: str, name: str, host: str, port: int) -> None:
 )  # fmt: skip
 def test_what_is_no_url_of_a_server(url: str) -> None:
     with pytest.raises(ConfigError, match="is no URL of a server; expected a form such as http://127.0.0.1:8000"):
-        Client(url, timeout_s=1)
+        HttpClient(url, timeout_s=1)
 
 
 def test_user_and_password_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFDECK_TOKEN", "a secret")
 
-    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
-        engine = RemoteEngine(server.url.replace("://", "://user:p%40ss@"), timeout_s=30)
+    async def check(server: SimulatedServer, _: HttpEngine) -> None:
+        engine = HttpEngine(server.url.replace("://", "://user:p%40ss@"), timeout_s=30)
         await engine.has_profdeck()
         expected = base64.b64encode(b"user:p@ss").decode()
         assert server.arrivals[0].headers["authorization"] == f"Basic {expected}"
@@ -969,8 +969,8 @@ def test_user_and_password_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_prefix_of_the_path() -> None:
-    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
-        engine = RemoteEngine(f"{server.url}/engine/1/", timeout_s=30)
+    async def check(server: SimulatedServer, _: HttpEngine) -> None:
+        engine = HttpEngine(f"{server.url}/engine/1/", timeout_s=30)
         error = await failure(engine.command("status", {}))
         assert str(error) == f"{server.url}/engine/1: /engine/1{STATUS} answered 404: Not Found"
         engine.close()
@@ -980,7 +980,7 @@ def test_a_prefix_of_the_path() -> None:
 
 @pytest.mark.parametrize("token", ["a\n", "ü", "a\x00"])
 def test_a_token_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         monkeypatch.setattr("os.environ", {"PROFDECK_TOKEN": token})
         error = await failure(engine.has_profdeck())
         assert "the token has a line break or another character" in str(error)
@@ -1019,11 +1019,11 @@ def tls(certificate: Path) -> Iterator[ssl.SSLContext]:
     connections._tls_context.cache_clear()
 
 
-def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, RemoteEngine], Awaitable[None]]) -> None:
+def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]]) -> None:
     async def main() -> None:
         server = SimulatedServer()
         await server.start(tls=tls)
-        engine = RemoteEngine(server.url, timeout_s=30)
+        engine = HttpEngine(server.url, timeout_s=30)
         await check(server, engine)
         engine.close()
         await server.stop()
@@ -1032,7 +1032,7 @@ def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, RemoteEngine
 
 
 def test_a_certificate_that_nobody_trusts(tls: ssl.SSLContext) -> None:
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
         assert "its certificate is not trusted: self-signed certificate. Name the file of the authority" in str(error)
@@ -1045,7 +1045,7 @@ def test_a_certificate_that_nobody_trusts(tls: ssl.SSLContext) -> None:
 def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
 
-    async def check(server: SimulatedServer, engine: RemoteEngine) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(), Act(piece_bytes=50, pause_s=0.001), Act(content=b'"%s"' % bytes(100_000))]
         assert (await engine.about()).here
         assert (await engine.command("start", START)).ranks
@@ -1069,8 +1069,8 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
 
 
 def test_https_at_a_port_of_http() -> None:
-    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
-        error = await failure(RemoteEngine(server.url.replace("http", "https"), timeout_s=30).has_profdeck())
+    async def check(server: SimulatedServer, _: HttpEngine) -> None:
+        error = await failure(HttpEngine(server.url.replace("http", "https"), timeout_s=30).has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
         assert "Does the server speak https at this port, or http?" in str(error)
 
@@ -1078,8 +1078,8 @@ def test_https_at_a_port_of_http() -> None:
 
 
 def test_http_at_a_port_of_https(tls: ssl.SSLContext) -> None:
-    async def check(server: SimulatedServer, _: RemoteEngine) -> None:
-        error = await failure(RemoteEngine(server.url.replace("https", "http"), timeout_s=30).has_profdeck())
+    async def check(server: SimulatedServer, _: HttpEngine) -> None:
+        error = await failure(HttpEngine(server.url.replace("https", "http"), timeout_s=30).has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
 
     with_tls(tls, check)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from profdeck.errors import ConfigError
-from profdeck.identity import Identity, launcher_identity, parallel_from_environment
+from profdeck.base.errors import ConfigError
+from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
 
 
 def test_the_stem_names_rank_and_coordinates() -> None:

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from profdeck.errors import LeaseError
-from profdeck.lease import Turn, acquire
+from profdeck.base.errors import LeaseError
+from profdeck.base.leases import Turn, acquire
 
 HOLD = """
 import sys
-from profdeck.lease import acquire
+from profdeck.base.leases import acquire
 lease = acquire(sys.argv[1:], holder="rollout, step3")
 print("held", flush=True)
 sys.stdin.read()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.errors import ConfigError, MissingLibraryError
+from profdeck.base.errors import ConfigError, MissingLibraryError
 from profdeck_npu import NpuBackend, NpuOptions, cann, identity
 from profdeck_npu.experimental import experimental_config
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level

@@ -9,9 +9,9 @@ import attrs
 import pytest
 
 from profdeck import Activity
-from profdeck.errors import ConfigError
-from profdeck.options import describe
-from profdeck.strict import structure, unstructure
+from profdeck.base.errors import ConfigError
+from profdeck.base.structuring import structure, unstructure
+from profdeck.config.options import describe
 from profdeck_npu import NpuBackend, NpuOptions
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
 

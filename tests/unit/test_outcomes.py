@@ -15,20 +15,21 @@ import attrs
 import pytest
 
 from profdeck import Capture, Identity
-from profdeck.engine import control
-from profdeck.engine import native as natives
-from profdeck.engine.control import ControlBackend, Engine
-from profdeck.engine.native import NativeCapture, Place
+from profdeck.base.errors import CaptureError, LeaseError, TargetError, describe, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure, unstructure
+from profdeck.config.schedule import Iterations
+from profdeck.engine.control import control_backend, outcomes
+from profdeck.engine.control import engine_profiler as natives
+from profdeck.engine.control.control_backend import ControlBackend
+from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin
+from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
-from profdeck.engine.recorder import EngineRecorder, handle, plain
-from profdeck.engine.remote import RemoteEngine
-from profdeck.engine.request import CaptureRequest, Recorded, Reply, State
-from profdeck.errors import CaptureError, LeaseError, TargetError, describe, target_error
-from profdeck.outcome import Outcome
-from profdeck.schedule import Iterations
-from profdeck.strict import structure, unstructure
-from profdeck_sglang.server import Server as SglangServer
-from profdeck_vllm.server import Server as VllmServer
+from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
+from profdeck_sglang.server import SglangServer
+from profdeck_vllm.server import VllmServer
 from simulated_servers import Act, SimulatedEngine, SimulatedServer
 
 # Errors.
@@ -63,7 +64,7 @@ def test_the_code_survives_what_it_is_wrapped_into() -> None:
 
 
 def reply(**given: Any) -> Reply:
-    return Reply(rank=0, world_size=1, host="here", pid=1, state=State.IDLE, **given)
+    return Reply(rank=0, world_size=1, host="here", pid=1, state=RequestState.IDLE, **given)
 
 
 def test_older_readers_know_all_keys_of_a_reply_that_refuses_nothing() -> None:
@@ -105,7 +106,7 @@ class Backend(ControlBackend):
     natively: Callable[..., Any] | None = None
 
     def connect(self, target: object) -> Engine:
-        return RemoteEngine(str(target), timeout_s=self._own.rpc_timeout_s)
+        return HttpEngine(str(target), timeout_s=self._own.rpc_timeout_s)
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Any:
         assert self.natively is not None
@@ -287,7 +288,7 @@ def test_starts_that_are_refused(tmp_path: Path) -> None:
         other.bind(server.url)
         await other.profile_start(capture_of(tmp_path))
         assert await failed_start(backend, capture) is Outcome.ALREADY_ACTIVE
-        assert engine.state is State.RECORDING  # the roll-back of the one does not end the other
+        assert engine.state is RequestState.RECORDING  # the roll-back of the one does not end the other
         await other.profile_stop(capture)
 
     with_target(check)
@@ -306,12 +307,12 @@ def test_an_engine_in_this_process_refuses_with_the_code_of_its_ranks() -> None:
         ((late, active), {}, Outcome.ALREADY_ACTIVE),
     ):
         with pytest.raises(TargetError) as caught:
-            control._check_started(request, control.Answer(ranks=ranks, frontends=frontends))
+            outcomes._check_started(request, Answer(ranks=ranks, frontends=frontends))
         assert caught.value.outcome is outcome
 
 
 def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_ROLL_BACK_S", 0.05)
+    monkeypatch.setattr(control_backend, "_ROLL_BACK_S", 0.05)
 
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts[""] = [Act(raw=b"", hang=True)]
@@ -334,7 +335,7 @@ def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: 
 # The engine's own profiler.
 
 
-class Natively(NativeCapture[RemoteEngine, EngineOptions]):
+class Natively(OwnProfilerCapture[HttpEngine, EngineOptions]):
     """A capture by a profiler that leaves what `LEAVES` says."""
 
     backend: ClassVar[str] = "simulated"
@@ -356,8 +357,8 @@ class Natively(NativeCapture[RemoteEngine, EngineOptions]):
         if self.error is not None:
             raise self.error
 
-    def place(self, path: Path) -> Place | None:
-        return Place(int(path.name[0]))
+    def place(self, path: Path) -> TraceOrigin | None:
+        return TraceOrigin(int(path.name[0]))
 
 
 WHOLE = '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}'
@@ -507,7 +508,7 @@ def test_an_engine_object_waits_for_the_gate_before_it_is_asked() -> None:
 
         async def command(self, command: str, payload: Any) -> Any:  # noqa: ARG002  # its interface
             self.asked.append(command)
-            return control.Answer(ranks=(reply(),))
+            return Answer(ranks=(reply(),))
 
     class ObjectBackend(Backend):
         def connect(self, target: object) -> Engine:

@@ -9,18 +9,11 @@ import attrs
 import pytest
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Library, Step, Unit, hookimpl
-from profdeck.entry_points import installed, load
-from profdeck.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
-from profdeck.options import describe
-from profdeck.plugins import (
-    BACKENDS,
-    LISTENERS,
-    Plugins,
-    load_backend,
-    load_plugins,
-    require_libraries,
-)
-from profdeck.settle import drive, settle_later
+from profdeck.backends.plugin_host import BACKENDS, LISTENERS, Plugins, load_backend, load_plugins, require_libraries
+from profdeck.base.blocking import await_it, drive
+from profdeck.base.entry_points import installed, load
+from profdeck.base.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
+from profdeck.config.options import describe
 
 
 @pytest.fixture
@@ -138,10 +131,10 @@ def test_the_backend_of_a_checked_class_is_called_as_any_other(tally: ModuleType
             return [Artifact(path=capture.artifact_path(".txt"))]
 
     def lived(plugins: Plugins, capture: Capture) -> tuple[Artifact, ...]:
-        drive(plugins.start(capture, settle_later))
-        drive(plugins.step(capture)(Step(Unit.GLOBAL_STEP, 1), settle_later))
-        left = drive(plugins.stop(capture, settle_later))
-        drive(plugins.announce(capture, settle_later))
+        drive(plugins.start(capture, await_it))
+        drive(plugins.step(capture)(Step(Unit.GLOBAL_STEP, 1), await_it))
+        left = drive(plugins.stop(capture, await_it))
+        drive(plugins.announce(capture, await_it))
         return left
 
     for cls in (tally.TallyBackend, Terse):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.engine import routes
-from profdeck.engine.remote import About
-from profdeck.engine.routes import Routes
-from profdeck.errors import CaptureError, ConfigError, TargetError
-from profdeck.outcome import Outcome
-from profdeck.strict import structure
+from profdeck.base.errors import CaptureError, ConfigError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure
+from profdeck.engine.server import routes
+from profdeck.engine.server.routes import Routes
+from profdeck.engine.transport.http_engine import About
 
 
 def test_a_failure_has_the_status_of_its_code() -> None:

@@ -13,11 +13,14 @@ import attrs
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.errors import ProfdeckError
-from profdeck.identity import Identity
-from profdeck.run import process_started, read_manifest, run_name
+from profdeck.base.errors import ProfdeckError
+from profdeck.base.identity import Identity
+from profdeck.base.processes import process_started
+from profdeck.records.manifest import read_manifest
+from profdeck.records.run_directory import run_name
 from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
-from profdeck.verify import RankReport, RunReport, read_run
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import RankReport, RunReport
 
 
 @pytest.mark.parametrize(

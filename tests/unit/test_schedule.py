@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.schedule import Phase, Schedule, Window, parse_span
+from profdeck.config.schedule import Schedule, Window, WindowPhase, parse_span
 
 STEPS = st.integers(0, 60)
 
@@ -38,7 +38,7 @@ def selected(spec: int | str, horizon: int = 200) -> set[int]:
 
 @given(st.lists(specs(), max_size=5))
 def test_selects_what_the_grammar_says(entries: list[int | str]) -> None:
-    schedule = Schedule.parse(entries)
+    schedule = Schedule.from_list(entries)
     expected = set().union(*map(selected, entries))
     assert {step for step in range(201) if step in schedule} == {step for step in expected if step <= 200}
     assert list(schedule.steps(0, 200)) == sorted(step for step in expected if step <= 200)
@@ -46,7 +46,7 @@ def test_selects_what_the_grammar_says(entries: list[int | str]) -> None:
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS)
 def test_after_is_the_next_selected_step(entries: list[int | str], step: int) -> None:
-    schedule = Schedule.parse(entries)
+    schedule = Schedule.from_list(entries)
     later = [other for other in range(step + 1, 201) if other in schedule]
     found = schedule.after(step)
     assert found == later[0] if later else found is None or found > 200
@@ -54,7 +54,7 @@ def test_after_is_the_next_selected_step(entries: list[int | str], step: int) ->
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS, STEPS)
 def test_runs_are_the_adjacent_steps(entries: list[int | str], first: int, length: int) -> None:
-    schedule = Schedule.parse(entries)
+    schedule = Schedule.from_list(entries)
     runs = list(schedule.runs(first, first + length))
     covered = [step for start, end in runs for step in range(start, end + 1)]
     assert covered == list(schedule.steps(first, first + length))
@@ -63,13 +63,13 @@ def test_runs_are_the_adjacent_steps(entries: list[int | str], first: int, lengt
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS, st.one_of(st.none(), st.integers(0, 200)))
 def test_is_last_looks_ahead_only(entries: list[int | str], step: int, final_step: int | None) -> None:
-    schedule = Schedule.parse(entries)
+    schedule = Schedule.from_list(entries)
     horizon = 400 if final_step is None else final_step
     assert schedule.is_last(step, final_step) == (not any(later in schedule for later in range(step + 1, horizon + 1)))
 
 
 def test_is_last_when_the_job_ends_before_the_last_listed_step() -> None:
-    schedule = Schedule.parse([1, 2, 100])
+    schedule = Schedule.from_list([1, 2, 100])
     assert not schedule.is_last(2)
     assert schedule.is_last(2, final_step=50)
     assert not schedule.is_last(1, final_step=50)
@@ -77,8 +77,8 @@ def test_is_last_when_the_job_ends_before_the_last_listed_step() -> None:
 
 @given(st.lists(specs(), max_size=5))
 def test_the_spec_of_a_span_gives_it_back(entries: list[int | str]) -> None:
-    schedule = Schedule.parse(entries)
-    assert Schedule.parse([span.spec for span in schedule.spans]) == schedule
+    schedule = Schedule.from_list(entries)
+    assert Schedule.from_list([span.spec for span in schedule.spans]) == schedule
 
 
 @pytest.mark.parametrize("spec", ["x", "", "5..3", "every 0", "-1", -1, "1..", "every 5 from 9 to 3", "1.5", "1,2"])
@@ -104,6 +104,11 @@ def test_a_window_records_what_it_says(active: int, wait: int, warmup: int, repe
     window = Window(active=active, wait=wait, warmup=warmup, repeat=repeat, skip_first=skip_first)
     cycle = wait + warmup + active
     phases = [window.phase(iteration) for iteration in range(skip_first + 6 * cycle)]
-    one = [Phase.OFF] * wait + [Phase.WARMUP] * warmup + [Phase.RECORD] * (active - 1) + [Phase.RECORD_LAST]
+    one = (
+        [WindowPhase.OFF] * wait
+        + [WindowPhase.WARMUP] * warmup
+        + [WindowPhase.RECORD] * (active - 1)
+        + [WindowPhase.RECORD_LAST]
+    )
     cycles = repeat or 6
-    assert phases == [Phase.OFF] * skip_first + one * cycles + [Phase.OFF] * (6 - cycles) * cycle
+    assert phases == [WindowPhase.OFF] * skip_first + one * cycles + [WindowPhase.OFF] * (6 - cycles) * cycle

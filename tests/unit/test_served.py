@@ -11,12 +11,14 @@ from pathlib import Path
 import attrs
 import pytest
 
-from profdeck.capture import Artifact, Capture
-from profdeck.engine.served import NotServedError, ServedFile, find
-from profdeck.identity import Identity
-from profdeck.process import ProcessId
-from profdeck.recording import adopt, claim
-from profdeck.run import Recorder, RunDirectory
+from profdeck.backends.recording import adopt, claim
+from profdeck.base.identity import Identity
+from profdeck.base.processes import ProcessId
+from profdeck.engine.server.served_files import NotServedError, ServedFile, find
+from profdeck.records.artifact import Artifact
+from profdeck.records.capture import Capture
+from profdeck.records.manifest import ManifestWriter
+from profdeck.records.run_directory import RunDirectory
 from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
 
 PLACE = "run/step_000001/rollout"
@@ -28,7 +30,7 @@ def output(tmp_path: Path) -> Path:
     """An output directory with a capture, another one that is under way, and what is none of a capture's files."""
     output = tmp_path / "profiles"
     run = RunDirectory(output, "run", {})
-    recorder = Recorder(backend="torch", versions={}, options={}, expected_ranks=(0,))
+    recorder = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=(0,))
     for name in ("step1", "recording"):
         capture = Capture(
             id=name, directory=output / PLACE, identity=Identity(role="rollout"), first_step=1, current_step=1

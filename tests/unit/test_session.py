@@ -10,9 +10,10 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
-from profdeck import Backend, Profiler, plugins, session
+from profdeck import Backend, Profiler
+from profdeck.backends import building, plugin_host
+from profdeck.base.errors import ConfigError, MissingLibraryError, PluginError
 from profdeck.cli import app
-from profdeck.errors import ConfigError, MissingLibraryError, PluginError
 
 INSTALLED = """[profdeck.backends]
 ink = ink_backends:Ink
@@ -40,7 +41,7 @@ import importlib
 from typing import ClassVar
 
 from profdeck import Backend, hookimpl
-from profdeck.errors import MissingLibraryError
+from profdeck.base.errors import MissingLibraryError
 
 IMPORTS = []
 FAILURES = []  # of the quill's preflight, one for each call
@@ -130,7 +131,7 @@ def about(tmp_path: Path) -> Path:
 def ink(about: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Install the distribution `ink` in a process in which nothing has failed yet."""
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(session, "_unusable", {})
+    monkeypatch.setattr(building, "_unusable", {})
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
@@ -147,13 +148,13 @@ def blotter(about: Path) -> None:
 
 
 def backend(name: str) -> Backend:
-    cls = plugins.load_backend(name)
+    cls = plugin_host.load_backend(name)
     return cls(cls.Options())
 
 
 def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
     with pytest.raises(PluginError) as error:
-        session.prepare(backend("ink"))
+        building.prepare(backend("ink"))
     assert str(error.value) == f"The backend 'ink' cannot be used in this process: {CAUSE}."
     assert str(error.value.__cause__) == "Failed to load the extension: ink."
 
@@ -161,7 +162,7 @@ def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
 @pytest.mark.usefixtures("blotter")
 def test_another_backend_may_know_what_is_wrong() -> None:
     with pytest.raises(PluginError) as error:
-        session.prepare(backend("ink"))
+        building.prepare(backend("ink"))
     assert str(error.value) == f"The backend 'ink' cannot be used in this process: {REMEDY}"
 
 
@@ -179,24 +180,24 @@ def test_a_host_learns_it_before_it_trains(
 def test_a_library_that_has_failed_is_not_loaded_again(ink: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(PluginError, match=r"libink\.so"):
-            session.prepare(backend("ink"))
+            building.prepare(backend("ink"))
     with pytest.raises(PluginError, match=r"libink\.so"):
-        session.resolve_identity("trainer", backend("ink"))
+        building.resolve_identity("trainer", backend("ink"))
     assert ink.IMPORTS == ["ink_library"]
 
 
 def test_nor_that_of_a_backend_which_explains_itself(ink: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(MissingLibraryError, match=r"^The pen is empty\.$"):
-            session.prepare(backend("pen"))
+            building.prepare(backend("pen"))
     assert ink.IMPORTS == ["ink_library"]
 
 
 def test_what_fails_after_another_import_names_that_one_too() -> None:
     with pytest.raises(PluginError):
-        session.prepare(backend("ink"))
+        building.prepare(backend("ink"))
     with pytest.raises(MissingLibraryError) as error:
-        session.prepare(backend("pen"))
+        building.prepare(backend("pen"))
     first = f"The backend 'ink' cannot be used in this process: {CAUSE}."
     assert str(error.value) == f"The pen is empty. Before that failed in this process: {first}"
 
@@ -204,15 +205,15 @@ def test_what_fails_after_another_import_names_that_one_too() -> None:
 def test_what_fails_without_an_import_may_work_later(ink: ModuleType) -> None:
     ink.FAILURES.append(OSError("the device is busy"))
     with pytest.raises(PluginError, match=r"'quill' cannot be used in this process: OSError: the device is busy\."):
-        session.prepare(backend("quill"))
-    session.prepare(backend("quill"))
+        building.prepare(backend("quill"))
+    building.prepare(backend("quill"))
 
 
 def test_what_a_backend_says_itself_is_left_as_it_is(ink: ModuleType) -> None:
     ink.FAILURES += [ConfigError("Sharpen it."), PluginError("It is a feather.")]
     for text in ("It is a feather.", "Sharpen it."):
         with pytest.raises((ConfigError, PluginError)) as error:
-            session.prepare(backend("quill"))
+            building.prepare(backend("quill"))
         assert str(error.value) == text
 
 

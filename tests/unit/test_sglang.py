@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from profdeck import Capture, Profiler
-from profdeck.engine.native import Place
-from profdeck.engine.request import Answer, Batch, CaptureRequest, Reply, State
-from profdeck.errors import ConfigError, TargetError
-from profdeck.identity import Identity
-from profdeck.outcome import Outcome
-from profdeck.strict import structure, unstructure
+from profdeck.base.errors import ConfigError, TargetError
+from profdeck.base.identity import Identity
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure, unstructure
+from profdeck.engine.control.engine_profiler import TraceOrigin
+from profdeck.records.request import Answer, BatchKind, CaptureRequest, Reply, RequestState
 from profdeck_sglang import autoload, protocol
 from profdeck_sglang.backend import SglangBackend
-from profdeck_sglang.engines import EngineObject
-from profdeck_sglang.native import SglangCapture
+from profdeck_sglang.engines import SglangObject
 from profdeck_sglang.options import SglangOptions
-from profdeck_sglang.server import Server
+from profdeck_sglang.own_profiler import SglangCapture
+from profdeck_sglang.server import SglangServer
 
 URL = "http://127.0.0.1:1"
 
@@ -70,7 +70,7 @@ def test_options_complete_a_request() -> None:
     asked = CaptureRequest(id="step1", output=Path("/profiles"), run="run", role="rollout")
     options = SglangOptions(profile_by_stage=True, ignore_frontend=False, with_stack=True, stage_min_batch_size=4)
     request = options.complete(asked)
-    assert request.stages == (Batch.PREFILL, Batch.DECODE, Batch.MIXED)
+    assert request.stages == (BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED)
     assert request.options["with_stack"] is True
     assert (request.engine["tokenizer"], request.engine["detokenizer"]) == (True, True)
     assert request.engine["min_decode_batch"] == 4
@@ -95,7 +95,7 @@ def test_a_wrong_role_is_refused_before_an_engine_is_asked(role: dict[str, Any],
 
 def test_a_target_that_is_no_engine_of_sglang_is_refused() -> None:
     with pytest.raises(ConfigError, match="builtins.object is no engine of SGLang"):
-        EngineObject(object(), timeout_s=1)
+        SglangObject(object(), timeout_s=1)
     with pytest.raises(ConfigError, match="is no URL of a server"):
         SglangBackend(SglangOptions()).connect("127.0.0.1:30000")
 
@@ -108,7 +108,7 @@ def native(tmp_path: Path, **launched: Any) -> SglangCapture:
     identity = Identity(role="rollout")
     capture = Capture(id="target", directory=tmp_path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=tmp_path, run="run", role="rollout", token="0123")  # noqa: S106
-    made = SglangCapture(Server(URL, timeout_s=1), SglangOptions(), capture, request)
+    made = SglangCapture(SglangServer(URL, timeout_s=1), SglangOptions(), capture, request)
     made._launched = launched
     return made
 
@@ -116,29 +116,35 @@ def native(tmp_path: Path, **launched: Any) -> SglangCapture:
 @pytest.mark.parametrize(
     ("launched", "name", "place"),
     [
-        ({"tp_size": 1}, "TP-0", Place(0)),
-        ({"tp_size": 4}, "TP-3", Place(3, {"tp": 3})),
-        ({"tp_size": 2, "pp_size": 2}, "TP-1-PP-1", Place(3, {"tp": 1, "pp": 1})),
-        ({"tp_size": 1, "pp_size": 2}, "TP-0-PP-1", Place(1, {"pp": 1})),
-        ({"tp_size": 1, "dp_size": 2}, "TP-0-DP-1", Place(1, {"dp": 1})),
-        ({"tp_size": 2, "dp_size": 3}, "TP-1-DP-2", Place(5, {"tp": 1, "dp": 2})),
-        ({"tp_size": 2, "pp_size": 2, "dp_size": 2}, "TP-1-DP-1-PP-0", Place(5, {"tp": 1, "dp": 1, "pp": 0})),
-        ({"tp_size": 2, "pp_size": 2, "dp_size": 2}, "TP-1-DP-1-PP-1", Place(7, {"tp": 1, "dp": 1, "pp": 1})),
+        ({"tp_size": 1}, "TP-0", TraceOrigin(0)),
+        ({"tp_size": 4}, "TP-3", TraceOrigin(3, {"tp": 3})),
+        ({"tp_size": 2, "pp_size": 2}, "TP-1-PP-1", TraceOrigin(3, {"tp": 1, "pp": 1})),
+        ({"tp_size": 1, "pp_size": 2}, "TP-0-PP-1", TraceOrigin(1, {"pp": 1})),
+        ({"tp_size": 1, "dp_size": 2}, "TP-0-DP-1", TraceOrigin(1, {"dp": 1})),
+        ({"tp_size": 2, "dp_size": 3}, "TP-1-DP-2", TraceOrigin(5, {"tp": 1, "dp": 2})),
+        ({"tp_size": 2, "pp_size": 2, "dp_size": 2}, "TP-1-DP-1-PP-0", TraceOrigin(5, {"tp": 1, "dp": 1, "pp": 0})),
+        ({"tp_size": 2, "pp_size": 2, "dp_size": 2}, "TP-1-DP-1-PP-1", TraceOrigin(7, {"tp": 1, "dp": 1, "pp": 1})),
         # Experts are spread over the ranks of tensor parallelism.
-        ({"tp_size": 4, "ep_size": 4}, "TP-2-EP-2", Place(2, {"tp": 2, "ep": 2})),
-        ({"tp_size": 2, "dp_size": 2}, "TP-1-DP-1-EP-0", Place(3, {"tp": 1, "dp": 1, "ep": 0})),
+        ({"tp_size": 4, "ep_size": 4}, "TP-2-EP-2", TraceOrigin(2, {"tp": 2, "ep": 2})),
+        ({"tp_size": 2, "dp_size": 2}, "TP-1-DP-1-EP-0", TraceOrigin(3, {"tp": 1, "dp": 1, "ep": 0})),
         # And so are the replicas of data-parallel attention.
-        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, "TP-3-DP-1", Place(3, {"tp": 3, "dp": 1})),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, "TP-3-DP-1", TraceOrigin(3, {"tp": 3, "dp": 1})),
         (
             {"tp_size": 2, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True},
             "TP-1-DP-1-PP-1",
-            Place(3, {"tp": 1, "dp": 1, "pp": 1}),
+            TraceOrigin(3, {"tp": 1, "dp": 1, "pp": 1}),
         ),
         # A server tells null where it was told nothing.
-        ({"tp_size": 2, "pp_size": None, "dp_size": None, "enable_dp_attention": None}, "TP-1", Place(1, {"tp": 1})),
+        (
+            {"tp_size": 2, "pp_size": None, "dp_size": None, "enable_dp_attention": None},
+            "TP-1",
+            TraceOrigin(1, {"tp": 1}),
+        ),
     ],
 )
-def test_the_name_of_a_trace_tells_the_rank(tmp_path: Path, launched: dict[str, Any], name: str, place: Place) -> None:
+def test_the_name_of_a_trace_tells_the_rank(
+    tmp_path: Path, launched: dict[str, Any], name: str, place: TraceOrigin
+) -> None:
     assert native(tmp_path, **launched).place(tmp_path / f"step1-0123-{name}.trace.json.gz") == place
 
 
@@ -169,7 +175,7 @@ def test_other_files_are_no_ranks(tmp_path: Path, name: str) -> None:
 
 
 def reply(rank: int = 0, **more: Any) -> Reply:
-    return Reply(rank=rank, world_size=2, host="node", pid=1, state=State.ENDED, **more)
+    return Reply(rank=rank, world_size=2, host="node", pid=1, state=RequestState.ENDED, **more)
 
 
 def test_a_reply_comes_back_as_it_was_sent() -> None:
@@ -314,7 +320,7 @@ def unknown_sglang(with_modules: Callable[[dict[str, str]], None]) -> Any:
 def test_hooks_that_are_not_found_are_told_and_none_is_registered(
     unknown_sglang: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from profdeck_sglang import hooks
+    from profdeck_sglang import installed
 
     monkeypatch.setenv("SGLANG_PLUGINS", "profdeck")
     with caplog.at_level(logging.ERROR):
@@ -325,16 +331,16 @@ def test_hooks_that_are_not_found_are_told_and_none_is_registered(
     for target in ("scheduler.Scheduler.__init__", "tokenizer_manager.TokenizerManager.__init__", "._profile"):
         assert target in text
     assert unknown_sglang.registered == []
-    assert not hooks.applied()
-    assert not hooks.detokenizer_applied()
+    assert not installed.applied()
+    assert not installed.detokenizer_applied()
 
 
 def test_without_sglang_nothing_is_applied() -> None:
-    from profdeck_sglang import hooks
+    from profdeck_sglang import installed
 
     assert "sglang" not in sys.modules or "sglang.srt.plugins.hook_registry" not in sys.modules
-    assert not hooks.applied()
-    assert not hooks.detokenizer_applied()
+    assert not installed.applied()
+    assert not installed.detokenizer_applied()
 
 
 def test_replies_are_plain_json() -> None:
@@ -384,14 +390,14 @@ def asked(with_modules: Callable[[dict[str, str]], None], tmp_path: Path) -> Cal
     with_modules({"srt.managers.io_struct": REQUESTS})
     request = CaptureRequest(id="step1", output=tmp_path, run="run", role="rollout", ranks="all")
 
-    async def ask(engine: EngineObject, commands: tuple[str, ...]) -> Answer:
+    async def ask(engine: SglangObject, commands: tuple[str, ...]) -> Answer:
         about = {"request": request.id, "token": request.token}
         for command in commands:
             answer = await engine.command(command, unstructure(request) if command == "start" else about)
         return answer
 
     def ask_all(manager: Manager, *commands: str) -> Answer:
-        return asyncio.run(ask(EngineObject(manager, timeout_s=0.1), commands))
+        return asyncio.run(ask(SglangObject(manager, timeout_s=0.1), commands))
 
     return ask_all
 

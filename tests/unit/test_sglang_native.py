@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from profdeck import Capture
-from profdeck.engine.request import CaptureRequest
-from profdeck.errors import CaptureError
-from profdeck.identity import Identity
-from profdeck_sglang.native import SglangCapture
+from profdeck.base.errors import CaptureError
+from profdeck.base.identity import Identity
+from profdeck.records.request import CaptureRequest
 from profdeck_sglang.options import SglangOptions
-from profdeck_sglang.server import Server
+from profdeck_sglang.own_profiler import SglangCapture
+from profdeck_sglang.server import SglangServer
 
 LISTEN = """
 import socket
@@ -45,7 +45,7 @@ def port() -> Iterator[int]:
 
 
 def environment(url: str) -> dict[str, str]:
-    return dict(asyncio.run(Server(url, timeout_s=1).environment()))
+    return dict(asyncio.run(SglangServer(url, timeout_s=1).environment()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which process listens at a port")
@@ -68,7 +68,7 @@ def native(tmp_path: Path) -> SglangCapture:
     identity = Identity(role="server")
     capture = Capture(id="target", directory=tmp_path, identity=identity, first_step=0, current_step=0)
     request = CaptureRequest(id="step0", output=tmp_path, run="run", role="server")
-    return SglangCapture(Server("http://127.0.0.1:1", timeout_s=1), SglangOptions(), capture, request)
+    return SglangCapture(SglangServer("http://127.0.0.1:1", timeout_s=1), SglangOptions(), capture, request)
 
 
 @pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
@@ -83,9 +83,9 @@ def test_its_profiler_is_not_trusted_on_an_npu(native: SglangCapture, device: st
 
 
 def test_who_is_refused_is_told_to_load_profdeck(native: SglangCapture, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def told(_: Server) -> dict[str, Any]:
+    async def told(_: SglangServer) -> dict[str, Any]:
         return {"device": "npu", "version": "0.5.23"}
 
-    monkeypatch.setattr(Server, "launched_with", told)
+    monkeypatch.setattr(SglangServer, "launched_with", told)
     with pytest.raises(CaptureError, match=r"the device npu, .* With profdeck in the engine's processes"):
         asyncio.run(native.start())

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
+from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import structure
 from profdeck.cli import ls
-from profdeck.engine.request import CaptureRequest, State
-from profdeck.errors import CaptureError, ConfigError
-from profdeck.identity import Identity
-from profdeck.strict import structure
-from profdeck.verify import TargetReport, read_run
+from profdeck.records.request import CaptureRequest, RequestState
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import TargetReport
 
 Build = Callable[..., Profiler]
 ROLE = "rollout"
@@ -162,7 +163,7 @@ def test_an_async_host_waits_for_the_window(build: Build, tally: ModuleType, tmp
 def test_a_window_that_ends_during_the_wait_is_seen(
     build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profdeck.controller._POLL_S", 0)
+    monkeypatch.setattr("profdeck.lifecycle.controller._POLL_S", 0)
     engine = tally.ToyEngine()
     profiler = build(engine, iterations={"count": 3})
 
@@ -349,7 +350,7 @@ def test_a_profiler_can_be_closed_while_the_engine_writes(
     profiler = build(engine, iterations={"count": 1}, ranks=[0], device_write_later=True)
     profiler.start(1)
     engine.iterate("decode")
-    assert engine.ranks[0].reply().state is State.WRITING
+    assert engine.ranks[0].reply().state is RequestState.WRITING
     tally.TallyBackend.may_write.set()
     profiler.close()
     assert the_target(tmp_path).problems == ("The profiler was closed in mid-capture.",)

@@ -15,17 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck import Profiler, Status, exits, lease
-from profdeck.engine.recorder import EngineRecorder, plain
-from profdeck.engine.request import Batch, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, LeaseError
-from profdeck.identity import Identity
-from profdeck.run import Manifest, is_manifest, read_manifest
-from profdeck.schedule import Iterations
-from profdeck.strict import structure
-from profdeck.verify import read_run
+from profdeck import Profiler, Status
+from profdeck.base import leases, shutdown
+from profdeck.base.errors import CaptureError, LeaseError
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import structure
+from profdeck.config.schedule import Iterations
+from profdeck.engine.worker.recorder import EngineRecorder, plain
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
+from profdeck.verification.reading import read_run
 
-P, D, M = Batch
+P, D, M = BatchKind
 GPU = "gpu-1"
 HELD = "gpu-1, held by this process (rollout, step1)"
 
@@ -53,8 +54,8 @@ def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
     yield made
     made.stop()
     whole(made)
-    lease.acquire([GPU], holder="the next test").release()
-    assert exits._open == {}
+    leases.acquire([GPU], holder="the next test").release()
+    assert shutdown._open == {}
 
 
 @pytest.fixture
@@ -71,12 +72,12 @@ def ask(tmp_path: Path) -> Ask:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Callable[[str], lease.Lease]]:
+def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
     """Hold the device in somebody else's name."""
-    held: list[lease.Lease] = []
+    held: list[leases.Lease] = []
 
-    def hold(holder: str) -> lease.Lease:
-        held.append(lease.acquire([GPU], holder=holder))
+    def hold(holder: str) -> leases.Lease:
+        held.append(leases.acquire([GPU], holder=holder))
         return held[-1]
 
     yield hold
@@ -84,7 +85,7 @@ def elsewhere() -> Iterator[Callable[[str], lease.Lease]]:
         one.release()
 
 
-def iterate(recorder: EngineRecorder, *batches: Batch, first: int = 0) -> None:
+def iterate(recorder: EngineRecorder, *batches: BatchKind, first: int = 0) -> None:
     for number, batch in enumerate(batches, first):
         recorder.begin(batch, f"it{number}")
         recorder.end()
@@ -235,7 +236,7 @@ def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, e
     [
         (lambda trainer: trainer.close(), "The profiler was closed in mid-capture."),
         (lambda trainer: trainer.start(7), "The host went from step 1 to step 7."),
-        (lambda _: exits._finish_all("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
+        (lambda _: shutdown._finish_all("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
     ],
 )
 def test_an_end_while_it_waits(
@@ -248,7 +249,7 @@ def test_an_end_while_it_waits(
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
     assert manifest.problems[1].startswith("Its turn never came: it waited ")
-    assert exits._open == {}
+    assert shutdown._open == {}
     held.release()
     with build(run="next").capture(1):
         pass
@@ -302,8 +303,8 @@ def test_a_start_that_fails_when_the_turn_has_come(
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HELD}." in manifest.notes[-1]
-    assert (trainer.active, exits._open) == (None, {})
-    lease.acquire([GPU], holder="somebody").release()
+    assert (trainer.active, shutdown._open) == (None, {})
+    leases.acquire([GPU], holder="somebody").release()
     trainer.step(1, "mini_batch")
     trainer.stop()
 
@@ -340,7 +341,9 @@ def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any,
 
 
 def test_a_window_of_mini_batches_counts_from_the_turn_on(build: Build, elsewhere: Any) -> None:
-    """What counts them, `profdeck.cycles`, is given what went by; its own tests say what it makes of that."""
+    """What counts them, `profdeck.backends.device_recording`, is given what went by; its own tests say what it makes
+    of that.
+    """
     trainer, held = build(**{"trainer.window": {"active": 2}}), elsewhere("rollout, step1")
     capture = trainer.start(1)
     assert capture is not None
@@ -384,15 +387,17 @@ def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp
             await task
 
     asyncio.run(host())
-    assert (trainer.active, exits._open) == (None, {})
+    assert (trainer.active, shutdown._open) == (None, {})
     assert manifests(tmp_path)["step1"].status is Status.FAILED
-    lease.acquire([GPU], holder="somebody").release()
+    leases.acquire([GPU], holder="somebody").release()
 
 
 def test_what_a_backend_records_with_is_waited_for_as_a_device(
     build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries that record one thing at a time say so at the start: see `profdeck.cycles.OneAtATime`."""
+    """Libraries that record one thing at a time say so at the start: see
+    `profdeck.backends.device_recording.OneAtATime`.
+    """
     busy = [True]
     do = tally.TallyBackend._do
 
@@ -404,7 +409,7 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     monkeypatch.setattr(tally.TallyBackend, "_do", starts)
     trainer = build()
     trainer.start(1)
-    lease.acquire([GPU], holder="somebody").release()  # who waits holds nothing
+    leases.acquire([GPU], holder="somebody").release()  # who waits holds nothing
     assert manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
     trainer.step(0, "mini_batch")
     busy[0] = False
@@ -424,16 +429,16 @@ def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorde
     with trainer.capture(1):
         engine.start(ask(2, 1))
         reply = engine.reply()
-        assert (reply.state, reply.waits_for, engine.active) == (State.ARMED, held, True)
+        assert (reply.state, reply.waits_for, engine.active) == (RequestState.ARMED, held, True)
         assert structure(json.loads(json.dumps(plain(reply))), Reply, where="") == reply
         assert manifests(tmp_path, "rollout")["step1"].waits_for == held
         iterate(engine, D, D, D)
         assert engine.reply().iterations == 0
     iterate(engine, D, first=3)
-    assert (engine.reply().state, engine.reply().waits_for) == (State.ARMED, None)
+    assert (engine.reply().state, engine.reply().waits_for) == (RequestState.ARMED, None)
     iterate(engine, D, D, D, first=4)
     reply = whole(engine)
-    assert (reply.state, reply.iterations, reply.problems, reply.waits_for) == (State.ENDED, 2, (), None)
+    assert (reply.state, reply.iterations, reply.problems, reply.waits_for) == (RequestState.ENDED, 2, (), None)
     assert names(tmp_path, "rollout", "step1") == ["start", "it4", "engine_iteration 4", "it5"]
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
@@ -465,8 +470,8 @@ def test_the_device_is_given_back_before_the_files_are_written(
     tally.TallyBackend.may_write.clear()
     engine.start(ask(1, write_later=True))
     iterate(engine, D)
-    assert engine.reply().state is State.WRITING
-    lease.acquire([GPU], holder="trainer").release()
+    assert engine.reply().state is RequestState.WRITING
+    leases.acquire([GPU], holder="trainer").release()
     tally.TallyBackend.may_write.set()
 
 
@@ -498,7 +503,7 @@ def test_kinds_of_batches_have_their_turn_each(
     held.release()
     iterate(engine, P, first=5)
     reply = whole(engine)
-    assert (reply.state, reply.iterations, reply.problems) == (State.ENDED, 4, ())
+    assert (reply.state, reply.iterations, reply.problems) == (RequestState.ENDED, 4, ())
     found = manifests(tmp_path, "rollout")
     assert {name: manifest.artifacts[0].iterations for name, manifest in found.items()} == {
         "step1-prefill": (0, 0),
@@ -517,7 +522,7 @@ def test_kinds_of_batches_that_wait_are_in_the_run(
     assert manifests(tmp_path, "rollout")["step1"].waits_for is not None
     held.release()
     iterate(engine, P, D, first=2)
-    assert whole(engine).state is State.ENDED
+    assert whole(engine).state is RequestState.ENDED
     assert {*manifests(tmp_path, "rollout")} == {"step1-prefill", "step1-decode"}
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
@@ -532,14 +537,14 @@ def test_the_turn_of_an_engine_that_never_came(
     tmp_path: Path,
     ran: int,
     reason: str | None,
-    stages: tuple[Batch, ...],
+    stages: tuple[BatchKind, ...],
 ) -> None:
     elsewhere("trainer, step1")
     engine.start(ask(2, stages=stages))
     iterate(engine, *[D] * ran)
     engine.stop(reason)
     reply = engine.reply()
-    assert (reply.state, reply.waits_for, engine.active) == (State.ENDED, None, False)
+    assert (reply.state, reply.waits_for, engine.active) == (RequestState.ENDED, None, False)
     (recorded,) = reply.captures
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (recorded.status, manifest.status) == (Status.MISSING, Status.MISSING)
@@ -560,7 +565,7 @@ def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewher
     iterate(engine, D, P, first=3)
     engine.stop()
     reply = whole(engine)
-    assert (reply.state, reply.iterations) == (State.ENDED, 2)
+    assert (reply.state, reply.iterations) == (RequestState.ENDED, 2)
     assert reply.problems[0].startswith("Its turn never came: it waited ")
     assert reply.problems[1:] == (
         "Only 1 of 2 prefill iterations ran before the stop.",
@@ -587,7 +592,7 @@ def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhe
     elsewhere("trainer, step1")
     engine.start(ask(2))
     iterate(engine, D)
-    assert exits._finish_all("SIGTERM in mid-capture")
+    assert shutdown._finish_all("SIGTERM in mid-capture")
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
 
@@ -611,10 +616,10 @@ def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
     elsewhere("trainer, step1")
     engine.start(ask(2))
     with monkeypatch.context() as patch:
-        patch.setenv(lease.DIRECTORY_VARIABLE, "/proc/profdeck")
+        patch.setenv(leases.DIRECTORY_VARIABLE, "/proc/profdeck")
         iterate(engine, D)
     reply = whole(engine)
-    assert (reply.state, engine.active) == (State.ENDED, False)
+    assert (reply.state, engine.active) == (RequestState.ENDED, False)
     assert "FileNotFoundError" in reply.problems[0]
     assert manifests(tmp_path, "rollout")["step1"].status is Status.MISSING
 
@@ -626,7 +631,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     ask: Ask,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    stages: tuple[Batch, ...],
+    stages: tuple[BatchKind, ...],
 ) -> None:
     """As when an engine is in the trainer's process, and torch records the trainer."""
     busy = [True]
@@ -641,11 +646,11 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     engine.start(ask(2, stages=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
-    lease.acquire([GPU], holder="somebody").release()  # who waits holds nothing
+    leases.acquire([GPU], holder="somebody").release()  # who waits holds nothing
     busy[0] = False
     iterate(engine, D, D, first=2)
     reply = whole(engine)
-    assert (reply.state, reply.iterations, reply.captures[0].status) == (State.ENDED, 2, Status.COMPLETE)
+    assert (reply.state, reply.iterations, reply.captures[0].status) == (RequestState.ENDED, 2, Status.COMPLETE)
     (manifest,) = manifests(tmp_path, "rollout").values()
     assert manifest.artifacts[0].iterations == (2, 3)
     assert "and began at iteration 2." in manifest.notes[0]
@@ -667,7 +672,7 @@ class Colocated:
             settings={**base, "trainer.backend": "tally", "trainer.options.device": GPU}
         )
         self.engine = EngineRecorder(Identity(), "tally-device", {})
-        self.other = lease.Turn(lambda: [GPU], "other")
+        self.other = leases.Turn(lambda: [GPU], "other")
         self._directory = directory
         self._step = self._asked = 0
 
@@ -676,7 +681,7 @@ class Colocated:
         controller = self.trainer._controller
         assert controller is not None
         trains = controller._recording is not None and not controller._recording.waiting
-        records = self.engine.reply().state is State.RECORDING
+        records = self.engine.reply().state is RequestState.RECORDING
         assert trains + records <= 1
         if self.other.take():
             self.other.release()
@@ -703,8 +708,8 @@ class Colocated:
     def close(self) -> None:
         self.trainer.close()
 
-    def ask(self, *stages: Batch) -> None:
-        if self.engine.reply().state in {State.IDLE, State.ENDED}:
+    def ask(self, *stages: BatchKind) -> None:
+        if self.engine.reply().state in {RequestState.IDLE, RequestState.ENDED}:
             self._asked += 1
             self.engine.start(
                 CaptureRequest(
@@ -755,8 +760,8 @@ def test_in_any_order_one_records_at_a_time_and_all_end(
         colocated.check()
     colocated.close()
     colocated.end()
-    lease.acquire([GPU], holder="the end").release()
-    assert exits._open == {}
+    leases.acquire([GPU], holder="the end").release()
+    assert shutdown._open == {}
     for role in ("trainer", "rollout"):
         for manifest in manifests(directory, role).values():
             assert manifest.status is not Status.RECORDING

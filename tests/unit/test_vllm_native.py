@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from profdeck import Capture
-from profdeck.engine.request import CaptureRequest
-from profdeck.errors import CaptureError, TargetError
-from profdeck.identity import Identity
-from profdeck.outcome import Outcome
-from profdeck_vllm.engines import EngineObject
-from profdeck_vllm.native import VllmCapture
+from profdeck.base.errors import CaptureError, TargetError
+from profdeck.base.identity import Identity
+from profdeck.base.outcome import Outcome
+from profdeck.records.request import CaptureRequest
+from profdeck_vllm.engines import VllmObject
 from profdeck_vllm.options import VllmOptions
+from profdeck_vllm.own_profiler import VllmCapture
 
 
 class Engine:
@@ -39,7 +39,7 @@ def native(engine: Engine, path: Path) -> VllmCapture:
     identity = Identity(role="rollout")
     capture = Capture(id="target", directory=path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=path, run="run", role="rollout")
-    return VllmCapture(EngineObject(engine), VllmOptions(), capture, request)
+    return VllmCapture(VllmObject(engine), VllmOptions(), capture, request)
 
 
 def test_on_an_npu_it_is_refused_with_what_to_do(tmp_path: Path) -> None:

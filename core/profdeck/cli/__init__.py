@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-import profdeck
+from profdeck.base.version import __version__
 from profdeck.cli._commands import Commands
 
 app = typer.Typer(
@@ -28,7 +28,7 @@ def main() -> None:
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  # typer calls it with the option's value
     if value:
-        typer.echo(f"profdeck {profdeck.__version__}")
+        typer.echo(f"profdeck {__version__}")
         raise typer.Exit
 
 

@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from profdeck.base.errors import BrokenPluginError, PluginError, ProfdeckError, nearest
 from profdeck.cli._exit import ExitCode, exit_code
-from profdeck.errors import BrokenPluginError, PluginError, ProfdeckError, nearest
 
 COMMANDS = "profdeck.commands"
 
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
 def _build(name: str) -> Any:
     if name in _OWN:
         return _as_command(name, import_module(f"profdeck.cli.{name}").command)
-    from profdeck.entry_points import load
+    from profdeck.base.entry_points import load
 
     command = load(COMMANDS, name)
     try:

@@ -9,14 +9,16 @@ from typing import Any
 import attrs
 import typer
 
-from profdeck import demand, finish
-from profdeck.capture import Status
+from profdeck.after_run import record
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
 from profdeck.cli import _output, ls, summary
 from profdeck.cli._exit import ExitCode
-from profdeck.demand import Plan, Process, Request
-from profdeck.errors import CaptureError, ConfigError, ProfdeckError, describe
-from profdeck.run import Manifest, is_manifest, read_manifest
-from profdeck.verify import RunReport, read_about
+from profdeck.on_demand import requests
+from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_about
+from profdeck.verification.reports import RunReport
 
 # Between two looks. A job takes seconds per step, and its directory may be far away.
 _POLL_S = 0.2
@@ -25,7 +27,7 @@ _RESTART_S = 60.0
 
 
 @attrs.frozen(kw_only=True)
-class Wish:
+class OnDemandOptions:
     """What is asked for."""
 
     run: Path
@@ -34,7 +36,7 @@ class Wish:
     timeout_s: float
 
 
-def command(wish: Wish, *, json: bool) -> None:
+def command(wish: OnDemandOptions, *, json: bool) -> None:
     """Ask a job for a capture, wait for it, and show it; exit with 1 if a process left it out or is incomplete.
 
     Raises:
@@ -42,10 +44,10 @@ def command(wish: Wish, *, json: bool) -> None:
         CaptureError: nothing is captured.
     """
     about = read_about(wish.run)
-    there = [process for process in demand.read_processes(wish.run) if not process.gone]
+    there = [process for process in requests.read_processes(wish.run) if not process.gone]
     if not there:
         raise _nobody(wish.run, about)
-    request = demand.ask(wish.run, _in_steps(wish, there), wish.steps)
+    request = requests.ask(wish.run, _in_steps(wish, there), wish.steps)
     waiting = _Waiting(wish, request, {process.id for process in there})
     try:
         plan = waiting.for_plan()
@@ -54,15 +56,15 @@ def command(wish: Wish, *, json: bool) -> None:
         _say(waiting.withdraw())
         raise
     if plan is None or not any(_captured(process, request) for process in processes):
-        if demand.withdraw(wish.run, request):
+        if requests.withdraw(wish.run, request):
             raise _nothing(waiting, plan, processes)
-        plan = plan or demand.read_plan(wish.run, request)
+        plan = plan or requests.read_plan(wish.run, request)
         assert plan is not None  # noqa: S101  # what has begun was agreed on
     report = _read(wish.run, request, plan, processes)
     if all(map(waiting.is_over, processes)):
-        demand.forget(wish.run, request)
+        requests.forget(wish.run, request)
         with _output.progress("Waiting for the finish"):
-            finish.await_finishes(report)
+            record.await_finishes(report)
     else:
         _say(f"The capture goes on. See it later with: profdeck ls {_output.short(wish.run)}")
     _report(report, request, plan, processes, json=json)
@@ -80,14 +82,14 @@ def _nobody(run: Path, about: dict[str, Any]) -> ConfigError:
     )
 
 
-def _in_steps(wish: Wish, there: list[Process]) -> int:
+def _in_steps(wish: OnDemandOptions, there: list[JobProcess]) -> int:
     """Return in how many steps the capture begins.
 
     Raises:
         ConfigError: no process could warm up before.
     """
     longest = max(there, key=lambda process: process.warmup_steps)
-    default = demand.DEFAULT_IN_STEPS + longest.warmup_steps
+    default = requests.DEFAULT_IN_STEPS + longest.warmup_steps
     if wish.in_steps is not None and wish.in_steps <= longest.warmup_steps:
         raise ConfigError(
             f"--in {wish.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "
@@ -101,8 +103,8 @@ def _in_steps(wish: Wish, there: list[Process]) -> int:
 class _Waiting:
     """The wait for what becomes of a request."""
 
-    wish: Wish
-    request: Request
+    wish: OnDemandOptions
+    request: OnDemandRequest
     asked: set[str]
     """The processes that were there when it was made, by id."""
     dead_since_s: dict[str, float] = attrs.field(factory=dict)
@@ -113,19 +115,19 @@ class _Waiting:
     def _deadline_s(self) -> float:
         return time.monotonic() + self.wish.timeout_s
 
-    def for_plan(self) -> Plan | None:
+    def for_plan(self) -> StepPlan | None:
         """Wait until the steps are agreed on; None if the time is over before, or the job."""
         run, request = self.wish.run, self.request
         _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {_output.short(run)}.")
         with _output.progress("Waiting for a global step to begin") as on_progress:
-            while (plan := demand.read_plan(run, request)) is None and not self._is_late():
+            while (plan := requests.read_plan(run, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
-                    return demand.read_plan(run, request)  # which the last one may have left
+                    return requests.read_plan(run, request)  # which the last one may have left
                 time.sleep(_POLL_S)
         return plan
 
-    def for_processes(self, plan: Plan) -> list[Process]:
+    def for_processes(self, plan: StepPlan) -> list[JobProcess]:
         """Wait until the capture is over in all processes, or the time is."""
         steps = _steps(plan)
         _say(f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}.")
@@ -138,13 +140,13 @@ class _Waiting:
                     return processes
                 time.sleep(_POLL_S)
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[JobProcess]:
         """Return those that were there when the request was made, or have come to be since."""
         token = self.request.token
-        found = demand.read_processes(self.wish.run)
+        found = requests.read_processes(self.wish.run)
         return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
 
-    def is_over(self, process: Process) -> bool:
+    def is_over(self, process: JobProcess) -> bool:
         """Tell whether nothing more will come of the request in a process, nor in one that takes its place."""
         if process.ended or (process.token == self.request.token and process.done):
             return True
@@ -157,7 +159,7 @@ class _Waiting:
         """Take the request back, if its capture has not begun; returns what has come of that."""
         run = self.wish.run
         try:
-            if demand.withdraw(run, self.request):
+            if requests.withdraw(run, self.request):
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe(error)}"
@@ -167,12 +169,12 @@ class _Waiting:
         return time.monotonic() >= self.deadline_s
 
 
-def _captured(process: Process, request: Request) -> bool:
+def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
     """Tell whether a process has made the capture, well or badly."""
     return process.token == request.token and process.done and not process.problem
 
 
-def _came_to(process: Process, request: Request) -> str | None:
+def _came_to(process: JobProcess, request: OnDemandRequest) -> str | None:
     """Say why a process has no whole capture; None if it may have one."""
     if process.token != request.token:
         return "it ended before it saw the request" if process.gone else "it has begun no global step since"
@@ -181,7 +183,7 @@ def _came_to(process: Process, request: Request) -> str | None:
     return process.problem
 
 
-def _nothing(waiting: _Waiting, plan: Plan | None, processes: list[Process]) -> CaptureError:
+def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProcess]) -> CaptureError:
     """Say why nothing has come of a request."""
     timeout_s = waiting.wish.timeout_s
     if plan is not None and plan.problem:
@@ -198,7 +200,9 @@ def _nothing(waiting: _Waiting, plan: Plan | None, processes: list[Process]) -> 
     )
 
 
-def _report(report: RunReport, request: Request, plan: Plan, processes: list[Process], *, json: bool) -> None:
+def _report(
+    report: RunReport, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess], *, json: bool
+) -> None:
     left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
     complete = report.status is Status.COMPLETE and not left_out
     if json:
@@ -224,7 +228,7 @@ def _report(report: RunReport, request: Request, plan: Plan, processes: list[Pro
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _read(run: Path, request: Request, plan: Plan, processes: list[Process]) -> RunReport:
+def _read(run: Path, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess]) -> RunReport:
     """Read the captures that were made for a request."""
     made = {(process.role, process.replica, id_) for process in processes for id_ in process.captures}
     for folder in _folders(run, plan):
@@ -243,7 +247,7 @@ def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
     return manifest.role, manifest.replica, manifest.request or manifest.capture
 
 
-def _folders(run: Path, plan: Plan) -> list[Path]:
+def _folders(run: Path, plan: StepPlan) -> list[Path]:
     assert plan.first_step is not None  # noqa: S101  # or nothing would have been captured
     assert plan.last_step is not None  # noqa: S101  # as above
     numbers = {folder: folder.name.removeprefix("step_") for folder in run.glob("step_*")}
@@ -251,7 +255,7 @@ def _folders(run: Path, plan: Plan) -> list[Path]:
     return sorted(folder for folder, number in numbers.items() if number.isdecimal() and int(number) in steps)
 
 
-def _plain(process: Process, problem: str | None) -> dict[str, Any]:
+def _plain(process: JobProcess, problem: str | None) -> dict[str, Any]:
     return {
         "role": process.role,
         "replica": process.replica,
@@ -264,7 +268,7 @@ def _plain(process: Process, problem: str | None) -> dict[str, Any]:
     }
 
 
-def _steps(plan: Plan) -> str:
+def _steps(plan: StepPlan) -> str:
     one = plan.first_step == plan.last_step
     return f"step {plan.first_step}" if one else f"steps {plan.first_step} to {plan.last_step}"
 

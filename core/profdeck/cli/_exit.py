@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from profdeck.errors import CaptureError, ConfigError, PluginError, ProfdeckError
+from profdeck.base.errors import CaptureError, ConfigError, PluginError, ProfdeckError
 
 
 class ExitCode(IntEnum):

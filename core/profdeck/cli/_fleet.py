@@ -11,20 +11,20 @@ from typing import Any
 import attrs
 import typer
 
-from profdeck.capture import Capture
+from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
+from profdeck.base.identity import Identity
 from profdeck.cli import _load, _output, _servers
-from profdeck.cli._servers import Server
+from profdeck.cli._servers import CheckedServer
 from profdeck.cli._watch import watching
-from profdeck.config import RoleConfig
-from profdeck.engine.connection import allow_files
-from profdeck.errors import CaptureError, ConfigError, describe, nearest
+from profdeck.config.model import RoleConfig
+from profdeck.config.sources import gather, load
+from profdeck.config.targets import TargetsConfig
+from profdeck.engine.transport.connection import allow_files
 from profdeck.fleet import Fleet
-from profdeck.fleet.discovery import Numbers, discover
-from profdeck.identity import Identity
-from profdeck.layers import gather, load
 from profdeck.profiler import Profiler
-from profdeck.run import RUN_FILE, run_name
-from profdeck.targets import TargetsConfig
+from profdeck.records.capture import Capture
+from profdeck.records.run_directory import RUN_FILE, run_name
+from profdeck.replicas.discovery import ReplicaNumbers, discover
 
 _ROLE = "server"
 _UNKNOWN = "unknown"
@@ -36,7 +36,7 @@ _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "r
 
 
 @attrs.frozen(kw_only=True)
-class Given:
+class ServerOptions:
     """What the command line says of servers."""
 
     urls: tuple[str, ...]
@@ -67,13 +67,13 @@ class Given:
 
 
 @attrs.frozen(kw_only=True)
-class Done:
+class ServerCapture:
     """What has come of it."""
 
     run: Path
     captures: tuple[Capture, ...]
     """One per role; none if the start failed."""
-    servers: tuple[Server, ...]
+    servers: tuple[CheckedServer, ...]
     sent: _load.Sent | None
     """The requests, if any were to be sent."""
     error: CaptureError | None
@@ -88,7 +88,7 @@ class _Role:
     settings: dict[str, Any]
     targets: TargetsConfig | None
     """None for a single server."""
-    servers: list[Server]
+    servers: list[CheckedServer]
 
     def set(self, key: str, value: Any) -> None:
         """Set a value where nothing stronger does."""
@@ -110,7 +110,7 @@ class _Role:
         )
 
 
-async def capture(given: Given) -> Done:
+async def capture(given: ServerOptions) -> ServerCapture:
     """Capture servers.
 
     Raises:
@@ -137,14 +137,14 @@ async def capture(given: Given) -> Done:
         run = _run(given, settings[roles[0].name])
         if len(servers) > 1 and (run / RUN_FILE).exists():
             error = CaptureError(f"{error} What came of each: profdeck ls {_output.short(run)}")
-        return Done(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
+        return ServerCapture(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
     made = tuple(captures.values())
     request = made[0].request
     assert request is not None  # noqa: S101  # it was of servers
-    return Done(run=request.output / request.run, captures=made, servers=tuple(servers), sent=sent, error=None)
+    return ServerCapture(run=request.output / request.run, captures=made, servers=tuple(servers), sent=sent, error=None)
 
 
-def _complete(given: Given, roles: Iterable[_Role], role: _Role, output: Path | None) -> dict[str, Any]:
+def _complete(given: ServerOptions, roles: Iterable[_Role], role: _Role, output: Path | None) -> dict[str, Any]:
     """Return all settings of a role.
 
     The others of the config are left out: this capture is all that its run has, and nobody is to miss or await them.
@@ -160,7 +160,7 @@ def _complete(given: Given, roles: Iterable[_Role], role: _Role, output: Path | 
     return settings | {"roles": {one.name: merged[one.name] for one in roles if one.name in merged}}
 
 
-def _run(given: Given, settings: Mapping[str, Any]) -> Path:
+def _run(given: ServerOptions, settings: Mapping[str, Any]) -> Path:
     """Return the run that a capture would have been in."""
     config = load(given.config, settings=settings).config
     return config.output.absolute() / run_name(config.run)
@@ -169,7 +169,7 @@ def _run(given: Given, settings: Mapping[str, Any]) -> Path:
 # What is to be captured.
 
 
-def _names(given: Given) -> list[str]:
+def _names(given: ServerOptions) -> list[str]:
     """Return the roles whose servers are to be captured."""
     if given.names_servers:
         return [given.role or _ROLE]
@@ -187,7 +187,7 @@ def _names(given: Given) -> list[str]:
     return found if given.role is None else [given.role]
 
 
-async def _role(given: Given, name: str) -> _Role:
+async def _role(given: ServerOptions, name: str) -> _Role:
     """Find the servers of a role.
 
     Raises:
@@ -199,7 +199,7 @@ async def _role(given: Given, name: str) -> _Role:
     _check_urls(given.urls)
     chosen = _loaded(given, name, settings)
     if given.names_one and chosen.targets is None:
-        server = Server(role=name, url=given.urls[0], replica=given.replica, backend=_known(chosen))
+        server = CheckedServer(role=name, url=given.urls[0], replica=given.replica, backend=_known(chosen))
         return _Role(name=name, settings=settings, targets=None, servers=[server])
     if given.replica is not None:
         raise ConfigError("--replica numbers a single server; many are numbered by themselves, or by --targets FILE.")
@@ -208,12 +208,12 @@ async def _role(given: Given, name: str) -> _Role:
     settings = {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()} | settings
     chosen = _loaded(given, name, settings)
     assert chosen.targets is not None  # noqa: S101  # the config or the settings have them
-    targets = await discover(chosen.targets, Numbers())
-    servers = [Server.found(name, target, chosen.targets, _known(chosen)) for target in targets]
+    targets = await discover(chosen.targets, ReplicaNumbers())
+    servers = [CheckedServer.found(name, target, chosen.targets, _known(chosen)) for target in targets]
     return _Role(name=name, settings=settings, targets=chosen.targets, servers=servers)
 
 
-def _loaded(given: Given, name: str, settings: Mapping[str, Any]) -> RoleConfig:
+def _loaded(given: ServerOptions, name: str, settings: Mapping[str, Any]) -> RoleConfig:
     # The backend in a config is that of other targets than those of the command line.
     unknown = {f"roles.{name}.backend": _UNKNOWN} if given.names_servers else {}
     roles = load(given.config, settings=unknown | dict(settings)).config.roles
@@ -233,7 +233,7 @@ def _known(role: RoleConfig) -> str | None:
 def _check_urls(urls: Iterable[str]) -> None:
     seen: set[str] = set()
     for url in urls:
-        server = Server(role=_ROLE, url=url, replica=None)
+        server = CheckedServer(role=_ROLE, url=url, replica=None)
         if server.problem is not None:
             raise ConfigError(f"--url {url}: expected the URL of a server, such as http://127.0.0.1:8000.")
         if server.name in seen:
@@ -241,7 +241,7 @@ def _check_urls(urls: Iterable[str]) -> None:
         seen.add(server.name)
 
 
-async def _checked(servers: list[Server]) -> None:
+async def _checked(servers: list[CheckedServer]) -> None:
     """Check all servers, and tell what is found.
 
     Raises:
@@ -266,7 +266,9 @@ async def _checked(servers: list[Server]) -> None:
 # The capture.
 
 
-async def _recorded(given: Given, fleet: Fleet, servers: list[Server]) -> tuple[dict[str, Capture], _load.Sent | None]:
+async def _recorded(
+    given: ServerOptions, fleet: Fleet, servers: list[CheckedServer]
+) -> tuple[dict[str, Capture], _load.Sent | None]:
     """Start, wait and stop; what is started is stopped, whatever happens.
 
     Raises:
@@ -293,7 +295,7 @@ async def _recorded(given: Given, fleet: Fleet, servers: list[Server]) -> tuple[
     return captures, sent if given.load is not None else None
 
 
-def _takes_part(server: Server, capture: Capture) -> bool:
+def _takes_part(server: CheckedServer, capture: Capture) -> bool:
     if capture.fleet is None:
         return True
     return any(record.took_part and record.name == server.name for record in capture.fleet.targets)

@@ -21,12 +21,12 @@ from typing import Any
 
 import attrs
 
-from profdeck.cli._servers import Server
-from profdeck.engine.http import Client, Response
-from profdeck.engine.remote import TOKEN_VARIABLE
-from profdeck.errors import CaptureError, ConfigError, describe
-from profdeck.strict import show
-from profdeck.targets import WorkerType
+from profdeck.base.errors import CaptureError, ConfigError, describe
+from profdeck.base.structuring import show
+from profdeck.cli._servers import CheckedServer
+from profdeck.config.targets import WorkerType
+from profdeck.engine.transport.http_client import HttpClient, HttpResponse
+from profdeck.engine.transport.http_engine import TOKEN_VARIABLE
 
 WARMUP_TOKENS = 32
 """What each request of a warm-up generates."""
@@ -169,7 +169,7 @@ def _request(line: str, where: str) -> Request:
     return Request(path, body)
 
 
-def check(load: Load, servers: Iterable[Server]) -> None:
+def check(load: Load, servers: Iterable[CheckedServer]) -> None:
     """Refuse servers that could be sent nothing.
 
     Raises:
@@ -186,7 +186,7 @@ def check(load: Load, servers: Iterable[Server]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def sending(load: Load | None, servers: Sequence[Server], timeout_s: float) -> AsyncIterator[Sent]:
+async def sending(load: Load | None, servers: Sequence[CheckedServer], timeout_s: float) -> AsyncIterator[Sent]:
     """Send requests to servers until the block ends; those that are not answered then are given up.
 
     Args:
@@ -212,11 +212,11 @@ async def sending(load: Load | None, servers: Sequence[Server], timeout_s: float
                 sent.fail(describe(result))
 
 
-def _serves_alone(server: Server) -> bool:
+def _serves_alone(server: CheckedServer) -> bool:
     return server.worker_type in {None, WorkerType.REGULAR}
 
 
-def _destinations(servers: Iterable[Server]) -> list[_Destination]:
+def _destinations(servers: Iterable[CheckedServer]) -> list[_Destination]:
     """Send to each server itself, and to those that cannot serve alone through their router."""
     token, shares = os.environ.get(TOKEN_VARIABLE), dict[Any, int]()
     found = []
@@ -228,7 +228,7 @@ def _destinations(servers: Iterable[Server]) -> list[_Destination]:
     return found + [_Destination(router.url, router.key, share) for router, share in shares.items()]
 
 
-def _clients(load: Load, servers: Sequence[Server], timeout_s: float) -> list[_Client]:
+def _clients(load: Load, servers: Sequence[CheckedServer], timeout_s: float) -> list[_Client]:
     """Make those that send: some for each destination, which take its requests in turn."""
     clients = []
     for to in _destinations(servers):
@@ -249,7 +249,7 @@ class _Client:
     """Sends one request after the other to a destination."""
 
     def __init__(self, to: _Destination, requests: Iterator[Request], timeout_s: float) -> None:
-        self._client = Client(to.url, timeout_s=timeout_s)
+        self._client = HttpClient(to.url, timeout_s=timeout_s)
         self._token = to.token
         self._requests = requests
         self._model: str | None = None
@@ -296,7 +296,7 @@ class _Client:
         except (ValueError, KeyError, IndexError, TypeError):
             raise CaptureError(f"{self._client.url}: /v1/models names no model.") from None
 
-    async def _carried(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Response:
+    async def _carried(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpResponse:
         """Send a request, and return its answer if it was carried out.
 
         Raises:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
+from profdeck.base.errors import ConfigError
 from profdeck.cli import _output
-from profdeck.errors import ConfigError
-from profdeck.run import RUN_FILE
-from profdeck.schedule import parse_span
+from profdeck.config.schedule import parse_span
+from profdeck.records.run_directory import RUN_FILE
 
 if TYPE_CHECKING:
-    from profdeck.progress import Progress
-    from profdeck.traces.select import Selection
+    from profdeck.base.progress import Progress
+    from profdeck.traces.writing.selection import Selection
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 _NS_OF = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
@@ -96,7 +96,7 @@ Category = Annotated[
 
 
 @attrs.frozen
-class Part:
+class TracePart:
     """What is to be kept of traces."""
 
     steps: range | None
@@ -107,7 +107,7 @@ class Part:
     @classmethod
     def of(
         cls, steps: range | None, iterations: range | None, time: TimeRange | None, category: list[str] | None
-    ) -> Part:
+    ) -> TracePart:
         """Take the options.
 
         Raises:
@@ -122,7 +122,7 @@ class Part:
     @property
     def is_all(self) -> bool:
         """Whether nothing is left out."""
-        return self == Part(None, None, None, ())
+        return self == TracePart(None, None, None, ())
 
     @property
     def text(self) -> str:
@@ -141,8 +141,8 @@ class Part:
         Raises:
             TraceError: It cannot be read, or has none of it.
         """
-        from profdeck.traces.select import Selection, iteration_window, step_window, time_window
-        from profdeck.traces.steps import ITERATION, StepNames
+        from profdeck.traces.analysis.steps import ITERATION, StepNames
+        from profdeck.traces.writing.selection import Selection, iteration_window, step_window, time_window
 
         selection = Selection()
         if self.steps is not None:

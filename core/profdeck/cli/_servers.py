@@ -16,17 +16,17 @@ import attrs
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
 
-import profdeck
-from profdeck.backend import EngineBackend
+from profdeck.backends.api import EngineBackend
+from profdeck.backends.plugin_host import BACKENDS, load_backend
+from profdeck.base.entry_points import installed
+from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.base.version import __version__
 from profdeck.cli import _output
-from profdeck.engine.remote import About, RemoteEngine
-from profdeck.entry_points import installed
-from profdeck.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
-from profdeck.fleet.discovery import Target
-from profdeck.fleet.fanout import fan_out
-from profdeck.outcome import Outcome
-from profdeck.plugins import BACKENDS, load_backend
-from profdeck.targets import TargetsConfig, WorkerType
+from profdeck.config.targets import TargetsConfig, WorkerType
+from profdeck.engine.transport.http_engine import About, HttpEngine
+from profdeck.replicas.discovery import Target
+from profdeck.replicas.fan_out import fan_out
 
 logger = logging.getLogger("profdeck")
 
@@ -46,7 +46,7 @@ class Router:
 
 
 @attrs.define(kw_only=True)
-class Server:
+class CheckedServer:
     """One server that is to record."""
 
     role: str
@@ -61,7 +61,7 @@ class Server:
     """Whether it has a URL; what else a config names, such as actors, is only asked to record."""
     name: str = attrs.field(init=False)
     """What manifests call it."""
-    engine: RemoteEngine | None = attrs.field(default=None, init=False)
+    engine: HttpEngine | None = attrs.field(default=None, init=False)
     """Asks its routes; None if it has another protocol."""
     backend: str | None = None
     about: About | None = None
@@ -81,7 +81,7 @@ class Server:
         if not self.is_server or self.problem is not None:
             return
         try:
-            self.engine = RemoteEngine(self.url, timeout_s=_ANSWER_S)
+            self.engine = HttpEngine(self.url, timeout_s=_ANSWER_S)
             self.name = self.engine.name
         except ConfigError as error:
             self.problem = TargetError(str(error), Outcome.REFUSED)
@@ -197,12 +197,12 @@ class Server:
             asked.release()
 
 
-async def check_all(servers: Sequence[Server]) -> None:
+async def check_all(servers: Sequence[CheckedServer]) -> None:
     """Check all servers at once, with progress."""
     backends = _of_engines() if any(server.backend is None for server in servers) else {}
     done = 0
 
-    async def check(server: Server) -> None:
+    async def check(server: CheckedServer) -> None:
         nonlocal done
         await server.check({} if server.backend else backends)
         on_progress(done := done + 1, len(servers))
@@ -229,7 +229,7 @@ def _of_engines() -> dict[str, type[EngineBackend]]:
     return found
 
 
-async def _healthy(engine: RemoteEngine, route: str) -> bool | None:
+async def _healthy(engine: HttpEngine, route: str) -> bool | None:
     """Ask a server whether it is well; one that has no such route says nothing by that."""
     try:
         response = await engine.request("GET", route)
@@ -238,7 +238,7 @@ async def _healthy(engine: RemoteEngine, route: str) -> bool | None:
     return False if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR else response.is_success or None
 
 
-async def _is_router(engine: RemoteEngine) -> bool:
+async def _is_router(engine: HttpEngine) -> bool:
     try:
         response = await engine.request("GET", "/workers")
         return response.is_success and isinstance(response.json()["workers"], list)
@@ -266,7 +266,7 @@ def engine_backend(name: str) -> type[EngineBackend]:
     return cls
 
 
-def common_backend(servers: Sequence[Server]) -> str:
+def common_backend(servers: Sequence[CheckedServer]) -> str:
     """Return the backend of all servers of a role, of which some may not have been reached.
 
     Raises:
@@ -298,7 +298,7 @@ def common_backend(servers: Sequence[Server]) -> str:
     )
 
 
-async def common_output(servers: Sequence[Server]) -> Path | None:
+async def common_output(servers: Sequence[CheckedServer]) -> Path | None:
     """Return the directory that the servers on this host write below; None if they do not say.
 
     Raises:
@@ -317,7 +317,7 @@ async def common_output(servers: Sequence[Server]) -> Path | None:
     return next(iter(of), None)
 
 
-def show(servers: Sequence[Server]) -> None:
+def show(servers: Sequence[CheckedServer]) -> None:
     """Print on stderr what is known of many servers; of very many, those with which something is wrong."""
     folded = sys.stderr.isatty() or "COLUMNS" in os.environ
     console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
@@ -343,16 +343,16 @@ def show(servers: Sequence[Server]) -> None:
         console.print(f"{len(servers) - len(shown)} of {len(servers)} servers are ready.")
 
 
-def warn_of_versions(servers: Iterable[Server]) -> None:
+def warn_of_versions(servers: Iterable[CheckedServer]) -> None:
     """Warn of servers whose profdeck may not understand this one."""
     of: dict[str, list[str]] = defaultdict(list)
     for server in servers:
-        if server.about is not None and _release(server.about.profdeck) != _release(profdeck.__version__):
+        if server.about is not None and _release(server.about.profdeck) != _release(__version__):
             of[server.about.profdeck].append(server.name)
     for version, names in of.items():
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         _output.warn(
-            f"{which}: profdeck is {version} there and {profdeck.__version__} here. If they do not understand each "
+            f"{which}: profdeck is {version} there and {__version__} here. If they do not understand each "
             "other, install the same version on both sides."
         )
 

@@ -12,7 +12,7 @@ import typer
 from profdeck.cli import _output
 
 if TYPE_CHECKING:
-    from profdeck.traces.model import RunSummary
+    from profdeck.traces.analysis.model import RunSummary
 
 Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Runs, captures, directories or trace files.")]
 Processes = Annotated[
@@ -51,9 +51,9 @@ def summarise_paths(
         TraceError: There is no trace below a directory.
         ConfigError: The rules are wrong.
     """
-    from profdeck.traces.class_rules import load_rules
-    from profdeck.traces.classes import Classifier
-    from profdeck.traces.run_summary import summarise_run
+    from profdeck.traces.analysis.class_rules import load_rules
+    from profdeck.traces.analysis.classes import Classifier
+    from profdeck.traces.analysis.run_summary import summarise_run
     from profdeck.traces.sources import find_sources
 
     classifier = Classifier(load_rules(rules)) if rules else None

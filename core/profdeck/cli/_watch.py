@@ -10,14 +10,14 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from profdeck.cli._servers import Server
-from profdeck.engine.request import Answer, State
-from profdeck.fleet.fanout import fan_out
+from profdeck.cli._servers import CheckedServer
+from profdeck.records.request import Answer, RequestState
+from profdeck.replicas.fan_out import fan_out
 
 _EVERY_S = 1.0
 _ANSWER_S = 5.0
 _MOST_NAMED = 2
-_TO_RECORD = {State.ARMED, State.RECORDING}
+_TO_RECORD = {RequestState.ARMED, RequestState.RECORDING}
 
 
 @attrs.frozen
@@ -38,8 +38,10 @@ class Progressed:
         return cls(
             name=name,
             recorded=not any(reply.state in _TO_RECORD for reply in answer.ranks),
-            writing=any(reply.state is State.WRITING for reply in answer.all),
-            iterations=min((reply.iterations for reply in answer.ranks if reply.state is not State.IDLE), default=0),
+            writing=any(reply.state is RequestState.WRITING for reply in answer.all),
+            iterations=min(
+                (reply.iterations for reply in answer.ranks if reply.state is not RequestState.IDLE), default=0
+            ),
             waits_for=next((reply.waits_for for reply in answer.ranks if reply.waits_for), None),
         )
 
@@ -53,7 +55,7 @@ class Phase:
 
 
 @contextlib.asynccontextmanager
-async def watching(servers: Sequence[Server], wanted: int | None) -> AsyncIterator[Phase]:
+async def watching(servers: Sequence[CheckedServer], wanted: int | None) -> AsyncIterator[Phase]:
     """Show how far servers are on stderr, if that is a terminal, until the block ends.
 
     Args:
@@ -78,7 +80,7 @@ async def watching(servers: Sequence[Server], wanted: int | None) -> AsyncIterat
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _show(bar: Progress, servers: Sequence[Server], wanted: int | None, phase: Phase) -> None:
+async def _show(bar: Progress, servers: Sequence[CheckedServer], wanted: int | None, phase: Phase) -> None:
     asked = [server for server in servers if server.about is not None]
     row = bar.add_task("", total=None)
     try:
@@ -99,7 +101,7 @@ async def _show(bar: Progress, servers: Sequence[Server], wanted: int | None, ph
                 server.engine.close()
 
 
-async def _ask(server: Server) -> Answer:
+async def _ask(server: CheckedServer) -> Answer:
     assert server.engine is not None  # noqa: S101  # it has told about itself
     return await server.engine.command("status", {})
 

@@ -9,16 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from profdeck import finish, interrupts
-from profdeck.capture import Status
+from profdeck.after_run import start
+from profdeck.base import ctrl_c
+from profdeck.base.errors import ConfigError
 from profdeck.cli import _demand, _fleet, _load, _output, ls, summary
 from profdeck.cli._exit import ExitCode
 from profdeck.cli._settings import Settings
-from profdeck.demand import MOST_STEPS
-from profdeck.errors import ConfigError
-from profdeck.layers import parse_setting
-from profdeck.run import RUN_FILE, RUN_VARIABLE
-from profdeck.targets import Policy, WorkerType
+from profdeck.config.sources import parse_setting
+from profdeck.config.targets import Policy, WorkerType
+from profdeck.on_demand.requests import MOST_STEPS
+from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
+from profdeck.records.status import Status
 
 _OF_SERVERS = (
     *("worker_type", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests", "load", "ranks", "role"),
@@ -136,7 +137,9 @@ def command(  # noqa: PLR0913  # the options of a command line
                 "are named by several --url, by --router, --targets or --config."
             )
         _refuse(ctx, _OF_SERVERS, "is for servers, and needs --url. What a job records is said by its config.")
-        wish = _demand.Wish(run=Path(run), in_steps=in_steps, steps=steps, timeout_s=timeout or _TIMEOUT_OF_JOBS_S)
+        wish = _demand.OnDemandOptions(
+            run=Path(run), in_steps=in_steps, steps=steps, timeout_s=timeout or _TIMEOUT_OF_JOBS_S
+        )
         _demand.command(wish, json=json)
         return
     _refuse(ctx, _OF_JOBS, "is for jobs, and a server has no global steps. Use --iterations, or leave out --url.")
@@ -154,7 +157,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         "iterations": None if iterations is None else {"count": iterations, "skip": skip},
         "stages": stage,
     }
-    given = _fleet.Given(
+    given = _fleet.ServerOptions(
         urls=tuple(url or ()),
         router=router,
         file=targets,
@@ -176,7 +179,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         timeout_s=timeout or _TIMEOUT_OF_SERVERS_S,
     )
     with asyncio.Runner() as runner:
-        done = interrupts.run(runner, _fleet.capture(given))
+        done = ctrl_c.run(runner, _fleet.capture(given))
     _report(done, json=json)
 
 
@@ -197,12 +200,12 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8.") from None
 
 
-def _report(done: _fleet.Done, *, json: bool) -> None:
+def _report(done: _fleet.ServerCapture, *, json: bool) -> None:
     if done.sent is not None:
         typer.echo(str(done.sent), err=True)
     report = ls.read(done.run) if (done.run / RUN_FILE).exists() else None
     with _output.progress("Waiting for the finish"):
-        finish.await_own()
+        start.await_own()
     captured = done.error is None and all(capture.status is Status.COMPLETE for capture in done.captures)
     complete = captured and report is not None and report.status is Status.COMPLETE
     if json:

@@ -11,17 +11,17 @@ import attrs
 import typer
 from rich.text import Text
 
-from profdeck import plugins
-from profdeck.backend import Backend, EngineBackend
+from profdeck.backends import plugin_host
+from profdeck.backends.api import Backend, EngineBackend
+from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode, exit_code
 from profdeck.cli._settings import SOURCE, Settings
-from profdeck.config import Config, RoleConfig
-from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
-from profdeck.layers import load, parse_setting
-from profdeck.options import CommonOptions
-from profdeck.schedule import GRAMMAR
-from profdeck.session import build_backend, prepare, resolve_identity
+from profdeck.config.model import Config, RoleConfig
+from profdeck.config.options import CommonOptions
+from profdeck.config.schedule import GRAMMAR
+from profdeck.config.sources import load, parse_setting
 
 
 @attrs.frozen
@@ -114,7 +114,7 @@ def _steps(config: Config) -> str:
 
 def _is_of_an_engine(role: RoleConfig) -> bool:
     try:
-        return issubclass(plugins.load_backend(role.backend), EngineBackend)
+        return issubclass(plugin_host.load_backend(role.backend), EngineBackend)
     except ProfdeckError:  # said of the role itself
         return False
 
@@ -140,7 +140,7 @@ class _NoBackend(Backend):
 
 
 def _listener(name: str) -> str:
-    plugins.load_plugins(_NoBackend(CommonOptions()), [name])
+    plugin_host.load_plugins(_NoBackend(CommonOptions()), [name])
     return "can be loaded"
 
 
@@ -153,7 +153,7 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     ranks = role.ranks if isinstance(role.ranks, str) else ", ".join(map(str, role.ranks))
     yield Check(f"{path}.ranks", ranks)
     try:
-        cls = plugins.load_backend(role.backend)
+        cls = plugin_host.load_backend(role.backend)
     except ProfdeckError as error:
         yield Check(f"{path}.backend", str(error), exit_code(error))
         return
@@ -167,7 +167,7 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
 
 def _library(cls: type[Backend]) -> str:
     try:
-        plugins.require_libraries(cls)
+        plugin_host.require_libraries(cls)
     except MissingLibraryError:
         if not issubclass(cls, EngineBackend):
             raise

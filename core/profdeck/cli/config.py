@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import attrs
 import typer
 
+from profdeck.backends.building import build_backend
+from profdeck.base.errors import ProfdeckError
+from profdeck.base.structuring import unstructure
 from profdeck.cli import _output
 from profdeck.cli._settings import SOURCE, Settings
-from profdeck.errors import ProfdeckError
-from profdeck.layers import Loaded, load, parse_setting
-from profdeck.session import build_backend
-from profdeck.strict import unstructure
+from profdeck.config.sources import Loaded, load, parse_setting
 
 command = typer.Typer(help="Show the config.", no_args_is_help=True)
 

@@ -16,8 +16,8 @@ from profdeck.cli import _output, _traces
 from profdeck.cli._exit import ExitCode
 
 if TYPE_CHECKING:
-    from profdeck.traces.diff import Change, RoleDiff, RunDiff
-    from profdeck.traces.model import RunSummary
+    from profdeck.traces.analysis.diff import Change, RoleDiff, RunDiff
+    from profdeck.traces.analysis.model import RunSummary
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
@@ -67,7 +67,7 @@ def command(
     What changed by no more than the noise between repeated steps, or 0.1% of the total, is the same; where the noise is
     not known, as there are fewer than 3 steps on a side, what changed by no more than 5%.
     """
-    from profdeck.traces.diff import diff_runs
+    from profdeck.traces.analysis.diff import diff_runs
 
     runs = []
     problems: list[str] = []
@@ -105,7 +105,7 @@ def command(
 
 def _read(path: Path) -> tuple[RunSummary, list[str]]:
     """Read or make a summary; also return why some traces could not be read."""
-    from profdeck.traces.diff import is_summary, load_summary
+    from profdeck.traces.analysis.diff import is_summary, load_summary
 
     return (load_summary(path), []) if is_summary(path) else _traces.summarise_paths([path])
 

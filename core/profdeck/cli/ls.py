@@ -11,14 +11,15 @@ import attrs
 import typer
 from rich.text import Text
 
-from profdeck import verify
-from profdeck.capture import Status
+from profdeck.after_run.record import FinishReport, FinishState, read_finishes
+from profdeck.base.errors import ProfdeckError
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
-from profdeck.errors import ProfdeckError
-from profdeck.finish import FinishReport, FinishState, read_finishes
-from profdeck.run import Manifest
-from profdeck.verify import CaptureReport, RankReport, RunReport, TargetReport, read_run
+from profdeck.records.manifest import Manifest
+from profdeck.records.status import Status
+from profdeck.verification import reports
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import CaptureReport, RankReport, RunReport, TargetReport
 
 _STYLES = {
     Status.COMPLETE: "green",
@@ -91,7 +92,7 @@ def show(report: RunReport) -> None:
         console.print(problem)
     for line in filter(None, map(_of_finish, read_finishes(report))):
         console.print(line)
-    counted = verify.totals(report)
+    counted = reports.totals(report)
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
     amount = f"{_output.size(counted['size_bytes'])}, {counted['events']:,} events"
     captures = f"{counted['captures']} capture{'' if counted['captures'] == 1 else 's'}"
@@ -176,4 +177,4 @@ def plain(report: RunReport) -> dict[str, Any]:
     finishes = [attrs.asdict(finish) for finish in read_finishes(report)]
     for finish in finishes:
         finish["record"] = finish["record"] and str(finish["record"])
-    return {**verify.plain(report), "finishes": finishes}
+    return {**reports.plain(report), "finishes": finishes}

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
+from profdeck.base.errors import ConfigError, TraceError
 from profdeck.cli import _output, _select, _traces
 from profdeck.cli._exit import ExitCode
-from profdeck.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
-    from profdeck.progress import Progress
-    from profdeck.traces.align import Alignment
-    from profdeck.traces.select import Selection
+    from profdeck.base.progress import Progress
+    from profdeck.traces.analysis.alignment import Alignment
     from profdeck.traces.sources import TraceSource
+    from profdeck.traces.writing.selection import Selection
 
 _CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
 
@@ -33,7 +33,7 @@ class Written:
 
 
 @attrs.frozen
-class Piece:
+class WrittenPiece:
     """One trace, and what of it comes where."""
 
     source: TraceSource
@@ -80,7 +80,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 
     if not output.name.endswith((*_CHROME, *_PERFETTO)):
         raise ConfigError(f"--output {output}: its name must end in {', '.join((*_CHROME, *_PERFETTO))}.")
-    part = _select.Part.of(steps, iterations, time, category)
+    part = _select.TracePart.of(steps, iterations, time, category)
     destination = _select.new_file(output)
     slim = output.name.endswith(_PERFETTO)
     sources = _chosen(find_sources(paths), role, rank)
@@ -88,7 +88,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         sources = _in_json(sources)
     how = _alignment(align, sources)
     count = _traces.cores(processes)
-    pieces = list(map(Piece, sources, _shifts(sources, how, count), _selections(sources, part)))
+    pieces = list(map(WrittenPiece, sources, _shifts(sources, how, count), _selections(sources, part)))
     write = _write_slim if slim else _write_chrome
     with _output.progress("Merging the traces") as on_progress, _select.writing(destination):
         written = write(pieces, destination, count, on_progress)
@@ -133,7 +133,7 @@ def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
 
 
 def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
-    from profdeck.traces.align import Alignment
+    from profdeck.traces.analysis.alignment import Alignment
 
     if how is None:
         hosts = {source.manifest.host for source in sources if source.manifest}
@@ -145,7 +145,7 @@ def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
 
 
 def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> tuple[int, ...]:
-    from profdeck.traces.align import align
+    from profdeck.traces.analysis.alignment import align
 
     with _output.progress("Aligning the clocks") as on_progress:
         shifts = align(sources, how, processes=processes, on_progress=on_progress)
@@ -154,10 +154,10 @@ def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> t
     return shifts.shift_ns
 
 
-def _selections(sources: Sequence[TraceSource], part: _select.Part) -> list[Selection | None]:
+def _selections(sources: Sequence[TraceSource], part: _select.TracePart) -> list[Selection | None]:
     if part.is_all:
         return [None] * len(sources)
-    from profdeck.progress import Meter
+    from profdeck.base.progress import Meter
 
     selections: list[Selection | None] = []
     with _output.progress("Looking for what to keep") as on_progress:
@@ -168,12 +168,12 @@ def _selections(sources: Sequence[TraceSource], part: _select.Part) -> list[Sele
     return selections
 
 
-def _write_chrome(pieces: Sequence[Piece], destination: Path, processes: int, on_progress: Progress) -> Written:
-    from profdeck.traces.merge import Source, merge_traces
+def _write_chrome(pieces: Sequence[WrittenPiece], destination: Path, processes: int, on_progress: Progress) -> Written:
+    from profdeck.traces.merge import MergeSource, merge_traces
 
     check = merge_traces(
         [
-            Source(piece.source.path, piece.source.label, number, piece.shift_ns, piece.selection)
+            MergeSource(piece.source.path, piece.source.label, number, piece.shift_ns, piece.selection)
             for number, piece in enumerate(pieces)
         ],
         destination,
@@ -184,9 +184,9 @@ def _write_chrome(pieces: Sequence[Piece], destination: Path, processes: int, on
     return Written(check.events, check.size_bytes, [check.problem] if check.problem else [])
 
 
-def _write_slim(pieces: Sequence[Piece], destination: Path, processes: int, on_progress: Progress) -> Written:
-    from profdeck.traces.select import Selection
-    from profdeck.traces.slim import LANES, SlimSource, write_slim
+def _write_slim(pieces: Sequence[WrittenPiece], destination: Path, processes: int, on_progress: Progress) -> Written:
+    from profdeck.traces.writing.selection import Selection
+    from profdeck.traces.writing.slim import LANES, SlimSource, write_slim
 
     chosen = [piece.selection or Selection() for piece in pieces]
     written = write_slim(

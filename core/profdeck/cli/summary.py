@@ -17,7 +17,7 @@ from profdeck.cli import _output, _traces
 from profdeck.cli._exit import ExitCode
 
 if TYPE_CHECKING:
-    from profdeck.traces.model import CommunicationSummary, DeviceSummary, GroupSkew, RankSummary, RunSummary
+    from profdeck.traces.analysis.model import CommunicationSummary, DeviceSummary, GroupSkew, RankSummary, RunSummary
 
 _MAX_DETAILED = 4
 _OF_A_RANK = ("path", "role", "replica", "rank")
@@ -44,7 +44,7 @@ _BYTES_PER_GB = 1_000_000_000
 _GROUP_DIGITS = 3
 
 
-class Rows(StrEnum):
+class CsvRows(StrEnum):
     """What rows ``--csv`` can print."""
 
     KERNELS = "kernels"
@@ -71,9 +71,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     json: _output.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
     rows: Annotated[
-        Rows | None,
+        CsvRows | None,
         typer.Option(
-            "--rows", metavar="ROWS", help=f"What --csv prints: {', '.join(Rows)}; as far as traces have them."
+            "--rows", metavar="ROWS", help=f"What --csv prints: {', '.join(CsvRows)}; as far as traces have them."
         ),
     ] = None,
 ) -> None:
@@ -87,7 +87,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if json:
         _output.print_json(run.to_dict())
     elif as_csv:
-        _print_csv(run.ranks, rows or Rows.KERNELS)
+        _print_csv(run.ranks, rows or CsvRows.KERNELS)
     else:
         _print(_output.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
     for problem in problems:
@@ -99,7 +99,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
-def _print_csv(ranks: Iterable[RankSummary], rows: Rows) -> None:
+def _print_csv(ranks: Iterable[RankSummary], rows: CsvRows) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow([*_OF_A_RANK, *_columns(rows)])
     for rank in ranks:
@@ -107,27 +107,27 @@ def _print_csv(ranks: Iterable[RankSummary], rows: Rows) -> None:
         writer.writerows([*about, *row] for row in _rows(rank, rows))
 
 
-def _columns(rows: Rows) -> Sequence[str]:
+def _columns(rows: CsvRows) -> Sequence[str]:
     return {
-        Rows.KERNELS: _OF_A_KERNEL,
-        Rows.CORES: _OF_A_CORE,
-        Rows.DEVICE_STEPS: _OF_A_STEP,
-        Rows.COMMUNICATION: (*_OF_AN_OPERATION, *_OF_CALLS),
-        Rows.LINKS: (*_OF_AN_OPERATION, *_OF_A_LINK),
+        CsvRows.KERNELS: _OF_A_KERNEL,
+        CsvRows.CORES: _OF_A_CORE,
+        CsvRows.DEVICE_STEPS: _OF_A_STEP,
+        CsvRows.COMMUNICATION: (*_OF_AN_OPERATION, *_OF_CALLS),
+        CsvRows.LINKS: (*_OF_AN_OPERATION, *_OF_A_LINK),
     }[rows]
 
 
-def _rows(rank: RankSummary, rows: Rows) -> Iterator[list[object]]:
-    if rows is Rows.LINKS:
+def _rows(rank: RankSummary, rows: CsvRows) -> Iterator[list[object]]:
+    if rows is CsvRows.LINKS:
         for operation in rank.communication:
             about = _values(operation, _OF_AN_OPERATION)
             yield from ([*about, *_values(link, _OF_A_LINK)] for link in operation.links)
         return
     items: Sequence[object] = {
-        Rows.KERNELS: rank.kernels,
-        Rows.CORES: rank.cores,
-        Rows.DEVICE_STEPS: rank.device_steps,
-        Rows.COMMUNICATION: rank.communication,
+        CsvRows.KERNELS: rank.kernels,
+        CsvRows.CORES: rank.cores,
+        CsvRows.DEVICE_STEPS: rank.device_steps,
+        CsvRows.COMMUNICATION: rank.communication,
     }[rows]
     yield from (_values(item, _columns(rows)) for item in items)
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profdeck.base.errors import ConfigError, TraceError
 from profdeck.cli import _output, _select
-from profdeck.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
-    from profdeck.traces.integrity import TraceCheck
-    from profdeck.traces.select import Selection
+    from profdeck.traces.reading.integrity import TraceCheck
+    from profdeck.traces.writing.selection import Selection
 
 _SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
 
@@ -41,7 +41,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 
     What overlaps the time of the part is kept whole, on the host and on the devices.
     """
-    part = _select.Part.of(steps, iterations, time, category)
+    part = _select.TracePart.of(steps, iterations, time, category)
     if part.is_all:
         raise ConfigError("Nothing says what to keep: give --steps, --iterations, --time or --category.")
     _check_source(file)
@@ -68,7 +68,7 @@ def _check_source(file: Path) -> None:
 
 
 def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
-    from profdeck.traces.trim import trim_trace
+    from profdeck.traces.writing.trim import trim_trace
 
     with _output.progress("Trimming the trace") as on_progress, _select.writing(destination):
         return trim_trace(file, destination, selection, on_progress=on_progress)

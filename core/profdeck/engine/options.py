@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.engine.request import Batch, CaptureRequest
-from profdeck.options import CommonOptions
-from profdeck.strict import unstructure
+from profdeck.base.structuring import unstructure
+from profdeck.config.options import CommonOptions
+from profdeck.records.request import BatchKind, CaptureRequest
 
 
 class Auth(StrEnum):
@@ -72,7 +72,7 @@ class EngineOptions(CommonOptions):
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
         """Add what these options ask of the engine's processes to a request."""
-        by_stage = tuple(Batch) if self.profile_by_stage else ()
+        by_stage = tuple(BatchKind) if self.profile_by_stage else ()
         common = {name: value for name, value in unstructure(self).items() if name in _COMMON and value is not None}
         return attrs.evolve(
             request,

@@ -27,9 +27,9 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from profdeck import __version__
-from profdeck.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
-from profdeck.progress import Progress
+from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
+from profdeck.base.progress import Progress
+from profdeck.base.version import __version__
 
 T = TypeVar("T")
 R = TypeVar("R")

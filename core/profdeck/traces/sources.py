@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from profdeck.capture import Unit
-from profdeck.errors import ProfdeckError, TraceError
+from profdeck.base.errors import ProfdeckError, TraceError
+from profdeck.records.capture import Unit
 from profdeck.traces.ascend.directory import KIND, AscendDirectory, files_below, is_ascend_directory, size_to_read
 
 if TYPE_CHECKING:
-    from profdeck.run import ArtifactRecord, Manifest
+    from profdeck.records.manifest import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
 _KERNEL_DETAILS = "kernel_details*.csv"
@@ -128,7 +128,7 @@ def _is_trace(path: Path) -> bool:
 
 def _told(path: Path) -> Iterator[TraceSource]:
     """Yield the traces that manifests beside a file, or below a directory, tell of."""
-    from profdeck.run import is_manifest, read_manifest
+    from profdeck.records.manifest import is_manifest, read_manifest
 
     beside = path.parent.glob("*.json") if _is_one(path) else files_below(path)
     for file in filter(is_manifest, beside):

@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 import attrs
 
-from profdeck.engine.control import ControlBackend, Engine
-from profdeck.engine.recorder import EngineRecorder, handle
-from profdeck.engine.request import Answer, Batch
-from profdeck.errors import ConfigError
-from profdeck.identity import Identity
+from profdeck.base.errors import ConfigError
+from profdeck.base.identity import Identity
+from profdeck.engine.control.control_backend import ControlBackend
+from profdeck.engine.engine import Engine
+from profdeck.engine.worker.recorder import EngineRecorder, handle
+from profdeck.records.request import Answer, BatchKind
 
 
 class Blocking:
@@ -37,7 +38,7 @@ class Blocking:
 
     def iterate(self, count: int) -> None:
         for _ in range(count):
-            self.recorder.begin(Batch.DECODE, "execute")
+            self.recorder.begin(BatchKind.DECODE, "execute")
             self.recorder.end()
 
 

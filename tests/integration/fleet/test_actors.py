@@ -18,9 +18,10 @@ import pytest
 from engine_servers import vllm_environment
 from fleet.clusters import Cluster, ray_cluster, ray_environment
 
-from profdeck.capture import Status
-from profdeck.outcome import Outcome
-from profdeck.verify import CaptureReport, TargetReport, read_run
+from profdeck.base.outcome import Outcome
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import CaptureReport, TargetReport
 
 HERE = Path(__file__).parent
 DRIVER_S = 500

@@ -20,8 +20,9 @@ import pytest
 from fleet.clusters import session_of
 
 from profdeck import Status
-from profdeck.outcome import Outcome
-from profdeck.verify import RunReport, read_run
+from profdeck.base.outcome import Outcome
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import RunReport
 
 pytestmark = pytest.mark.fleet
 

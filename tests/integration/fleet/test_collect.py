@@ -21,12 +21,12 @@ from engine_servers import Server, Servers, SglangServer, sglang_command, up
 from servers import TOKEN, busy, call, command_line, finished
 
 import simulated_servers
-from profdeck.capture import Status
-from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import TargetError
-from profdeck.outcome import Outcome
-from profdeck.run import read_manifest
-from profdeck.verify import read_run
+from profdeck.base.errors import TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.records.manifest import read_manifest
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 # Its name is another one, and what it writes into a directory is nowhere but there.
 OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs other "$0"; exec "$@"']
@@ -307,7 +307,7 @@ def test_a_file_that_is_cut_off_while_it_is_sent(
     place = str(sparse.relative_to(output))
 
     async def main() -> None:
-        engine = RemoteEngine(server.url, timeout_s=30)
+        engine = HttpEngine(server.url, timeout_s=30)
         with Watched(tmp_path / "copy") as file:
             transfer = asyncio.create_task(engine.files().fetch(place, file, SPARSE_BYTES))
             await file.begun.wait()
@@ -323,10 +323,10 @@ def test_a_file_that_is_cut_off_while_it_is_sent(
 MEMORY = """
 import asyncio, resource, sys
 from pathlib import Path
-from profdeck.engine.remote import RemoteEngine
+from profdeck.engine.transport.http_engine import HttpEngine
 
 async def main(url, place, path):
-    engine = RemoteEngine(url, timeout_s=60)
+    engine = HttpEngine(url, timeout_s=60)
     await engine.files().read(place.replace(".trace.json", ".json"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Path(path).open("xb", buffering=0) as file:
@@ -371,7 +371,7 @@ def test_a_server_that_is_killed_while_it_sends(
     place = str(trace.relative_to(tmp_path / "there"))
 
     async def main() -> None:
-        engine = RemoteEngine(server.url, timeout_s=30)
+        engine = HttpEngine(server.url, timeout_s=30)
         with Watched(tmp_path / "copy") as file:
             transfer = asyncio.create_task(engine.files().fetch(place, file, SPARSE_BYTES))
             await file.begun.wait()

@@ -23,14 +23,15 @@ from servers import TOKEN, at_rest, busy, call, listed, states
 
 from processes import until
 from profdeck import Profiler
-from profdeck.capture import Status
-from profdeck.engine import control
-from profdeck.errors import CaptureError
-from profdeck.fleet.backend import FleetBackend
-from profdeck.fleet.records import TargetRecord
-from profdeck.outcome import Outcome
-from profdeck.run import replica_directory
-from profdeck.verify import RankReport, TargetReport, read_run
+from profdeck.base.errors import CaptureError
+from profdeck.base.outcome import Outcome
+from profdeck.engine.control import control_backend
+from profdeck.records.run_directory import replica_directory
+from profdeck.records.status import Status
+from profdeck.records.targets import TargetRecord
+from profdeck.replicas.fleet_backend import FleetBackend
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import RankReport, TargetReport
 
 Rollouts = Callable[[dict[str, Any]], Profiler]
 StartDriver = Callable[[dict[str, Any]], "subprocess.Popen[str]"]
@@ -147,7 +148,7 @@ def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
         hung.process.send_signal(signal.SIGCONT)
     with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 timed_out"):
         profiler.stop()
-    assert took_s < 6 + control._ROLL_BACK_S + 1
+    assert took_s < 6 + control_backend._ROLL_BACK_S + 1
     found = records(root, run)
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
     assert found[hung.url].reason == "It did not start within start_timeout_s=6 seconds."
@@ -166,7 +167,7 @@ def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
     began = time.monotonic()
     with hanging(hung), pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 timed_out"):
         profiler.stop()
-    assert time.monotonic() - began < 5 + control._ROLL_BACK_S + 1
+    assert time.monotonic() - began < 5 + control_backend._ROLL_BACK_S + 1
     found = records(root, "hangs-at-stop")
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
     assert found[hung.url].reason == "It was not stopped within stop_timeout_s=5 seconds."

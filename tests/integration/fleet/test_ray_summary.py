@@ -20,7 +20,7 @@ DRIVER = """
 import json, os, sys
 from pathlib import Path
 from parallel_jobs import check, obey
-from profdeck.errors import ProfdeckError, TraceError
+from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.traces import parallel
 from profdeck.traces.parallel import map_on_ray, map_traces
 address, *arguments = sys.argv[1:]

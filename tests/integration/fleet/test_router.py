@@ -17,11 +17,12 @@ from engine_servers import Server, SglangServer
 from servers import TOKEN, at_rest, busy, command_line_of_many, finished, wait_for_start
 
 from profdeck import Profiler
-from profdeck.capture import Capture, Status
-from profdeck.errors import CaptureError
-from profdeck.fleet.records import TargetRecord
-from profdeck.outcome import Outcome
-from profdeck.verify import read_run
+from profdeck.base.errors import CaptureError
+from profdeck.base.outcome import Outcome
+from profdeck.records.capture import Capture
+from profdeck.records.status import Status
+from profdeck.records.targets import TargetRecord
+from profdeck.verification.reading import read_run
 
 WINDOW_S = 120
 StartRouter = Callable[..., Server]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.run import is_running, process_started
+from profdeck.base.processes import is_running, process_started
 from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck.traces.ascend.check import check_directory
 from profdeck_npu import process_group
@@ -257,7 +257,7 @@ REQUEST = """
 import sys
 from pathlib import Path
 from profdeck import Capture, Identity
-from profdeck.run import Recorder, write_manifest
+from profdeck.records.manifest import Recorder, write_manifest
 from profdeck_npu.analysis import request
 from profdeck_npu.options import NpuOptions
 

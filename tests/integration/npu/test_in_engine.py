@@ -19,7 +19,8 @@ import attrs
 import pytest
 
 from profdeck import Status
-from profdeck.verify import CaptureReport, RankReport, read_run
+from profdeck.verification.reading import read_run
+from profdeck.verification.reports import CaptureReport, RankReport
 
 # What the driver is told of a capture without a warm-up, which engines have none of.
 WHOLE = ["Init", "CreateConfig", "Start", "Stop", "DestroyConfig", "Finalize"]
@@ -32,11 +33,11 @@ from pathlib import Path
 import torch
 import torch_npu
 
-from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import Batch, CaptureRequest
-from profdeck.errors import ProfdeckError
-from profdeck.identity import Identity
-from profdeck.schedule import Iterations
+from profdeck.engine.worker.recorder import EngineRecorder
+from profdeck.records.request import Batch, CaptureRequest
+from profdeck.base.errors import ProfdeckError
+from profdeck.base.identity import Identity
+from profdeck.config.schedule import Iterations
 
 recorder = EngineRecorder(Identity(), "npu", {"toy-engine": "1.0"})
 weights = torch.ones(4).to("npu")

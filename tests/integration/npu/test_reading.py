@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from profdeck.errors import TraceError
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.ascend.check import check_directory
 from profdeck.traces.ascend.directory import AscendDirectory
-from profdeck.traces.reading import read_trace
-from profdeck.traces.select import step_window
+from profdeck.traces.reading.trace import read_trace
 from profdeck.traces.sources import find_sources
-from profdeck.traces.summary import summarise_trace
-from profdeck.traces.trim import trim_trace
+from profdeck.traces.writing.selection import step_window
+from profdeck.traces.writing.trim import trim_trace
 
 RECORD = """
 import os, sys

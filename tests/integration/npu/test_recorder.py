@@ -30,14 +30,15 @@ from npu_captures import (
     told,
 )
 
-from profdeck import Status, lease
+from profdeck import Status
+from profdeck.base import leases
 from profdeck.traces.ascend.analysis_state import read_state
-from profdeck.verify import read_run
+from profdeck.verification.reading import read_run
 
 ENGINE = """
-from profdeck.engine.recorder import EngineRecorder
-from profdeck.engine.request import Batch, CaptureRequest
-from profdeck.schedule import Iterations
+from profdeck.engine.worker.recorder import EngineRecorder
+from profdeck.records.request import Batch, CaptureRequest
+from profdeck.config.schedule import Iterations
 
 def on_thread(function):
     thread = threading.Thread(target=function)
@@ -472,7 +473,7 @@ def test_what_would_record_nothing_is_refused_at_start_up(job: Any) -> None:
 
 
 def test_a_device_that_another_process_records_is_waited_for(job: Any) -> None:
-    held = lease.acquire(["npu-5"], holder="rollout, step1")
+    held = leases.acquire(["npu-5"], holder="rollout, step1")
     try:
         code = "capture('run')"
         job(PREAMBLE + code, env={"ASCEND_RT_VISIBLE_DEVICES": "5"})

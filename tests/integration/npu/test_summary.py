@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.ascend.communication import read_communication
 from profdeck.traces.ascend.step_times import read_step_times
-from profdeck.traces.summary import summarise_trace
 
 CAPTURE = """
 import torch, torch_npu

@@ -25,7 +25,7 @@ OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 HOST = """
 import sys
 from profdeck import Profiler
-from profdeck.errors import PluginError
+from profdeck.base.errors import PluginError
 
 backend, on_error = sys.argv[1:]
 for attempt in range(3):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sglang_traces import names, processes, spans, steps
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 TOKENS = 10
 """What the job generates: a prefill and nine decodes, where there is one prompt."""

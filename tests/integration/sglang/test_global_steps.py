@@ -17,8 +17,8 @@ import attrs
 import pytest
 from sglang_traces import events, names, processes, spans
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 ONE_STEP = ["EXTEND", "DECODE", "DECODE", "DECODE"] * 2
 """The forward passes of one global step of the job."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sglang_traces import names, processes, spans
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 TOKENS = 10
 

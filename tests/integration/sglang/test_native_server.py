@@ -10,8 +10,8 @@ import pytest
 from servers import busy, command_line, finished
 from sglang_traces import spans
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module")

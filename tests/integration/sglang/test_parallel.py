@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sglang_traces import processes, spans, steps
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module", params=["pp", "dp"])

@@ -8,8 +8,8 @@ from typing import Any
 
 from sglang_traces import spans, steps
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 def test_the_iterations_of_the_config_are_recorded_without_a_call(run_job: Callable[..., Any], tmp_path: Path) -> None:

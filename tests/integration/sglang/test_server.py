@@ -21,9 +21,9 @@ from checkpoints import checkpoint
 from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
 from sglang_traces import names, spans
 
-from profdeck.capture import Status
-from profdeck.run import read_manifest
-from profdeck.verify import read_run
+from profdeck.records.manifest import read_manifest
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sglang_traces import spans
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 TOKENS = 6
 """What each request of the job generates."""

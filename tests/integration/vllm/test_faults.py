@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(run_job: Callable[..., Any]) -> None:

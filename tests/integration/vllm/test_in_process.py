@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from profdeck.capture import Status
-from profdeck.run import read_manifest
-from profdeck.verify import read_run
+from profdeck.records.manifest import read_manifest
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module")

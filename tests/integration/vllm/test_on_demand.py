@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 def test_two_engines_and_the_loop_that_drives_them(run_job: Callable[..., Any]) -> None:

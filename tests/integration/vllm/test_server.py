@@ -15,8 +15,8 @@ import pytest
 from checkpoints import checkpoint
 from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
 
-from profdeck.capture import Status
-from profdeck.verify import read_run
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from processes import ending, until
-from profdeck.engine.request import State
-from profdeck.run import Manifest, read_manifest
+from profdeck.records.manifest import Manifest, read_manifest
+from profdeck.records.request import RequestState
 from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedServer, offer
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -77,7 +77,7 @@ def by_url(servers: list[SimulatedServer]) -> list[str]:
 # Ctrl-C.
 
 
-def recording(servers: list[SimulatedServer], state: State = State.RECORDING) -> Callable[[], bool]:
+def recording(servers: list[SimulatedServer], state: RequestState = RequestState.RECORDING) -> Callable[[], bool]:
     return lambda: all(engine(server).state is state for server in servers)
 
 
@@ -99,7 +99,7 @@ def test_ctrl_c_stops_all(start: Start, tmp_path: Path, manifest: Read) -> None:
         until(waited_for(servers))
         said = interrupted(process)
         assert "Stopping what records. Press Ctrl-C again to leave its files to the servers." in said
-        assert recording(servers, State.WRITING)()
+        assert recording(servers, RequestState.WRITING)()
         reasons = {one.body["reason"] for server in servers for one in server.arrivals if one.command == "stop"}
         assert reasons == {"Interrupted."}
     assert manifest().problems[0] == "Interrupted."
@@ -115,7 +115,7 @@ def test_ctrl_c_while_they_start(start: Start, tmp_path: Path, manifest: Read) -
         assert all("stop" in server.commands() for server in servers)
         until(lambda: not any(server.tasks for server in servers))
         others = [server for server in servers if server is not servers[3]]
-        assert State.RECORDING not in {engine(server).state for server in others}
+        assert RequestState.RECORDING not in {engine(server).state for server in others}
     assert manifest().status == "failed"
 
 
@@ -134,7 +134,7 @@ def test_ctrl_c_while_the_files_are_written(start: Start, tmp_path: Path, manife
             process.send_signal(signal.SIGINT)
         until(lambda: all("stop" in server.commands() for server in servers))
         interrupted(process)
-        assert recording(servers, State.WRITING)()
+        assert recording(servers, RequestState.WRITING)()
     assert manifest().status == "partial"
 
 

@@ -16,9 +16,10 @@ import pytest
 from typer.testing import Result
 
 from processes import ending, until
-from profdeck import Identity, Profiler, demand
-from profdeck.demand import Request
-from profdeck.process import ProcessId
+from profdeck import Identity, Profiler
+from profdeck.base.processes import ProcessId
+from profdeck.on_demand import requests
+from profdeck.on_demand.requests import OnDemandRequest
 
 Cli = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -351,7 +352,7 @@ def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(demand, "write_new", refuse)
+    monkeypatch.setattr(requests, "write_new", refuse)
     result = cli("capture", "--run", tmp_path / "run")
     assert profiler.enabled
     assert result.exit_code == 1
@@ -360,8 +361,8 @@ def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pyt
 
 def test_a_request_of_another_host_is_named(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(stuck=True)
-    request = Request(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
-    (tmp_path / "run" / "demand.json").write_bytes(demand._encode(request))
+    request = OnDemandRequest(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
+    (tmp_path / "run" / "demand.json").write_bytes(requests._encode(request))
     result = cli("capture", "--run", tmp_path / "run")
     assert result.exit_code == 1
     assert "was asked for by process 7 on another-host" in words(result.stderr)

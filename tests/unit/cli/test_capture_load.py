@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from profdeck.base.errors import ConfigError
 from profdeck.cli import _load
 from profdeck.cli._load import Replay, Request, Sent, WarmUp
-from profdeck.cli._servers import Router, Server
-from profdeck.errors import ConfigError
-from profdeck.targets import WorkerType
+from profdeck.cli._servers import CheckedServer, Router
+from profdeck.config.targets import WorkerType
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 CHAT = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 3}
@@ -35,9 +35,11 @@ async def answered(sent: Sent, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def to(server: SimulatedServer, worker_type: WorkerType | None = None, router: SimulatedServer | None = None) -> Server:
+def to(
+    server: SimulatedServer, worker_type: WorkerType | None = None, router: SimulatedServer | None = None
+) -> CheckedServer:
     through = Router(router.url, "a key") if router else None
-    return Server(role="server", url=server.url, replica=None, worker_type=worker_type, router=through)
+    return CheckedServer(role="server", url=server.url, replica=None, worker_type=worker_type, router=through)
 
 
 def bodies(server: SimulatedServer, path: str = "/v1/completions") -> list[dict[str, object]]:
@@ -157,7 +159,7 @@ def test_a_file_goes_round_until_the_end() -> None:
 def test_how_many_are_sent_at_once(lines: int, servers: int, clients: int) -> None:
     async def check(some: list[SimulatedServer]) -> None:
         some[0].acts["completions"] = [Act(hang=True, raw=b"")]
-        gone = [Server(role="server", url="http://127.0.0.1:1", replica=None)] * (servers - 1)
+        gone = [CheckedServer(role="server", url="http://127.0.0.1:1", replica=None)] * (servers - 1)
         load = Replay([Request("/v1/completions", {"model": "tiny"})] * lines)
         async with _load.sending(load, [to(some[0]), *gone], 10):
             await some[0].heard("completions", clients)
@@ -236,7 +238,7 @@ def test_half_workers_are_asked_through_their_router(monkeypatch: pytest.MonkeyP
 
 
 def test_half_workers_without_a_router_are_refused() -> None:
-    half = Server(role="server", url="http://10.0.0.1:8000", replica=0, worker_type=WorkerType.PREFILL)
+    half = CheckedServer(role="server", url="http://10.0.0.1:8000", replica=0, worker_type=WorkerType.PREFILL)
     for load, option in ((WarmUp(1), "--warmup-requests"), (Replay([]), "--load")):
         with pytest.raises(ConfigError, match=f"{option}: http://10.0.0.1:8000 does only prefill, so it cannot"):
             _load.check(load, [half])

@@ -17,8 +17,8 @@ import pytest
 from typer.testing import Result
 
 from profdeck.cli import _watch
-from profdeck.engine.request import Answer, Reply, State
-from profdeck.run import Manifest, read_manifest
+from profdeck.records.manifest import Manifest, read_manifest
+from profdeck.records.request import Answer, Reply, RequestState
 from simulated_servers import (
     Act,
     RecordingEngine,
@@ -564,14 +564,14 @@ def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[
 # Progress.
 
 
-def reply(state: State, iterations: int = 0) -> Reply:
+def reply(state: RequestState, iterations: int = 0) -> Reply:
     return Reply(rank=0, world_size=1, host="here", pid=1, state=state, iterations=iterations)
 
 
 def test_how_far_they_are() -> None:
-    states = [State.ARMED, State.RECORDING, State.WRITING, State.ENDED]
+    states = [RequestState.ARMED, RequestState.RECORDING, RequestState.WRITING, RequestState.ENDED]
     far = [
-        _watch.Progressed.of(f"http://{state}", Answer(ranks=(reply(State.IDLE), reply(state, count))))
+        _watch.Progressed.of(f"http://{state}", Answer(ranks=(reply(RequestState.IDLE), reply(state, count))))
         for count, state in enumerate(states)
     ]
     assert [(one.recorded, one.writing, one.iterations) for one in far] == [

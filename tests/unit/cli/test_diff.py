@@ -9,9 +9,9 @@ import attrs
 import pytest
 from typer.testing import Result
 
+from profdeck.base.errors import TraceError
 from profdeck.cli import _traces
-from profdeck.errors import TraceError
-from profdeck.traces.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
+from profdeck.traces.analysis.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
 
 Cli = Callable[..., Result]
 Document = Callable[..., Path]

@@ -12,7 +12,7 @@ import ascend_files
 import pytest
 from typer.testing import Result
 
-from profdeck.traces.steps import StepNames
+from profdeck.traces.analysis.steps import StepNames
 
 Cli = Callable[..., Result]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler
-from profdeck.engine.recorder import EngineRecorder, handle, plain
-from profdeck.engine.request import Batch
-from profdeck.identity import Identity
-from profdeck.run import Manifest, read_manifest
+from profdeck.base.identity import Identity
+from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.records.manifest import Manifest, read_manifest
+from profdeck.records.request import BatchKind
 
 TESTS = Path(__file__).parents[2]
 Build = Callable[..., Profiler]
@@ -82,7 +82,7 @@ class RecordingEngine:
     def iterate(self, count: int = 1) -> None:
         for recorder in self.ranks:
             for _ in range(count):
-                recorder.begin(Batch.DECODE, "execute")
+                recorder.begin(BatchKind.DECODE, "execute")
                 recorder.end()
 
     @property
@@ -118,7 +118,7 @@ def manifest(tmp_path: Path) -> Callable[..., Manifest]:
 DRIVER = """
 import json, sys
 from profdeck import Profiler
-from profdeck.errors import CaptureError
+from profdeck.base.errors import CaptureError
 
 settings, urls = json.loads(sys.argv[1])
 profiler = Profiler.from_config(role="rollout", settings=settings, target=urls)

@@ -15,19 +15,20 @@ import attrs
 import pytest
 
 from profdeck import __version__
-from profdeck.engine import actor_side
-from profdeck.engine.control import ControlBackend, Engine
+from profdeck.base.blocking import in_thread
+from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure
+from profdeck.config.targets import TargetsConfig
+from profdeck.engine.control.control_backend import ControlBackend
+from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
-from profdeck.engine.ray_actor import ActorEngine, RayActor
-from profdeck.engine.request import Answer, Reply, State
-from profdeck.errors import ConfigError, MissingLibraryError, TargetError
-from profdeck.fleet.actors import Group
-from profdeck.fleet.discovery import Numbers, discover, expand
-from profdeck.fleet.gate import StartGate
-from profdeck.outcome import Outcome
-from profdeck.settle import in_thread
-from profdeck.strict import structure
-from profdeck.targets import TargetsConfig
+from profdeck.engine.transport import in_ray_actor
+from profdeck.engine.transport.ray_engine import RayActor, RayEngine
+from profdeck.records.request import Answer, Reply, RequestState
+from profdeck.replicas.discovery import ReplicaNumbers, discover, expand
+from profdeck.replicas.ray_actors import PlacementGroup
+from profdeck.replicas.start_gate import StartGate
 
 
 class Motor:
@@ -53,7 +54,7 @@ class MotorEngine(Engine):
             await in_thread(self.motor.may_answer.wait)
         if command == "break":
             raise ValueError("it does not work")
-        return Answer(ranks=(Reply(rank=0, world_size=1, host="there", pid=1, state=State.IDLE),))
+        return Answer(ranks=(Reply(rank=0, world_size=1, host="there", pid=1, state=RequestState.IDLE),))
 
     async def start_profile(self, *, delay: int) -> None:
         self.motor.calls.append(("start_profile", delay))
@@ -90,9 +91,9 @@ BACKEND = MotorBackend(EngineOptions())
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the actor's side know its backend, and be in an actor without an event loop."""
-    monkeypatch.setattr(actor_side, "load_backend", lambda _: MotorBackend)
-    monkeypatch.setattr(actor_side, "_event_loop", lambda: None)
-    monkeypatch.setattr(actor_side, "_connected", {})
+    monkeypatch.setattr(in_ray_actor, "load_backend", lambda _: MotorBackend)
+    monkeypatch.setattr(in_ray_actor, "_event_loop", lambda: None)
+    monkeypatch.setattr(in_ray_actor, "_connected", {})
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def actor_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEven
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="loop")
     thread.start()
-    monkeypatch.setattr(actor_side, "_event_loop", lambda: loop)
+    monkeypatch.setattr(in_ray_actor, "_event_loop", lambda: loop)
     yield loop
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
@@ -115,9 +116,9 @@ def call(method: str = "has_profdeck", *arguments: Any, **changes: Any) -> dict[
 
 def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
     """Ask, and wait for the answer as callers do."""
-    answer = actor_side.ask(instance, "ticket", call(*arguments, **changes))
+    answer = in_ray_actor.ask(instance, "ticket", call(*arguments, **changes))
     while "waiting" in answer:
-        answer = actor_side.take(instance, "ticket")
+        answer = in_ray_actor.take(instance, "ticket")
     return answer
 
 
@@ -127,40 +128,40 @@ def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
 def test_the_only_attribute_that_is_an_engine_is_it() -> None:
     motor = Motor()
     holder = Holder(config={"a": 1}, number=3, url="http://127.0.0.1:1", motor=motor, same=motor, nothing=None)
-    assert actor_side.find(holder, BACKEND, None).target is motor
+    assert in_ray_actor.find(holder, BACKEND, None).target is motor
 
 
 def test_the_actor_itself_counts_when_no_attribute_does() -> None:
     itself = MotorItself()
-    assert actor_side.find(itself, BACKEND, None).target is itself
+    assert in_ray_actor.find(itself, BACKEND, None).target is itself
     inner = vars(itself)["inner"] = Motor()  # an actor may have the methods of the engine that it holds
-    assert actor_side.find(itself, BACKEND, None).target is inner
+    assert in_ray_actor.find(itself, BACKEND, None).target is inner
 
 
 def test_a_path_says_which_of_several_it_is() -> None:
     first, second = Motor(), Motor()
     holder = Holder(first=first, second=second, worker=Holder(motor=second))
     with pytest.raises(TargetError) as several:
-        actor_side.find(holder, BACKEND, None)
+        in_ray_actor.find(holder, BACKEND, None)
     assert str(several.value) == (
         "2 attributes of Holder are engines of the backend 'motor': first (Motor), second (Motor)."
     )
     assert several.value.outcome is Outcome.REFUSED
     assert several.value.fix == "Say in the role's targets which one: actor_attribute: first."
-    assert actor_side.find(holder, BACKEND, "worker.motor").target is second
+    assert in_ray_actor.find(holder, BACKEND, "worker.motor").target is second
     for path, error, text in (
-        ("worker.engine", actor_side.NoEngineError, "Holder.worker has no attribute 'engine'."),
+        ("worker.engine", in_ray_actor.NoEngineError, "Holder.worker has no attribute 'engine'."),
         ("worker", ConfigError, "target: Holder is no motor."),
         ("worker.motor.__module__", ConfigError, "Holder.worker.motor.__module__ is text, "),
     ):
         with pytest.raises(error) as caught:
-            actor_side.find(holder, BACKEND, path)
+            in_ray_actor.find(holder, BACKEND, path)
         assert str(caught.value).startswith(text)
 
 
 def test_an_actor_without_an_engine_says_what_it_has() -> None:
-    with pytest.raises(actor_side.NoEngineError) as caught:
-        actor_side.find(Holder(engine=None, count=1), BACKEND, None)
+    with pytest.raises(in_ray_actor.NoEngineError) as caught:
+        in_ray_actor.find(Holder(engine=None, count=1), BACKEND, None)
     assert str(caught.value) == (
         "Holder holds no engine of the backend 'motor'. Its attributes: engine (NoneType), count (int)."
     )
@@ -172,8 +173,8 @@ def test_an_actor_without_an_engine_says_what_it_has() -> None:
 
 def test_handles_of_other_actors_are_no_engines() -> None:
     handle = type("ActorHandle", (Motor,), {"__module__": "ray.actor"})()
-    with pytest.raises(actor_side.NoEngineError):
-        actor_side.find(Holder(other=handle), BACKEND, None)
+    with pytest.raises(in_ray_actor.NoEngineError):
+        in_ray_actor.find(Holder(other=handle), BACKEND, None)
 
 
 # How it is called there.
@@ -192,15 +193,15 @@ def test_an_awaited_engine_is_called_in_the_event_loop(actor_loop: asyncio.Abstr
     motor = Motor(awaited=True)
     holder = Holder(motor=motor)
     motor.may_answer.clear()
-    assert "waiting" in actor_side.ask(holder, "one", call("command", "start", {}))
-    assert "waiting" in actor_side.take(holder, "one")
+    assert "waiting" in in_ray_actor.ask(holder, "one", call("command", "start", {}))
+    assert "waiting" in in_ray_actor.take(holder, "one")
     motor.may_answer.set()
     answer: dict[str, Any] = {"waiting": True}
     while "waiting" in answer:
-        answer = actor_side.take(holder, "one")
+        answer = in_ray_actor.take(holder, "one")
     assert answer["value"]["frontends"] == {}
     assert [where for _, _, where in motor.calls] == ["loop"]
-    gone = actor_side.take(holder, "one")  # it is given once
+    gone = in_ray_actor.take(holder, "one")  # it is given once
     assert (gone["outcome"], gone["error"]) == ("unreachable", "The actor was restarted while it was asked.")
 
 
@@ -208,9 +209,9 @@ def test_a_call_that_nobody_waits_for_goes_on(actor_loop: asyncio.AbstractEventL
     motor = Motor(awaited=True)
     holder = Holder(motor=motor)
     motor.may_answer.clear()
-    actor_side.ask(holder, "one", call("command", "start", {}))
-    actor_side.forget(holder, "one")
-    actor_side.forget(holder, "one")
+    in_ray_actor.ask(holder, "one", call("command", "start", {}))
+    in_ray_actor.forget(holder, "one")
+    in_ray_actor.forget(holder, "one")
     motor.may_answer.set()
     assert "value" in asked(holder, "command", "stop", {})
     assert [command for command, _, _ in motor.calls] == ["start", "stop"]
@@ -240,14 +241,14 @@ def test_what_fails_is_an_answer() -> None:
 def test_an_engine_keeps_what_it_was_asked_for_until_the_actor_makes_another() -> None:
     holder = Holder(motor=Motor())
     asked(holder)
-    (first,) = actor_side._connected.values()
+    (first,) = in_ray_actor._connected.values()
     asked(holder)
-    assert [*actor_side._connected.values()] == [first]
+    assert [*in_ray_actor._connected.values()] == [first]
     second = vars(holder)["motor"] = Motor()
     asked(holder, "command", "status", {})  # that of the capture that runs
-    assert [*actor_side._connected.values()] == [first]
+    assert [*in_ray_actor._connected.values()] == [first]
     asked(holder)
-    assert [one.target for one in actor_side._connected.values()] == [second]
+    assert [one.target for one in in_ray_actor._connected.values()] == [second]
 
 
 # What callers see.
@@ -290,9 +291,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> SimulatedRay:
     return simulated
 
 
-def engine_of(handle: SimulatedHandle, timeout_s: float = 10.0) -> ActorEngine:
+def engine_of(handle: SimulatedHandle, timeout_s: float = 10.0) -> RayEngine:
     actor = RayActor(handle, "a1", None, "Actor(Holder, a1)")
-    return ActorEngine(actor, backend="motor", options=EngineOptions(rpc_timeout_s=timeout_s))
+    return RayEngine(actor, backend="motor", options=EngineOptions(rpc_timeout_s=timeout_s))
 
 
 def test_commands_and_the_calls_of_own_profilers_are_forwarded(
@@ -357,7 +358,7 @@ def test_a_slow_engine_is_given_up_and_its_result_forgotten(
         asyncio.run(engine_of(handle, timeout_s=0.02).command("start", {}))
     motor.may_answer.set()
     assert (handle.sent[0], handle.sent[-1]) == ("ask", "forget")
-    assert not actor_side._under_way
+    assert not in_ray_actor._under_way
 
 
 def test_a_host_that_has_left_the_cluster_does_not_start_another(ray: SimulatedRay) -> None:
@@ -370,7 +371,7 @@ def test_a_host_that_has_left_the_cluster_does_not_start_another(ray: SimulatedR
 
 def test_errors_come_through_with_their_codes(ray: SimulatedRay) -> None:
     engine = engine_of(SimulatedHandle(Holder()))
-    with pytest.raises(actor_side.NoEngineError, match="^Holder holds no engine"):
+    with pytest.raises(in_ray_actor.NoEngineError, match="^Holder holds no engine"):
         asyncio.run(engine.has_profdeck())
     with pytest.raises(AttributeError):
         _ = engine._no_such
@@ -381,7 +382,7 @@ def test_errors_come_through_with_their_codes(ray: SimulatedRay) -> None:
 
 def test_only_what_is_of_ray_is_an_actor() -> None:
     assert [RayActor.of(target) for target in ("http://127.0.0.1:1", Motor(), None, 3)] == [None] * 4
-    assert [Group.of(target) for target in ("http://127.0.0.1:1", Motor(), None, 3)] == [None] * 4
+    assert [PlacementGroup.of(target) for target in ("http://127.0.0.1:1", Motor(), None, 3)] == [None] * 4
     one = RayActor(Motor(), "a1", None, "one")
     assert RayActor.of(one, "worker") is one
     assert one == RayActor(Motor(), "a1", None, "other")
@@ -409,9 +410,9 @@ def test_what_a_config_cannot_mean(config: Mapping[str, Any], text: str) -> None
 def test_actors_by_name_need_a_cluster(ray: SimulatedRay) -> None:
     ray.joined = False
     with pytest.raises(TargetError, match="Actors are found by name in a Ray cluster, and this process is in none"):
-        asyncio.run(discover(TargetsConfig(actors=("replica_0",)), Numbers()))
+        asyncio.run(discover(TargetsConfig(actors=("replica_0",)), ReplicaNumbers()))
     with pytest.raises(TargetError, match="A placement group is looked up in a Ray cluster") as caught:
-        asyncio.run(expand([Group("b2")], Numbers(), _never))
+        asyncio.run(expand([PlacementGroup("b2")], ReplicaNumbers(), _never))
     assert (caught.value.outcome, "ray.init" in caught.value.fix) == (Outcome.UNREACHABLE, True)
 
 

@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 
-from profdeck import Profiler, Status, Step, demand, hookimpl, plugins
+from profdeck import Profiler, Status, Step, hookimpl
+from profdeck.backends import plugin_host
+from profdeck.backends.recording import sentence
+from profdeck.base.errors import CaptureError, ConfigError, TargetError
+from profdeck.base.identity import Identity
+from profdeck.base.outcome import Outcome
 from profdeck.cli import ls
-from profdeck.engine.remote import RemoteEngine
-from profdeck.engine.request import Answer, State
-from profdeck.errors import CaptureError, ConfigError, TargetError
-from profdeck.fleet.backend import FleetBackend
-from profdeck.identity import Identity
-from profdeck.outcome import Outcome
-from profdeck.recording import sentence
-from profdeck.run import Manifest
-from profdeck.verify import read_run
+from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.on_demand import requests
+from profdeck.records.manifest import Manifest
+from profdeck.records.request import Answer, RequestState
+from profdeck.replicas.fleet_backend import FleetBackend
+from profdeck.verification.reading import read_run
 from simulated_servers import (
     Act,
     ServersInThread,
@@ -108,14 +110,14 @@ def test_a_target_is_named_once(build: Build, caplog: pytest.LogCaptureFixture) 
 def test_what_is_known_of_a_failed_stop_is_the_fix(
     build: Build, manifest: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command, gone = RemoteEngine.command, TargetError("It has ended.", Outcome.UNREACHABLE, "Pass its new handle.")
+    command, gone = HttpEngine.command, TargetError("It has ended.", Outcome.UNREACHABLE, "Pass its new handle.")
 
-    async def fail(self: RemoteEngine, name: str, payload: Mapping[str, Any]) -> Answer:
+    async def fail(self: HttpEngine, name: str, payload: Mapping[str, Any]) -> Answer:
         if name == "stop" and payload["request"] == "step1" and self.name == str(failing.url):
             raise gone
         return await command(self, name, payload)
 
-    monkeypatch.setattr(RemoteEngine, "command", fail)
+    monkeypatch.setattr(HttpEngine, "command", fail)
 
     async def check(servers: list[SimulatedServer]) -> None:
         nonlocal failing
@@ -292,12 +294,12 @@ def test_a_repeated_step_keeps_what_the_first_one_left(build: Build, manifest: R
 def test_a_capture_that_is_asked_for_while_the_job_runs(build: Build, manifest: Read, tmp_path: Path) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         profiler = build(urls(servers), {"steps": [], "on_demand": True})
-        request = demand.ask(tmp_path / "run", 2, 2)
+        request = requests.ask(tmp_path / "run", 2, 2)
         for step in range(6):
             async with profiler.capture(step):
                 pass
         assert [server.commands() for server in servers] == [GOOD] * 2
-        (process,) = demand.read_processes(tmp_path / "run")
+        (process,) = requests.read_processes(tmp_path / "run")
         assert (process.target, process.captures, process.problem) == ("fleet", ("step2",), None)
         assert {manifest(2, replica).demand for replica in (None, 0, 1)} == {request.token}
 
@@ -313,13 +315,13 @@ def test_boundaries_reach_a_backend_that_wants_them(
     def profile_step(_: SimulatedBackend, step: Step) -> None:
         told.append(str(step.unit))
 
-    plugins._taken.cache_clear()
+    plugin_host._taken.cache_clear()
     monkeypatch.setattr(SimulatedBackend, "profile_step", profile_step, raising=False)
     with ServersInThread(3) as servers, build(urls(servers), {"steps": ["1..2"]}) as profiler:
         for step in range(4):
             with profiler.capture(step):
                 pass
-    plugins._taken.cache_clear()
+    plugin_host._taken.cache_clear()
     assert told == ["global_step"] * 3
     assert manifest().status is Status.COMPLETE
 
@@ -387,7 +389,7 @@ def test_one_refused_start_among_eight(
         # Whoever started is stopped; a stop of what was refused ends nothing.
         assert [server.commands() for server in servers] == [GOOD] * 8
         others = [server for server in servers if server is not servers[5]]
-        assert all(server.engine.state is not State.RECORDING for server in servers)  # type: ignore[attr-defined]
+        assert all(server.engine.state is not RequestState.RECORDING for server in servers)  # type: ignore[attr-defined]
         told = {server.arrivals[2].body["reason"] for server in others}
         assert told == ({None} if goes_on else {"The start of the fleet was given up: too few targets took part."})
 
@@ -519,7 +521,7 @@ def test_a_hung_server(build: Build, manifest: Read, command: str, policy: Any, 
         began_s = time.monotonic()
         await capture(build(urls(servers), **policy, start_timeout_s=1.6))
         assert time.monotonic() - began_s < 5
-        assert all(server.engine.state is not State.RECORDING for server in servers[1:])  # type: ignore[attr-defined]
+        assert all(server.engine.state is not RequestState.RECORDING for server in servers[1:])  # type: ignore[attr-defined]
 
     with_servers(check, 4)
     fleet = manifest()
@@ -585,7 +587,7 @@ def test_what_a_target_can_come_to(build: Build, manifest: Read, tmp_path: Path)
         flushed.engine.iterations = 1  # type: ignore[attr-defined]
         with pytest.raises(CaptureError):
             await profiler.astop()
-        assert active.engine.state is State.RECORDING  # type: ignore[attr-defined]  # somebody else's goes on
+        assert active.engine.state is RequestState.RECORDING  # type: ignore[attr-defined]  # somebody else's goes on
 
     with_servers(check, 5)
     fleet = manifest()
@@ -641,7 +643,7 @@ def test_an_engine_that_is_listed_twice_records_once(build: Build, manifest: Rea
         port = servers[0].url.rpartition(":")[2]
         await capture(build([f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}/"]))
         assert servers[0].commands().count("stop") == 2  # that of the refused start has its own token
-        assert servers[0].engine.state is State.WRITING  # type: ignore[attr-defined]
+        assert servers[0].engine.state is RequestState.WRITING  # type: ignore[attr-defined]
 
     with_servers(check, 1)
     fleet = manifest()
@@ -665,7 +667,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(build: Build, manifest:
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert profiler.active is None
-        assert all(server.engine.state is not State.RECORDING for server in servers)  # type: ignore[attr-defined]
+        assert all(server.engine.state is not RequestState.RECORDING for server in servers)  # type: ignore[attr-defined]
         if command == "start":
             assert all("stop" in server.commands() for server in servers)
 
@@ -686,7 +688,7 @@ def test_a_stop_that_is_cancelled_has_told_all_targets(build: Build, manifest: R
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
-        assert all(server.engine.state is State.WRITING for server in servers)  # type: ignore[attr-defined]
+        assert all(server.engine.state is RequestState.WRITING for server in servers)  # type: ignore[attr-defined]
         for server in servers:
             for task in server.tasks:
                 task.cancel()

@@ -18,19 +18,21 @@ import attrs
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.capture import Artifact, Capture
-from profdeck.engine import fetch, http
-from profdeck.engine.collect import Collection
-from profdeck.engine.control import Engine
-from profdeck.engine.remote import RemoteEngine
-from profdeck.engine.request import Answer, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError
-from profdeck.identity import Identity
-from profdeck.outcome import Outcome
-from profdeck.run import Manifest, read_manifest
-from profdeck.strict import structure, unstructure
+from profdeck.base.errors import CaptureError
+from profdeck.base.identity import Identity
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure, unstructure
+from profdeck.engine.control import downloads
+from profdeck.engine.control.rank_files import RankFiles
+from profdeck.engine.engine import Engine
+from profdeck.engine.transport import http_client
+from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.records.artifact import Artifact
+from profdeck.records.capture import Capture
+from profdeck.records.manifest import Manifest, read_manifest
+from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
 from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
-from profdeck.verify import read_run
+from profdeck.verification.reading import read_run
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]
@@ -89,10 +91,10 @@ class Remote:
         document["artifacts"][0] |= changed
         path.write_text(json.dumps(document))
 
-    async def collect(self, *, fetch: bool = True, limit_s: float = 30, engine: Engine | None = None) -> Collection:
+    async def collect(self, *, fetch: bool = True, limit_s: float = 30, engine: Engine | None = None) -> RankFiles:
         """Collect, as the stop of a capture does."""
-        remote = engine or RemoteEngine(self.server.url, timeout_s=limit_s)
-        found = Collection(self.capture, self.asked)
+        remote = engine or HttpEngine(self.server.url, timeout_s=limit_s)
+        found = RankFiles(self.capture, self.asked)
         try:
             until = time.monotonic() + limit_s
             await found.collect(remote, self.answer, fetch=fetch, until=until, late="The time was over.")
@@ -331,7 +333,7 @@ def test_a_shared_directory_of_which_this_host_learns_late(
     async def check(found: Remote) -> None:
         for name in (MANIFEST, TRACE):
             shutil.copy(found.source / name, found.copies / name)
-        monkeypatch.setattr(Collection, "_look", lambda *_: {})
+        monkeypatch.setattr(RankFiles, "_look", lambda *_: {})
         collection = await found.collect()
         assert (collection.complete, collection.manifests) == (True, [found.copies / MANIFEST])
         assert read_manifest(found.copies / MANIFEST).collected_from is None
@@ -400,7 +402,7 @@ def test_ranks_on_hosts_that_the_server_cannot_see_are_named(remote: Callable[..
 def test_a_rank_that_does_not_answer_is_waited_for(
     remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_POLL_S", 0.01)
+    monkeypatch.setattr(downloads, "_POLL_S", 0.01)
 
     async def check(found: Remote) -> None:
         path = found.source / "rank_0001.step1.json"
@@ -412,7 +414,7 @@ def test_a_rank_that_does_not_answer_is_waited_for(
         assert (await collecting).complete
         path.write_text(ended.replace('"complete"', '"recording"'))
         (found.copies / path.name).unlink()
-        monkeypatch.setattr(fetch, "_MOST_WAIT_S", 0.05)
+        monkeypatch.setattr(downloads, "_MOST_WAIT_S", 0.05)
         assert not (await found.collect()).complete
         assert "Its process was still recording." in found.capture.problems[-1]
 
@@ -422,7 +424,7 @@ def test_a_rank_that_does_not_answer_is_waited_for(
 def test_answers_that_were_made_up_say_nothing(remote: Callable[..., None]) -> None:
     async def check(found: Remote) -> None:
         (first, second) = found.answer.ranks
-        found.answer = Answer(ranks=(first, attrs.evolve(second, host="", captures=(), state=State.ENDED)))
+        found.answer = Answer(ranks=(first, attrs.evolve(second, host="", captures=(), state=RequestState.ENDED)))
         assert (await found.collect()).complete
         assert len(found.names()) == 4
 
@@ -604,7 +606,7 @@ def test_a_disk_that_is_full_while_it_is_written(remote: Callable[..., None], mo
 
     async def check(found: Remote) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(http, "write_all", full)
+            patched.setattr(http_client, "write_all", full)
             assert not (await found.collect()).complete
         (problem,) = found.capture.problems
         assert "No space left on device" in problem
@@ -631,7 +633,7 @@ def test_a_directory_that_cannot_be_written(remote: Callable[..., None], monkeyp
     async def check(found: Remote) -> None:
         found.copies.rmdir()
         found.copies.write_text("in the way")
-        monkeypatch.setattr(Collection, "_look", lambda *_: {})
+        monkeypatch.setattr(RankFiles, "_look", lambda *_: {})
         await found.collect()
         (problem,) = found.capture.problems
         assert "FileExistsError" in problem
@@ -642,8 +644,8 @@ def test_a_directory_that_cannot_be_written(remote: Callable[..., None], monkeyp
 def test_the_time_is_limited(remote: Callable[..., None]) -> None:
     async def check(found: Remote) -> None:
         found.server.acts[TRACE] = [Act(raw=message(found)[:-5], hang=True)]
-        engine = RemoteEngine(found.server.url, timeout_s=30)
-        collection = Collection(found.capture, found.asked)
+        engine = HttpEngine(found.server.url, timeout_s=30)
+        collection = RankFiles(found.capture, found.asked)
         until = time.monotonic() + 0.5
         await collection.collect(engine, found.answer, fetch=True, until=until, late="The time was over, x=0.5 seconds")
         engine.close()
@@ -705,7 +707,7 @@ def test_a_few_files_come_at_once(remote: Callable[..., None], monkeypatch: pyte
 
         monkeypatch.setattr(found.server, "answer", watched)
         assert (await found.collect()).complete
-        assert most == fetch._AT_ONCE
+        assert most == downloads._AT_ONCE
 
     remote(check, ranks=40)
 
@@ -762,10 +764,10 @@ def test_a_directory_of_which_a_file_does_not_come(remote: Callable[..., None]) 
 def test_a_directory_is_waited_for_while_it_is_analysed(
     remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_POLL_S", 0.01)
+    monkeypatch.setattr(downloads, "_POLL_S", 0.01)
 
     async def check(found: Remote) -> None:
-        from profdeck.process import ProcessId
+        from profdeck.base.processes import ProcessId
 
         directory, me = ascend(found), ProcessId()
         state = AnalysisState(
@@ -796,7 +798,7 @@ def test_names_in_a_directory_that_lead_out_of_it(remote: Callable[..., None]) -
 
 
 def test_merging_leaves_out_what_is_not_here(remote: Callable[..., None], tally: ModuleType) -> None:
-    from profdeck.engine.control import merge_ranks
+    from profdeck.engine.control.merging import merge_ranks
 
     async def check(found: Remote) -> None:
         (found.source / TRACE).unlink()

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from profdeck import Profiler, Status, lease
-from profdeck.backend import TargetState
+from profdeck import Profiler, Status
+from profdeck.backends.api import TargetState
+from profdeck.base import leases
 from profdeck.fleet import Fleet
-from profdeck.run import Manifest
-from profdeck.verify import read_run
+from profdeck.records.manifest import Manifest
+from profdeck.verification.reading import read_run
 from simulated_servers import simulated_servers
 
 HELD = "gpu-1, held by this process (trainer, step1)"
@@ -37,7 +38,7 @@ def test_who_waits_for_the_window_is_told_for_whom_it_waits(
             server.engine = engine
             own = settings | {"rollout.iterations": {"count": 2}}
             profiler = Profiler.from_config(role="rollout", settings=own, target=server.url)
-            held = lease.acquire(["gpu-1"], holder="trainer, step1")
+            held = leases.acquire(["gpu-1"], holder="trainer, step1")
             async with profiler.capture(1):
                 assert not await profiler.await_window(0, told.append)
                 held.release()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.errors import CaptureError, ConfigError, target_error
-from profdeck.fleet.discovery import Numbers, Target, discover
-from profdeck.outcome import Outcome
-from profdeck.run import Manifest
-from profdeck.strict import structure
-from profdeck.targets import Policy, TargetsConfig
+from profdeck.base.errors import CaptureError, ConfigError, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure
+from profdeck.config.targets import Policy, TargetsConfig
+from profdeck.records.manifest import Manifest
+from profdeck.replicas.discovery import ReplicaNumbers, Target, discover
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))
@@ -44,8 +44,8 @@ def answer(*workers: dict[str, Any]) -> Act:
     return Act(content=json.dumps({"workers": workers, "total": len(workers), "stats": {}}).encode())
 
 
-def found(numbers: Numbers | None = None, **config: Any) -> list[Target]:
-    return asyncio.run(discover(structure(config, TargetsConfig, where="targets"), numbers or Numbers()))
+def found(numbers: ReplicaNumbers | None = None, **config: Any) -> list[Target]:
+    return asyncio.run(discover(structure(config, TargetsConfig, where="targets"), numbers or ReplicaNumbers()))
 
 
 def numbered(targets: list[Target]) -> dict[int, object]:
@@ -61,12 +61,12 @@ def with_router(check: Callable[[SimulatedServer], Awaitable[None]], act: Act) -
     asyncio.run(main())
 
 
-def from_router(act: Act, numbers: Numbers | None = None, **config: Any) -> list[Target]:
+def from_router(act: Act, numbers: ReplicaNumbers | None = None, **config: Any) -> list[Target]:
     targets = []
 
     async def check(router: SimulatedServer) -> None:
         own = structure({"router": router.url, **config}, TargetsConfig, where="targets")
-        targets.extend(await discover(own, numbers or Numbers()))
+        targets.extend(await discover(own, numbers or ReplicaNumbers()))
 
     with_router(check, act)
     return targets
@@ -126,14 +126,14 @@ def test_what_is_selected() -> None:
 
 
 def test_numbers_stay_while_servers_come_and_go() -> None:
-    numbers = Numbers()
+    numbers = ReplicaNumbers()
     assert numbered(found(numbers, urls=[B, C])) == {0: B, 1: C}
     assert numbered(found(numbers, urls=[A, C])) == {1: C, 2: A}
     assert numbered(found(numbers, urls=[A, B, C])) == {0: B, 1: C, 2: A}
 
 
 def test_the_number_of_a_file_is_not_given_to_another_server(tmp_path: Path) -> None:
-    numbers, file = Numbers(), tmp_path / "targets.yaml"
+    numbers, file = ReplicaNumbers(), tmp_path / "targets.yaml"
     file.write_text(f"[{{url: '{C}', replica: 0}}, '{A}']")
     assert numbered(found(numbers, file=str(file))) == {0: C, 1: A}
     file.write_text(f"['{C}', '{A}', '{B}']")
@@ -182,9 +182,9 @@ def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(router: SimulatedServer) -> None:
         for variable in ("PROFDECK_ROUTER_KEY", "KEY_OF_ANOTHER_ROUTER"):
             config = TargetsConfig(router=router.url, router_key_variable=variable)
-            await discover(config, Numbers())
+            await discover(config, ReplicaNumbers())
             monkeypatch.setenv(variable, f"key in {variable}")
-            await discover(config, Numbers())
+            await discover(config, ReplicaNumbers())
         assert [arrival.headers.get("authorization") for arrival in router.arrivals] == [
             None,
             "Bearer key in PROFDECK_ROUTER_KEY",

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from profdeck.engine.remote import RemoteEngine
-from profdeck.errors import TargetError, target_error
-from profdeck.fleet.fanout import fan_out
-from profdeck.fleet.gate import StartGate
-from profdeck.outcome import Outcome
+from profdeck.base.errors import TargetError, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.replicas.fan_out import fan_out
+from profdeck.replicas.start_gate import StartGate
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 START = {"id": "step1", "output": "/profiles", "run": "run", "role": "rollout"}
@@ -136,9 +136,9 @@ def test_many_servers_take_as_long_as_the_slowest() -> None:
         async with simulated_servers(50) as servers:
             for server in servers:
                 server.acts[""] = [Act(delay_s=0.05)]
-            engines = [RemoteEngine(server.url, timeout_s=30) for server in servers]
+            engines = [HttpEngine(server.url, timeout_s=30) for server in servers]
             began_s = time.monotonic()
-            assert await fan_out(RemoteEngine.has_profdeck, engines, timeout_s=30, each_timeout_s=30) == [True] * 50
+            assert await fan_out(HttpEngine.has_profdeck, engines, timeout_s=30, each_timeout_s=30) == [True] * 50
             assert time.monotonic() - began_s < 50 * 0.05 / 2
             for engine in engines:
                 engine.close()
@@ -155,10 +155,10 @@ def test_starts_leave_together_and_failures_keep_nobody_waiting() -> None:
             hung.acts["status"] = [Act(raw=b"", hang=True)]
             await gone.stop()
             gate = StartGate(timeout_s=30)
-            engines = [RemoteEngine(server.url, timeout_s=0.5) for server in servers]
+            engines = [HttpEngine(server.url, timeout_s=0.5) for server in servers]
             parties = {engine: gate.party() for engine in engines}
 
-            async def start(engine: RemoteEngine) -> None:
+            async def start(engine: HttpEngine) -> None:
                 engine.gate = parties[engine]
                 try:
                     assert await engine.has_profdeck()

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.engine.request import State
-from profdeck.errors import CaptureError
-from profdeck.outcome import Outcome
-from profdeck.run import Manifest
-from profdeck.verify import read_run
+from profdeck.base.errors import CaptureError
+from profdeck.base.outcome import Outcome
+from profdeck.records.manifest import Manifest
+from profdeck.records.request import RequestState
+from profdeck.verification.reading import read_run
 from simulated_servers import Act, SimulatedEngine, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]
@@ -44,7 +44,7 @@ def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], coun
             await check(servers)
             for server in servers:
                 assert isinstance(server.engine, SimulatedEngine)
-                assert server.engine.state is not State.RECORDING
+                assert server.engine.state is not RequestState.RECORDING
                 await asyncio.gather(*server.tasks)
                 if server.connections:
                     await server.gone.wait()
@@ -226,7 +226,7 @@ def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
             with pytest.raises(CaptureError, match="1 of 3 targets are not complete: 1 timed_out"):
                 await profiler.astop()
             assert loop.time() - began_s >= 120
-            assert engine.state is State.WRITING
+            assert engine.state is RequestState.WRITING
 
     quickly(main())
     assert outcomes(manifest()) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.errors import CaptureError, ConfigError
+from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.fleet import Fleet
-from profdeck.run import Manifest, is_manifest, read_manifest
-from profdeck.verify import read_run
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.verification.reading import read_run
 from simulated_servers import Act, ServersInThread, simulated_servers
 
 GOOD = ["status", "start", "stop"]

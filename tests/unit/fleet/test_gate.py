@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from profdeck.fleet.gate import Party, StartGate
+from profdeck.replicas.start_gate import GatePass, StartGate
 
 
 def test_nobody_passes_before_all_have_arrived() -> None:
@@ -109,7 +109,7 @@ def test_a_thousand_pass_within_one_turn_of_the_loop() -> None:
                 await asyncio.sleep(0)
                 turns += gate.opened_ns is not None
 
-        async def arrive(party: Party) -> int:
+        async def arrive(party: GatePass) -> int:
             await party()
             return turns
 

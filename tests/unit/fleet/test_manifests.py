@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from profdeck import Profiler, run
-from profdeck.fleet.manifests import Manifests
-from profdeck.settle import in_thread, in_threads
+from profdeck import Profiler
+from profdeck.base import files
+from profdeck.base.blocking import in_thread, in_threads
+from profdeck.replicas.manifest_writer import ManifestBatch
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]
@@ -30,7 +31,7 @@ class Disk:
         self.synced: Counter[str] = Counter()
         self.threads: set[int] = set()
         """Those that have written manifests of single targets."""
-        write = run._write
+        write = files._write
 
         def counted(path: Path, content: bytes, *, durable: bool) -> None:
             if path.is_relative_to(directory):  # not what is collected of earlier tests, and says that it has ended
@@ -40,7 +41,7 @@ class Disk:
                 self.threads.add(threading.get_ident())
             write(path, content, durable=durable)
 
-        monkeypatch.setattr(run, "_write", counted)
+        monkeypatch.setattr(files, "_write", counted)
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_nothing_is_claimed_while_targets_are_being_asked(build: Build, disk: Di
 
 def test_of_several_manifests_for_a_path_the_last_one_stays(tmp_path: Path) -> None:
     async def main() -> None:
-        manifests = Manifests()
+        manifests = ManifestBatch()
         assert await manifests.written() == {}
         for number in range(3):
             for name in "abc":
@@ -99,7 +100,7 @@ def test_of_several_manifests_for_a_path_the_last_one_stays(tmp_path: Path) -> N
 
 
 def test_each_capture_may_have_a_loop_of_its_own(tmp_path: Path) -> None:
-    manifests = Manifests()
+    manifests = ManifestBatch()
 
     async def write(content: bytes) -> None:
         manifests.put(tmp_path / "a", content)
@@ -115,15 +116,15 @@ def test_what_comes_while_others_are_written_is_written_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        manifests, loop, begun, go_on = Manifests(), asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-        write = run._write
+        manifests, loop, begun, go_on = ManifestBatch(), asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        write = files._write
 
         def slow(path: Path, content: bytes, *, durable: bool) -> None:
             loop.call_soon_threadsafe(begun.set)
             go_on.wait()
             write(path, content, durable=durable)
 
-        monkeypatch.setattr(run, "_write", slow)
+        monkeypatch.setattr(files, "_write", slow)
         manifests.put(tmp_path / "a", b"old")
         waiting = asyncio.create_task(manifests.written())
         await begun.wait()
@@ -138,7 +139,7 @@ def test_what_comes_while_others_are_written_is_written_as_well(
 
 def test_what_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     async def main() -> None:
-        manifests, path = Manifests(), tmp_path / "missing" / "a"
+        manifests, path = ManifestBatch(), tmp_path / "missing" / "a"
         manifests.put(path, b"")
         manifests.put(tmp_path / "b", b"")
         problems = await manifests.written()
@@ -152,7 +153,7 @@ def test_what_cannot_be_written_is_told_once(tmp_path: Path) -> None:
 
 def test_who_gives_up_waiting_does_not_end_the_writing(tmp_path: Path) -> None:
     async def main() -> None:
-        manifests = Manifests()
+        manifests = ManifestBatch()
         for number in range(50):
             manifests.put(tmp_path / str(number), b"")
         waiting = asyncio.create_task(manifests.written())
@@ -276,7 +277,7 @@ def test_a_temporary_file_is_removed_where_the_writing_fails(tmp_path: Path, mon
     path = tmp_path / "a"
     path.write_text("old")
     with pytest.raises(OSError, match="No space left"):
-        run.replace(path, b"new", durable=True)
+        files.replace(path, b"new", durable=True)
     with pytest.raises(FileExistsError):
-        run.write_new(path, b"new")
+        files.write_new(path, b"new")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a", "old")]

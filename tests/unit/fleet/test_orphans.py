@@ -11,13 +11,13 @@ import attrs
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.engine.request import CaptureRequest, State
-from profdeck.errors import CaptureError, TargetError, target_error
-from profdeck.outcome import Outcome
-from profdeck.process import ProcessId
-from profdeck.run import Manifest
-from profdeck.strict import unstructure
-from profdeck.verify import read_run
+from profdeck.base.errors import CaptureError, TargetError, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.base.processes import ProcessId
+from profdeck.base.structuring import unstructure
+from profdeck.records.manifest import Manifest
+from profdeck.records.request import CaptureRequest, RequestState
+from profdeck.verification.reading import read_run
 from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]
@@ -106,7 +106,7 @@ def test_what_belongs_to_others_is_left_alone(build: Build, owner: ProcessId | N
             with pytest.raises(CaptureError) as caught:
                 await build(server.url).astart(1)
             assert isinstance(server.engine, SimulatedEngine)
-            assert server.engine.state is State.RECORDING
+            assert server.engine.state is RequestState.RECORDING
             return target_error(caught.value)
 
     error = asyncio.run(main())
@@ -123,10 +123,10 @@ class Ends(SimulatedEngine):
     async def command(self, command: str, payload: Any) -> Any:
         replies = await super().command(command, payload)
         if replies[0].get("refusal"):
-            self.state = State.ENDED
-        elif command == "status" and self.state is State.ENDED and self.again:
+            self.state = RequestState.ENDED
+        elif command == "status" and self.state is RequestState.ENDED and self.again:
             self.again -= 1
-            self.state = State.RECORDING
+            self.state = RequestState.RECORDING
         return replies
 
 
@@ -171,7 +171,7 @@ def test_of_two_drivers_at_once_one_gets_each_target(
         held = [
             engine.asked.run
             for engine in engines
-            if isinstance(engine, SimulatedEngine) and engine.asked and engine.state is State.RECORDING
+            if isinstance(engine, SimulatedEngine) and engine.asked and engine.state is RequestState.RECORDING
         ]
         started = [number for number, line in enumerate(said) if line == "started"]
         if policy == "any":
@@ -192,4 +192,6 @@ def test_of_two_drivers_at_once_one_gets_each_target(
             lost = 4 - held.count(f"run{number}")
             missed = f"{lost} of 4 targets did not take part: {lost} already_active."
             assert drivers[number].said() == (f"stopped: Capture step1 is partial: {missed}" if lost else "stopped")
-        assert all(engine.state is not State.RECORDING for engine in engines if isinstance(engine, SimulatedEngine))
+        assert all(
+            engine.state is not RequestState.RECORDING for engine in engines if isinstance(engine, SimulatedEngine)
+        )

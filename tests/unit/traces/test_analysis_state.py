@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from profdeck.errors import TraceError
-from profdeck.run import process_started
+from profdeck.base.errors import TraceError
+from profdeck.base.processes import process_started
 from profdeck.traces.ascend.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
 
 STATE = AnalysisState(

@@ -16,8 +16,8 @@ from ascend_files import CPU, NAME, NPU, OUTPUT, analysed, database, kernel_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.run import process_started
+from profdeck.base.errors import TraceError
+from profdeck.base.processes import process_started
 from profdeck.traces.ascend.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
 from profdeck.traces.ascend.check import DirectoryCheck, check_directory, check_output
 from profdeck.traces.ascend.directory import (
@@ -27,7 +27,7 @@ from profdeck.traces.ascend.directory import (
     is_ascend_directory,
     size_to_read,
 )
-from profdeck.traces.reading import read_trace
+from profdeck.traces.reading.trace import read_trace
 
 TEXT_FILES = ("trace_view.json", "kernel_details.csv", "step_trace_time.csv", "communication.json")
 NOBODY = 2**22 - 1  # no process has this id

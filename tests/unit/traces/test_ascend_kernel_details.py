@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.ascend.kernel_details import KernelDetails, read_kernel_details
-from profdeck.traces.collector import Collector
-from profdeck.traces.columns import Columns, Tables, concatenated
-from profdeck.traces.reading import read_trace
-from profdeck.traces.summary import summarise_trace
+from profdeck.traces.reading.column_builder import ColumnBuilder
+from profdeck.traces.reading.columns import Columns, Tables, concatenated
+from profdeck.traces.reading.trace import read_trace
 
 OLD = (
     "Step Id,Model ID,Task ID,Stream ID,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Dim"
@@ -37,7 +37,7 @@ def read(path: Path) -> tuple[KernelDetails, Columns]:
     """Read a table; return what it says and its kernels in the order of the file."""
     tables = Tables()
     blocks: list[Columns] = []
-    collector = Collector(tables, blocks.append)
+    collector = ColumnBuilder(tables, blocks.append)
     details = read_kernel_details(path, collector)
     collector.finish({})
     return details, concatenated(tables, blocks)

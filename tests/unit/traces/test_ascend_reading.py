@@ -14,15 +14,15 @@ from ascend_files import KERNELS, LEVEL_0, LEVEL_1, NAME, OLD, OUTPUT, analysed,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.traces import timeline
-from profdeck.traces.merge import Source, merge_traces
-from profdeck.traces.reading import Trace, read_trace
-from profdeck.traces.select import Selection, iteration_window, read_extent, step_window, time_window
-from profdeck.traces.slim import SlimSource, write_slim
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.summary import summarise_trace
+from profdeck.traces.merge import MergeSource, merge_traces
+from profdeck.traces.reading import time_slices
+from profdeck.traces.reading.trace import Trace, read_trace
 from profdeck.traces.sources import TraceSource
-from profdeck.traces.summary import summarise_trace
-from profdeck.traces.trim import trim_trace
+from profdeck.traces.writing.selection import Selection, iteration_window, read_extent, step_window, time_window
+from profdeck.traces.writing.slim import SlimSource, write_slim
+from profdeck.traces.writing.trim import trim_trace
 
 BASE_NS = ascend_files.BASE_US * 1000
 
@@ -263,7 +263,7 @@ def test_both_problems_are_told(directory: Path) -> None:
 
 
 def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profdeck.traces.collector.MAX_NAMES", 12)
+    monkeypatch.setattr("profdeck.traces.reading.column_builder.MAX_NAMES", 12)
     framework = ascend_files.framework_events()
     framework += [
         ascend_files.complete(HOST, HOST, f"aten::op{number}", 500 + number, 1, cat="cpu_op") for number in range(40)
@@ -278,9 +278,9 @@ def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkey
 
 def test_events_beyond_memory_go_to_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(read_trace(directory))
-    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", 4)
-    monkeypatch.setattr(timeline, "_SAMPLE", 1)
-    monkeypatch.setattr("profdeck.traces.collector._BLOCK_EVENTS", 3)
+    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", 4)
+    monkeypatch.setattr(time_slices, "_SAMPLE", 1)
+    monkeypatch.setattr("profdeck.traces.reading.column_builder._BLOCK_EVENTS", 3)
 
     assert contents(read_trace(directory)) == expected
 
@@ -381,8 +381,8 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
     for rank in range(2):
         directory = raw(tmp_path, NAME.replace("0003", f"000{rank}"), rank=rank)
         analysed(directory)
-        sources.append(Source(directory, TraceSource(directory).label, rank))
-    sources.append(Source(raw(tmp_path, NAME.replace("0003", "0002")), "rank 2", 2))
+        sources.append(MergeSource(directory, TraceSource(directory).label, rank))
+    sources.append(MergeSource(raw(tmp_path, NAME.replace("0003", "0002")), "rank 2", 2))
 
     check = merge_traces(sources, tmp_path / "all.json", gzip=False)
 

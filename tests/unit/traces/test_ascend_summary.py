@@ -9,11 +9,11 @@ import attrs
 import pytest
 from ascend_job import BYTES, GROUP, TRANSFER_US, Job, call
 
-from profdeck.traces.diff import diff_runs, load_summary
-from profdeck.traces.model import RankSummary, RunSummary
-from profdeck.traces.run_summary import summarise_run
+from profdeck.traces.analysis.diff import diff_runs, load_summary
+from profdeck.traces.analysis.model import RankSummary, RunSummary
+from profdeck.traces.analysis.run_summary import summarise_run
+from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.sources import TraceSource
-from profdeck.traces.summary import summarise_trace
 
 SLOW_RANK, SLOWER_US = 5, 300.0
 

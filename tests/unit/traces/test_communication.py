@@ -14,7 +14,7 @@ from ascend_job import call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
+from profdeck.base.errors import TraceError
 from profdeck.traces.ascend import communication
 from profdeck.traces.ascend.communication import OTHER_OPERATIONS, Communication, read_communication
 

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.traces.columns import Columns, Tables
-from profdeck.traces.devices import NOT_READ, DeviceTimes
-from profdeck.traces.hosts import CAUSES, HostEvent, HostStates, innermost
-from profdeck.traces.model import DeviceSummary, Gap, Id, IdleCause, StreamSummary
-from profdeck.traces.summary import summarise_trace
-from profdeck.traces.timeline import Slice
+from profdeck.traces.analysis.devices import NOT_READ, DeviceTimes
+from profdeck.traces.analysis.host_states import CAUSES, HostEvent, HostStates, innermost
+from profdeck.traces.analysis.model import DeviceSummary, Gap, IdleCause, StreamSummary
+from profdeck.traces.analysis.summary import summarise_trace
+from profdeck.traces.reading.columns import Columns, Tables
+from profdeck.traces.reading.identifiers import Id
+from profdeck.traces.reading.time_slices import Slice
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

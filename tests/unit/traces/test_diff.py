@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.traces.diff import FLOOR, Change, RoleDiff, diff_runs, is_summary, load_summary
-from profdeck.traces.model import (
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.diff import FLOOR, Change, RoleDiff, diff_runs, is_summary, load_summary
+from profdeck.traces.analysis.model import (
     CategorySummary,
     KernelSummary,
     OperatorSummary,

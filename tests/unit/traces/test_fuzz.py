@@ -14,8 +14,8 @@ import resource
 import time
 from pathlib import Path
 
-from profdeck.traces.model import RankSummary
-from profdeck.traces.summary import summarise_trace
+from profdeck.traces.analysis.model import RankSummary
+from profdeck.traces.analysis.summary import summarise_trace
 
 FILES = int(os.environ.get("PROFDECK_FUZZ_FILES", "300"))
 MAX_S = 10.0  # for one file of some kilobytes, on a machine that is busy with something else

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.traces import intervals
-from profdeck.traces.intervals import (
+from profdeck.traces.reading import intervals
+from profdeck.traces.reading.intervals import (
     Spans,
     complement,
     groups,

@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import pytest
 
-from profdeck.errors import TraceError
-from profdeck.traces.integrity import TraceCheck, check_trace
-from profdeck.traces.merge import Source, merge_traces, rewriter, segment, substitution
+from profdeck.base.errors import TraceError
+from profdeck.traces.merge import MergeSource, merge_traces, rewriter, segment, substitution
+from profdeck.traces.reading.integrity import TraceCheck, check_trace
 
 BASE_NS = 1711964646000000000
 
@@ -41,7 +41,7 @@ class Merged:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.sources: list[Source] = []
+        self.sources: list[MergeSource] = []
         self.destination = directory / "merged"
         self.document: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ class Merged:
         path = self.directory / f"source{number}"
         data = trace if isinstance(trace, bytes) else json.dumps(trace).encode()
         path.write_bytes(gzip.compress(data) if number % 2 else data)
-        self.sources.append(Source(path, label or f"source {number}", sort_index))
+        self.sources.append(MergeSource(path, label or f"source {number}", sort_index))
         return path
 
     def __call__(self, *traces: Any, as_gzip: bool = True) -> TraceCheck:
@@ -284,7 +284,7 @@ def test_a_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
     text = ",".join(f'{{"ph": "X", "name": "n", "pid": 1, "ts": {ts}}}' for ts in times * 9)
     merged.add([event(ts=5)])
     path = merged.add(b"[" + text.encode() + b"]")
-    merged.sources[1] = Source(path, "shifted", 0, shift_ns=shift_ns)
+    merged.sources[1] = MergeSource(path, "shifted", 0, shift_ns=shift_ns)
 
     assert merged().whole
 
@@ -310,7 +310,7 @@ class OfCategory:
 def test_events_that_are_not_selected_are_left_out(merged: Merged, processes: int) -> None:
     trace = [event(name=f"{n}", cat="kernel" if n % 3 else "cpu_op", pid=n % 3) for n in range(100)]
     path = merged.add({"traceEvents": trace, "baseTimeNanoseconds": 5})
-    merged.sources[0] = Source(path, "kernels", 0, select=OfCategory("kernel"))
+    merged.sources[0] = MergeSource(path, "kernels", 0, select=OfCategory("kernel"))
     merged.add([event(name="all")])
 
     check = merge_traces(merged.sources, merged.destination, processes=processes)
@@ -505,7 +505,7 @@ def test_every_damaged_source_is_named(merged: Merged) -> None:
     merged.add(b"[]", "empty")
     merged.add([event()], "cut")
     merged.sources[1].path.write_bytes(merged.sources[1].path.read_bytes()[:-1])
-    merged.sources.append(Source(merged.directory / "nowhere", "gone", 0))
+    merged.sources.append(MergeSource(merged.directory / "nowhere", "gone", 0))
     merged.add([event()], "good")
 
     check = merged()
@@ -540,7 +540,7 @@ def test_nothing_to_merge_is_an_error(merged: Merged, traces: list[bytes]) -> No
 
 def test_missing_sources_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no event to merge. a: Cannot read .*nowhere: No such file"):
-        merge_traces([Source(tmp_path / "nowhere", "a", 0)], tmp_path / "merged")
+        merge_traces([MergeSource(tmp_path / "nowhere", "a", 0)], tmp_path / "merged")
 
 
 def test_a_file_in_place_is_never_overwritten(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.traces.integrity import check_trace
-from profdeck.traces.merge import Source, merge_traces, overlaps, substitution
+from profdeck.traces.merge import MergeSource, merge_traces, overlaps, substitution
+from profdeck.traces.reading.integrity import check_trace
 
 # As Kineto writes it, with two lines an event; one line; one key a line.
 LAYOUTS: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":")}, {"indent": "\t"}]
@@ -65,7 +65,7 @@ def merged(*texts: bytes) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         sources = []
         for rank, text in enumerate(texts):
-            sources.append(Source(Path(folder) / str(rank), f"rank {rank}", rank))
+            sources.append(MergeSource(Path(folder) / str(rank), f"rank {rank}", rank))
             sources[-1].path.write_bytes(text)
         destination = Path(folder) / "merged"
         assert merge_traces(sources, destination) == check_trace(destination)

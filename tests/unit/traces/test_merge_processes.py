@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import pytest
 
-from profdeck.errors import TraceError
-from profdeck.traces.integrity import check_trace
-from profdeck.traces.merge import Selection, Source, merge_traces, merging
+from profdeck.base.errors import TraceError
+from profdeck.traces.merge import EventFilter, MergeSource, merge_traces, merging
+from profdeck.traces.reading.integrity import check_trace
 
 
 def event(ph: str = "X", **members: Any) -> dict[str, Any]:
@@ -36,9 +36,11 @@ def trace(rank: int) -> bytes:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> list[Source]:
+def sources(tmp_path: Path) -> list[MergeSource]:
     (tmp_path / "sources").mkdir()
-    found = [Source(tmp_path / "sources" / str(rank), f"rank {rank}", 0, shift_ns=1500 * rank) for rank in range(5)]
+    found = [
+        MergeSource(tmp_path / "sources" / str(rank), f"rank {rank}", 0, shift_ns=1500 * rank) for rank in range(5)
+    ]
     for rank, source in enumerate(found):
         data = trace(rank)
         source.path.write_bytes(gzip.compress(data) if rank % 2 else data)
@@ -55,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("as_gzip", [False, True])
 def test_the_file_is_the_same_for_any_number_of_processes(
-    sources: list[Source], folder: Path, *, as_gzip: bool
+    sources: list[MergeSource], folder: Path, *, as_gzip: bool
 ) -> None:
     checks = [
         merge_traces(sources, folder / str(processes), gzip=as_gzip, processes=processes) for processes in (1, 2, 9)
@@ -70,7 +72,7 @@ def test_the_file_is_the_same_for_any_number_of_processes(
 
 
 def test_what_was_taken_to_be_known_is_put_right(
-    sources: list[Source], folder: Path, monkeypatch: pytest.MonkeyPatch
+    sources: list[MergeSource], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_traces(sources, folder / "guessed", gzip=False)
     monkeypatch.setattr(merging, "_HEAD_BYTES", 1)
@@ -83,7 +85,9 @@ def test_what_was_taken_to_be_known_is_put_right(
     assert labels == ["rank 0: 4711"]
 
 
-def test_a_process_with_threads_starts_others_that_are_no_copies_of_it(sources: list[Source], folder: Path) -> None:
+def test_a_process_with_threads_starts_others_that_are_no_copies_of_it(
+    sources: list[MergeSource], folder: Path
+) -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
@@ -120,7 +124,7 @@ class Failing:
     ],
 )
 def test_of_a_process_that_fails_nothing_is_left(
-    sources: list[Source], folder: Path, select: Selection, error: type[Exception], message: str
+    sources: list[MergeSource], folder: Path, select: EventFilter, error: type[Exception], message: str
 ) -> None:
     sources[4] = attrs.evolve(sources[4], select=select)
 
@@ -132,7 +136,9 @@ def test_of_a_process_that_fails_nothing_is_left(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_of_a_merge_that_is_interrupted_nothing_is_left(sources: list[Source], folder: Path, processes: int) -> None:
+def test_of_a_merge_that_is_interrupted_nothing_is_left(
+    sources: list[MergeSource], folder: Path, processes: int
+) -> None:
     def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
@@ -143,7 +149,7 @@ def test_of_a_merge_that_is_interrupted_nothing_is_left(sources: list[Source], f
     assert not multiprocessing.active_children()
 
 
-def test_progress_is_that_of_all_sources(sources: list[Source], folder: Path) -> None:
+def test_progress_is_that_of_all_sources(sources: list[MergeSource], folder: Path) -> None:
     progress: list[tuple[int, int]] = []
 
     merge_traces(
@@ -156,7 +162,7 @@ def test_progress_is_that_of_all_sources(sources: list[Source], folder: Path) ->
 
 
 def test_a_file_system_that_copies_nothing_by_itself_is_served(
-    sources: list[Source], folder: Path, monkeypatch: pytest.MonkeyPatch
+    sources: list[MergeSource], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_traces(sources, folder / "1")
     monkeypatch.delattr(os, "copy_file_range", raising=False)
@@ -167,7 +173,7 @@ def test_a_file_system_that_copies_nothing_by_itself_is_served(
 
 def test_no_two_of_many_sources_share_an_id(tmp_path: Path) -> None:
     data = json.dumps([event("s", id=one) for one in [*range(9), 12, 123, 10**12, 10**13, "0x1f"]]).encode()
-    sources = [Source(tmp_path / str(rank), f"rank {rank}", 0) for rank in range(300)]
+    sources = [MergeSource(tmp_path / str(rank), f"rank {rank}", 0) for rank in range(300)]
     for source in sources:
         source.path.write_bytes(data)
 

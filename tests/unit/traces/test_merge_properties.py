@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.traces.integrity import TraceCheck, check_trace
-from profdeck.traces.merge import Source, merge_traces, segment, substitution
+from profdeck.base.errors import TraceError
+from profdeck.traces.merge import MergeSource, merge_traces, segment, substitution
 from profdeck.traces.merge.times import moved
+from profdeck.traces.reading.integrity import TraceCheck, check_trace
 
 NASTY = [
     '"',
@@ -145,7 +145,7 @@ def merged(texts: list[tuple[bytes, int]], read_bytes: int, *, apart: bool = Fal
         for number, (text, sort_index) in enumerate(texts):
             path = Path(folder) / str(number)
             path.write_bytes(gzip.compress(text) if number % 2 else text)
-            sources.append(Source(path, f"s{number}", sort_index))
+            sources.append(MergeSource(path, f"s{number}", sort_index))
         destination = Path(folder) / "merged"
         check = merge_traces(sources, destination)
         assert attrs.evolve(check, whole=True, problem=None) == check_trace(destination)
@@ -371,7 +371,7 @@ def real_elements(path: Path) -> tuple[list[Any], int]:
 )
 def test_real_traces_are_merged_like_the_reference(tmp_path: Path, data: Path, pattern: str) -> None:
     paths = sorted(data.glob(pattern)) * (2 if pattern.startswith("npu") else 1)
-    sources = [Source(path, f"rank {number}", number) for number, path in enumerate(paths)]
+    sources = [MergeSource(path, f"rank {number}", number) for number, path in enumerate(paths)]
     destination = tmp_path / "merged.json.gz"
 
     check = merge_traces(sources, destination)

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.files import publish
-from profdeck.traces import pack
-from profdeck.traces.integrity import TraceChecker, check_trace
-from profdeck.traces.pack import AnchorEvent, pack_in_child, pack_trace
+from profdeck.base.errors import TraceError
+from profdeck.base.files import publish
+from profdeck.traces.reading.integrity import TraceChecker, check_trace
+from profdeck.traces.writing import compression
+from profdeck.traces.writing.compression import AnchorEvent, compress_in_child, compress_trace
 
 ANCHOR = "profdeck.clock_anchor"
 BASE_TIME_NS = 1711964646000000000
@@ -48,7 +48,7 @@ def test_the_copy_has_the_content_and_its_check(tmp_path: Path, *, as_gzip: bool
     data = trace_text([anchor(4203669603018.756, dur=1.5), {"ph": "M"}] * 2000)
     destination = tmp_path / "packed"
 
-    packed = pack_trace(write(tmp_path / "raw", data), destination, gzip=as_gzip, anchor_name=ANCHOR)
+    packed = compress_trace(write(tmp_path / "raw", data), destination, gzip=as_gzip, anchor_name=ANCHOR)
 
     written = destination.read_bytes()
     assert (gzip.decompress(written) if as_gzip else written) == data
@@ -63,7 +63,7 @@ def test_the_copy_has_the_content_and_its_check(tmp_path: Path, *, as_gzip: bool
 def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:
     source = write(tmp_path / "raw", trace_text([{"ph": "X", "name": "n" * 100}] * 30_000))
 
-    pack_trace(source, tmp_path / "packed", gzip=True, anchor_name=ANCHOR)
+    compress_trace(source, tmp_path / "packed", gzip=True, anchor_name=ANCHOR)
 
     written = (tmp_path / "packed").read_bytes()
     inflater = zlib.decompressobj(31)
@@ -87,7 +87,7 @@ def test_anchors_are_found_wherever_the_text_is_cut(
             anchor(number, dur=0.25) if is_anchor else {"ph": "X", "name": "x" * padding, "args": {"a": ANCHOR}}
         )
     data = json.dumps({"traceEvents": events, "baseTimeNanoseconds": 7}, indent=indent).encode()
-    handler = pack._AnchorHandler(ANCHOR)
+    handler = compression._AnchorHandler(ANCHOR)
     checker = TraceChecker(handler)
 
     for at in range(0, len(data), feed_bytes):
@@ -110,7 +110,9 @@ def test_only_complete_events_of_that_name_with_a_time_are_anchors(tmp_path: Pat
         anchor(7, dur=2),
     ]
 
-    packed = pack_trace(write(tmp_path / "raw", trace_text(events)), tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+    packed = compress_trace(
+        write(tmp_path / "raw", trace_text(events)), tmp_path / "out", gzip=True, anchor_name=ANCHOR
+    )
 
     assert packed.anchors == (
         AnchorEvent(Decimal("1704161511420306.491"), Decimal(0)),
@@ -121,7 +123,7 @@ def test_only_complete_events_of_that_name_with_a_time_are_anchors(tmp_path: Pat
 def test_a_broken_trace_is_kept_and_called_broken(tmp_path: Path) -> None:
     data = trace_text([anchor(1)] * 3)[:-30]
 
-    packed = pack_trace(write(tmp_path / "raw", data), tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+    packed = compress_trace(write(tmp_path / "raw", data), tmp_path / "out", gzip=True, anchor_name=ANCHOR)
 
     assert gzip.decompress((tmp_path / "out").read_bytes()) == data
     assert not packed.check.whole
@@ -133,10 +135,10 @@ def test_a_file_in_place_is_never_overwritten(tmp_path: Path, monkeypatch: pytes
     source, destination = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "out", b"precious")
 
     with pytest.raises(FileExistsError):
-        pack_trace(source, destination, gzip=True, anchor_name=ANCHOR)
+        compress_trace(source, destination, gzip=True, anchor_name=ANCHOR)
     monkeypatch.setattr(os.path, "lexists", lambda _: False)  # as if another process wrote it meanwhile
     with pytest.raises(FileExistsError):
-        pack_trace(source, destination, gzip=True, anchor_name=ANCHOR)
+        compress_trace(source, destination, gzip=True, anchor_name=ANCHOR)
 
     assert destination.read_bytes() == b"precious"
     assert names_in(tmp_path) == ["out", "raw"]
@@ -166,22 +168,22 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = write(tmp_path / "raw", trace_text([anchor(1)]))
-    monkeypatch.setattr(pack, "write_all", full)
+    monkeypatch.setattr(compression, "write_all", full)
     with pytest.raises(OSError, match="No space left"):
-        pack_trace(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+        compress_trace(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR)
 
     assert names_in(tmp_path) == ["raw"]
 
 
 def test_a_missing_source_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read"):
-        pack_trace(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+        compress_trace(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
     assert names_in(tmp_path) == []
 
 
 def test_an_anchor_name_that_json_may_escape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="letters, digits"):
-        pack_trace(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name='a"b')
+        compress_trace(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name='a"b')
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
@@ -190,8 +192,8 @@ def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None
     data = trace_text([anchor("1704161511420306.491", dur=2), {"ph": "M"}] * 3 + [anchor(4203669603018.756)])
     source = write(tmp_path / "ra w", data[: len(data) - cut])
 
-    here = pack_trace(source, tmp_path / "here", gzip=as_gzip, anchor_name=ANCHOR)
-    there = pack_in_child(source, tmp_path / "there", gzip=as_gzip, anchor_name=ANCHOR)
+    here = compress_trace(source, tmp_path / "here", gzip=as_gzip, anchor_name=ANCHOR)
+    there = compress_in_child(source, tmp_path / "there", gzip=as_gzip, anchor_name=ANCHOR)
 
     assert there == here
     assert there.check.whole == (not cut)
@@ -202,14 +204,14 @@ def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None
 
 def test_what_a_child_cannot_do_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="nowhere could not be packed: .*Cannot read"):
-        pack_in_child(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+        compress_in_child(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
     source, taken = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "taken", b"precious")
     with pytest.raises(TraceError, match="FileExistsError"):
-        pack_in_child(source, taken, gzip=True, anchor_name=ANCHOR)
+        compress_in_child(source, taken, gzip=True, anchor_name=ANCHOR)
     with pytest.raises(TraceError, match="No such file or directory"):
-        pack_in_child(source, tmp_path / "none" / "out", gzip=True, anchor_name=ANCHOR)
+        compress_in_child(source, tmp_path / "none" / "out", gzip=True, anchor_name=ANCHOR)
     with pytest.raises(TraceError, match="letters, digits"):
-        pack_in_child(source, tmp_path / "out", gzip=True, anchor_name='a"b')
+        compress_in_child(source, tmp_path / "out", gzip=True, anchor_name='a"b')
     assert names_in(tmp_path) == ["raw", "taken"]
     assert taken.read_bytes() == b"precious"
 
@@ -220,14 +222,14 @@ def test_a_child_has_neither_the_preloads_of_an_engine_nor_its_input(
     monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "no_such_library.so"))  # the loader would complain of it
     source = write(tmp_path / "raw", trace_text([anchor(1)]))
 
-    assert pack_in_child(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR).check.whole
+    assert compress_in_child(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR).check.whole
     assert os.environ["LD_PRELOAD"]
 
 
 def test_a_child_that_says_nothing_is_a_trace_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TraceError, match="could not be packed: exit code 1"):
-        pack_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+        compress_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
 
 
 def test_the_child_is_in_our_session_and_not_in_our_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,4 +239,4 @@ def test_the_child_is_in_our_session_and_not_in_our_group(tmp_path: Path, monkey
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(TraceError, match=f"could not be packed: {os.getsid(0)} True"):
-        pack_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
+        compress_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)

@@ -18,7 +18,7 @@ from types import ModuleType
 
 import pytest
 
-from profdeck.errors import ConfigError, MissingLibraryError, TraceError
+from profdeck.base.errors import ConfigError, MissingLibraryError, TraceError
 from profdeck.traces import parallel
 from profdeck.traces.parallel import map_on_ray, map_traces
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.traces import nesting, perfetto
-from profdeck.traces.columns import Columns, Tables
-from profdeck.traces.model import Id
-from profdeck.traces.nesting import Lanes
-from profdeck.traces.perfetto import PerfettoSource, encode_source
-from profdeck.traces.timeline import Slice
+from profdeck.base.errors import TraceError
+from profdeck.traces.reading.columns import Columns, Tables
+from profdeck.traces.reading.identifiers import Id
+from profdeck.traces.reading.time_slices import Slice
+from profdeck.traces.writing import nested_tracks, perfetto
+from profdeck.traces.writing.nested_tracks import NestedTracks
+from profdeck.traces.writing.perfetto import PerfettoSource, encode_source
 
 KERNEL, OPERATOR = "kernel", "cpu_op"
 STREAM: tuple[Id, Id] = (0, 7)
@@ -382,7 +382,7 @@ def test_each_interval_gets_the_first_lane_in_which_it_nests(
             stacks += [[]] * (lane == len(stacks))
             stacks[lane] = [*stacks[lane], end]
 
-    lanes = Lanes(max_depth)
+    lanes = NestedTracks(max_depth)
     bounds = sorted(cut for cut in [0, *cuts, len(ordered)] if cut <= len(ordered))
     placed: list[int] = []
     for begin, end in pairwise(bounds):
@@ -393,7 +393,7 @@ def test_each_interval_gets_the_first_lane_in_which_it_nests(
 
 
 def test_intervals_that_nest_are_not_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nesting.Lanes, "_place_one_by_one", None)
+    monkeypatch.setattr(nested_tracks.NestedTracks, "_place_one_by_one", None)
     starts, ends = np.array([0, 0, 1, 4, 6]), np.array([6, 5, 4, 5, 9])
 
-    assert nesting.Lanes(9).place(starts, ends).tolist() == [0] * 5
+    assert nested_tracks.NestedTracks(9).place(starts, ends).tolist() == [0] * 5

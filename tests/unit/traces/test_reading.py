@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.traces import collector, stream
-from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
-from profdeck.traces.reading import read_trace
+from profdeck.base.errors import TraceError
+from profdeck.traces.reading import column_builder, stream
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
+from profdeck.traces.reading.trace import read_trace
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
@@ -326,9 +326,9 @@ def test_names_processes_and_sizes_of_copies_are_read(tmp_path: Path) -> None:
 
 
 def test_more_names_than_memory_is_for_fall_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "MAX_NAMES", 10)
-    monkeypatch.setattr(collector, "MAX_TRACKS", 10)
-    monkeypatch.setattr(collector, "_MAX_CATEGORIES", 4)
+    monkeypatch.setattr(column_builder, "MAX_NAMES", 10)
+    monkeypatch.setattr(column_builder, "MAX_TRACKS", 10)
+    monkeypatch.setattr(column_builder, "_MAX_CATEGORIES", 4)
     events = [
         {"ph": "X", "cat": f"c{n % 6}", "name": f"n{n}" * 3000, "pid": n, "tid": n, "ts": n, "dur": 1}
         for n in range(100)

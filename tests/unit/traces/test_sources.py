@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ascend_files import NAME, OUTPUT, analysed, raw
 
-from profdeck.errors import TraceError
+from profdeck.base.errors import TraceError
 from profdeck.traces.sources import find_sources
 
 

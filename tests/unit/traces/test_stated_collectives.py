@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from profdeck.traces import event_args
-from profdeck.traces.classes import Classifier
-from profdeck.traces.skew import Collectives, skew_of
+from profdeck.traces.analysis.classes import Classifier
+from profdeck.traces.analysis.skew import Collectives, skew_of
+from profdeck.traces.analysis.steps import StepNames
+from profdeck.traces.analysis.summary import read_summary
+from profdeck.traces.reading import event_args
 from profdeck.traces.sources import TraceSource
-from profdeck.traces.steps import StepNames
-from profdeck.traces.summary import read_summary
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"

@@ -12,16 +12,16 @@ from ascend_job import STEP_COLUMNS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.model import DeviceStepSummary
 from profdeck.traces.ascend import step_times
-from profdeck.traces.ascend.step_times import StepTimes, read_step_times
-from profdeck.traces.model import DeviceStepSummary
+from profdeck.traces.ascend.step_times import AscendStepTimes, read_step_times
 
 TIMES = [field.name for field in attrs.fields(DeviceStepSummary) if field.name.endswith("_us")]
 NOTHING = dict.fromkeys(TIMES)
 
 
-def read(tmp_path: Path, *lines: str, end: str = "\r\n") -> StepTimes:
+def read(tmp_path: Path, *lines: str, end: str = "\r\n") -> AscendStepTimes:
     path = tmp_path / "step_trace_time.csv"
     path.write_text("".join(f"{line}{end}" for line in lines))
     return read_step_times(path)
@@ -30,7 +30,7 @@ def read(tmp_path: Path, *lines: str, end: str = "\r\n") -> StepTimes:
 def test_columns_have_names_with_units(tmp_path: Path) -> None:
     found = read(tmp_path, STEP_COLUMNS, "2,10,85704.0204,3873.52,630.54,4504.06,21471.45,111048.99,17.5,3856.02,0.67")
 
-    assert found == StepTimes(
+    assert found == AscendStepTimes(
         (
             DeviceStepSummary(
                 device=2,
@@ -54,7 +54,7 @@ def test_columns_stand_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
     found = read(tmp_path, "Free, Step ,More,Computing", "1.5,3,x,2.25", end="\n")
 
     expected = NOTHING | {"idle_us": 1.5, "compute_us": 2.25}
-    assert found == StepTimes((DeviceStepSummary(device=None, step=3, **expected),), None)
+    assert found == AscendStepTimes((DeviceStepSummary(device=None, step=3, **expected),), None)
 
 
 def test_a_recording_without_steps_or_a_numbered_device_has_one_row(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_row_that_is_broken_is_told_and_costs_no_other_before_it(tmp_path: Pat
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, lines: tuple[str, ...], problem: str) -> None:
-    assert read(tmp_path, *lines) == StepTimes((), f"step_trace_time.csv: {problem}")
+    assert read(tmp_path, *lines) == AscendStepTimes((), f"step_trace_time.csv: {problem}")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

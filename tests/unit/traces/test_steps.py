@@ -15,25 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.traces.columns import (
-    ANNOTATION,
-    DEVICE_ANNOTATION,
-    DEVICE_CATEGORIES,
-    OPERATOR,
-    Columns,
-    Tables,
-)
-from profdeck.traces.model import IterationStatistics, PerStep
-from profdeck.traces.steps import (
+from profdeck.traces.analysis.model import IterationStatistics, PerStep
+from profdeck.traces.analysis.steps import (
     GLOBAL_STEP,
     ITERATION,
     TRACE_NAMES,
     StepName,
     StepNames,
-    Steps,
     StepTimes,
+    TraceSteps,
     find_steps,
 )
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, OPERATOR, Columns, Tables
 from profdeck_sglang import trace_names as sglang
 from profdeck_vllm import trace_names as vllm
 
@@ -476,7 +469,7 @@ def test_no_time_is_made_up(marks: list[tuple[str, int, int]], kernels: list[tup
         assert by_kind[kind] == sum(begun)
 
 
-def steps_of(path: Path) -> tuple[StepTimes, Steps, float]:
+def steps_of(path: Path) -> tuple[StepTimes, TraceSteps, float]:
     """Read the steps, and the time of all kernels and copies, with the standard library."""
     document = json.loads(gzip.decompress(path.read_bytes()))
     events: list[Event] = [

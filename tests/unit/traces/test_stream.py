@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.errors import TraceError
-from profdeck.traces import stream
-from profdeck.traces.stream import DamagedStreamError, read_ahead, read_chunks
+from profdeck.base.errors import TraceError
+from profdeck.traces.reading import stream
+from profdeck.traces.reading.stream import DamagedStreamError, read_ahead, read_chunks
 
 TEXT = b"".join(b'{"ph": "X", "n": %d},' % random.Random(number).randrange(10**6) for number in range(20_000))  # noqa: S311
 LONGEST_MATCH_BYTES = 258  # of deflate, RFC 1951
@@ -129,10 +129,10 @@ def test_it_works_while_the_interpreter_ends_and_starts_no_threads(tmp_path: Pat
     code = """
 import atexit, sys
 from pathlib import Path
-from profdeck.traces.integrity import check_trace
-from profdeck.traces.pack import pack_trace
+from profdeck.traces.reading.integrity import check_trace
+from profdeck.traces.writing.compression import compress_trace
 path = Path(sys.argv[1])
-atexit.register(lambda: print(pack_trace(path, path.with_name("copy"), gzip=True, anchor_name="x").check.whole))
+atexit.register(lambda: print(compress_trace(path, path.with_name("copy"), gzip=True, anchor_name="x").check.whole))
 atexit.register(lambda: print(check_trace(path).whole))
 """
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from profdeck.errors import TraceError
-from profdeck.traces.model import OperatorSummary, RankSummary
-from profdeck.traces.steps import StepNames
-from profdeck.traces.summary import summarise_trace
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.model import OperatorSummary, RankSummary
+from profdeck.traces.analysis.steps import StepNames
+from profdeck.traces.analysis.summary import summarise_trace
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "GPU A"}, {"id": 1, "name": "GPU B"}],

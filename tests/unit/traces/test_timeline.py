@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profdeck.traces import timeline
-from profdeck.traces.columns import Columns, Tables
-from profdeck.traces.timeline import Timeline
+from profdeck.traces.reading import time_slices
+from profdeck.traces.reading.columns import Columns, Tables
+from profdeck.traces.reading.time_slices import TimeSlices
 
 
 def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:
@@ -28,9 +28,9 @@ def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:
 def test_slices_cover_all_events_once_and_all_of_their_time(
     monkeypatch: pytest.MonkeyPatch, events: list[tuple[int, int]], limit: int, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", limit)
-    monkeypatch.setattr(timeline, "_SAMPLE", 4)
-    found = Timeline(Tables())
+    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", limit)
+    monkeypatch.setattr(time_slices, "_SAMPLE", 4)
+    found = TimeSlices(Tables())
     at = 0
     while at < len(events):
         size = sizes[at % len(sizes)]
@@ -61,9 +61,9 @@ def test_slices_cover_all_events_once_and_all_of_their_time(
 
 
 def test_memory_is_bounded_by_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", 1000)
-    monkeypatch.setattr(timeline, "_SAMPLE", 10)
-    found = Timeline(Tables())
+    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", 1000)
+    monkeypatch.setattr(time_slices, "_SAMPLE", 10)
+    found = TimeSlices(Tables())
     for thread in range(20):  # each thread's events follow those of the one before, as in real traces
         found.add(block([(10 * n, 5) for n in range(1000)], 1000 * thread))
 
@@ -74,10 +74,10 @@ def test_memory_is_bounded_by_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_bounded_whatever_is_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_MAX_SLICE_EVENTS", 100)
-    monkeypatch.setattr(timeline, "_MAX_OPEN_EVENTS", 50)
-    monkeypatch.setattr(timeline, "_SAMPLE", 10)
-    found = Timeline(Tables())
+    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", 100)
+    monkeypatch.setattr(time_slices, "_MAX_OPEN_EVENTS", 50)
+    monkeypatch.setattr(time_slices, "_SAMPLE", 10)
+    found = TimeSlices(Tables())
     for number in range(10):
         found.add(block([(100 * number + n, 10_000 - n) for n in range(100)], 100 * number))
 
@@ -89,4 +89,4 @@ def test_memory_is_bounded_whatever_is_open_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_event_is_no_slice() -> None:
-    assert list(Timeline(Tables()).slices()) == []
+    assert list(TimeSlices(Tables()).slices()) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.traces.times import exact_nanoseconds
+from profdeck.traces.reading.times import exact_nanoseconds
 
 
 def reference(text: str) -> int | None:

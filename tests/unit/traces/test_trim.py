@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.errors import TraceError
-from profdeck.traces import scanner, trim
-from profdeck.traces.integrity import check_trace
-from profdeck.traces.select import Selection, read_extent, step_window
-from profdeck.traces.summary import summarise_trace
-from profdeck.traces.trim import trim_trace
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.summary import summarise_trace
+from profdeck.traces.reading import scanner
+from profdeck.traces.reading.integrity import check_trace
+from profdeck.traces.writing import trim
+from profdeck.traces.writing.selection import Selection, read_extent, step_window
+from profdeck.traces.writing.trim import trim_trace
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

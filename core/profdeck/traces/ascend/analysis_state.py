@@ -12,8 +12,9 @@ from typing import Literal
 import attrs
 import msgspec
 
-from profdeck.errors import TraceError
-from profdeck.run import is_running, replace
+from profdeck.base.errors import TraceError
+from profdeck.base.files import replace
+from profdeck.base.processes import is_running
 
 STATE_FILE = "profdeck_analysis.json"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -29,7 +30,7 @@ class AnalysisState:
     """The host of the process that is to do it, or did."""
     pid: int
     process_started: str | None
-    """When that process started, see `profdeck.run.process_started`."""
+    """When that process started, see `profdeck.base.processes.process_started`."""
     started_ns: int
     """When it was asked for (pending), or else began."""
     ended_ns: int | None = None

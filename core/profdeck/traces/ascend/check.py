@@ -16,18 +16,18 @@ from pathlib import Path
 import attrs
 import stringzilla
 
-from profdeck.errors import TraceError
-from profdeck.files import size_of, size_of_tree
-from profdeck.progress import Meter, Progress
+from profdeck.base.errors import TraceError
+from profdeck.base.files import size_of, size_of_tree
+from profdeck.base.progress import Meter, Progress
 from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck.traces.ascend.communication import read_communication
 from profdeck.traces.ascend.directory import AscendDirectory, unfinished
 from profdeck.traces.ascend.info import CPU, NPU, Info, read_info
 from profdeck.traces.ascend.kernel_details import KernelDetails, read_kernel_details
 from profdeck.traces.ascend.step_times import read_step_times
-from profdeck.traces.collector import Collector
-from profdeck.traces.columns import Tables
-from profdeck.traces.integrity import CountingHandler, check_trace
+from profdeck.traces.reading.column_builder import ColumnBuilder
+from profdeck.traces.reading.columns import Tables
+from profdeck.traces.reading.integrity import CountingHandler, check_trace
 
 RAW_ONLY = "raw data only, not analysed"
 """The note on a directory that nobody has analysed, or asked to."""
@@ -208,7 +208,7 @@ class _Found:
         return check.problem and f"{file.name}: {check.problem}"
 
     def _read_kernels(self, file: Path, on_progress: Progress) -> str | None:
-        self._kernels = read_kernel_details(file, Collector(Tables(), lambda _: None), on_progress)
+        self._kernels = read_kernel_details(file, ColumnBuilder(Tables(), lambda _: None), on_progress)
         problem = self._kernels.check.problem
         return problem and f"{file.name}: {problem}"
 
@@ -250,7 +250,7 @@ class _StepHandler(CountingHandler):
         self.steps: set[int] = set()
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.scanner.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
         count = super().batch(text)
         if count is not None:
             self._find(text)

@@ -30,11 +30,11 @@ import attrs
 import msgspec
 import numpy as np
 
-from profdeck.errors import TraceError
-from profdeck.progress import Progress
-from profdeck.traces.collector import MAX_NAME_LENGTH
-from profdeck.traces.integrity import file_size
-from profdeck.traces.model import CommunicationSummary, LinkSummary
+from profdeck.base.errors import TraceError
+from profdeck.base.progress import Progress
+from profdeck.traces.analysis.model import CommunicationSummary, LinkSummary
+from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
+from profdeck.traces.reading.integrity import file_size
 
 OTHER_OPERATIONS = "(other operations)"
 """Stands for the operations beyond the first 10,000 distinct ones."""

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.errors import TraceError
-from profdeck.files import size_of
+from profdeck.base.errors import TraceError
+from profdeck.base.files import size_of
 from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
 
 KIND = "ascend_pt"

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from profdeck.errors import TraceError
+from profdeck.base.errors import TraceError
 
 CPU, NPU = "ProfilerActivity.CPU", "ProfilerActivity.NPU"
 _NO_KERNELS = "Level_none"

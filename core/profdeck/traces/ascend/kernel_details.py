@@ -19,13 +19,13 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.errors import TraceError
-from profdeck.progress import Progress
-from profdeck.traces.collector import MAX_NAME_LENGTH, Collector, Span
-from profdeck.traces.columns import ANNOTATION, DEVICE_ANNOTATION
-from profdeck.traces.integrity import TraceCheck, file_size
-from profdeck.traces.model import Id
-from profdeck.traces.times import exact_nanoseconds
+from profdeck.base.errors import TraceError
+from profdeck.base.progress import Progress
+from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH, ColumnBuilder, CompleteEvent
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
+from profdeck.traces.reading.identifiers import Id
+from profdeck.traces.reading.integrity import TraceCheck, file_size
+from profdeck.traces.reading.times import exact_nanoseconds
 
 _NAME, _TYPE, _START, _DURATION = "Name", "Type", "Start Time(us)", "Duration(us)"
 _NEEDED = (_NAME, _TYPE, _START, _DURATION)
@@ -72,7 +72,7 @@ class KernelDetails:
     """By ``Accelerator Core``: how many rows, and the sum of their durations in nanoseconds."""
 
 
-def read_kernel_details(path: Path, collector: Collector, on_progress: Progress | None = None) -> KernelDetails:
+def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progress | None = None) -> KernelDetails:
     """Read the rows as kernels.
 
     Rows whose names are their type, or the beginning of it, and a counter ("Cast66", "Cast67") get the type as their
@@ -113,7 +113,7 @@ def read_kernel_details(path: Path, collector: Collector, on_progress: Progress 
     )
 
 
-def steps_as_annotations(steps: Iterable[StepKernels]) -> list[Span]:
+def steps_as_annotations(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
     """Return an annotation for each step, from its first kernel to its last on any device: all that tells of steps
     where the host was not recorded.
     """
@@ -122,15 +122,15 @@ def steps_as_annotations(steps: Iterable[StepKernels]) -> list[Span]:
         start_ns, end_ns = spans.get(step.step, (step.start_ns, step.end_ns))
         spans[step.step] = min(start_ns, step.start_ns), max(end_ns, step.end_ns)
     return [
-        Span(f"ProfilerStep#{step}", ANNOTATION, "steps", None, start_ns, end_ns - start_ns)
+        CompleteEvent(f"ProfilerStep#{step}", ANNOTATION, "steps", None, start_ns, end_ns - start_ns)
         for step, (start_ns, end_ns) in spans.items()
     ]
 
 
-def steps_on_devices(steps: Iterable[StepKernels]) -> list[Span]:
+def steps_on_devices(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
     """Return where the kernels of each step of the host are, as Kineto shows next to the kernels what launched them."""
     return [
-        Span(
+        CompleteEvent(
             f"ProfilerStep#{step.step}",
             DEVICE_ANNOTATION,
             step.device,
@@ -163,7 +163,7 @@ class _Lines:
             yield line
 
 
-def _read(lines: _Lines, path: Path, collector: Collector) -> tuple[_Table, str | None]:
+def _read(lines: _Lines, path: Path, collector: ColumnBuilder) -> tuple[_Table, str | None]:
     """Read all rows as far as they can be read; also return what is wrong with the first that cannot.
 
     Raises:
@@ -173,7 +173,7 @@ def _read(lines: _Lines, path: Path, collector: Collector) -> tuple[_Table, str 
     rows = csv.reader(lines)
     table = _Table.of(next(rows, []), path)
     problem = None
-    kernels: list[Span] = []
+    kernels: list[CompleteEvent] = []
     try:
         for row in rows:
             kernel = table.take(row)
@@ -227,7 +227,7 @@ class _Table:
             raise TraceError(f"{path} is not Ascend's kernel_details.csv: it has no column {', '.join(missing)}.")
         return cls(columns)
 
-    def take(self, row: list[str]) -> Span | None:
+    def take(self, row: list[str]) -> CompleteEvent | None:
         """Take a row; ``None`` if it is none of a kernel."""
         if len(row) != self.columns:
             return None
@@ -248,7 +248,7 @@ class _Table:
             of_core = self.cores.setdefault(core, [0, 0])
             of_core[0] += 1
             of_core[1] += duration_ns
-        return Span(name, "kernel", device, stream, start_ns, duration_ns)
+        return CompleteEvent(name, "kernel", device, stream, start_ns, duration_ns)
 
     def _add_step(self, text: str, device: Id, start_ns: int, end_ns: int) -> None:
         step = _id(text.strip() or "none")

@@ -19,9 +19,9 @@ from typing import TextIO
 
 import attrs
 
-from profdeck.errors import TraceError
-from profdeck.traces.model import DeviceStepSummary
-from profdeck.traces.times import exact_nanoseconds
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.model import DeviceStepSummary
+from profdeck.traces.reading.times import exact_nanoseconds
 
 _DEVICE, _STEP, _COMPUTING, _PREPARING = "Device_id", "Step", "Computing", "Preparing"
 _NEEDED = (_STEP, _COMPUTING)
@@ -44,7 +44,7 @@ _MAX_LINE = 1 << 16
 
 
 @attrs.frozen
-class StepTimes:
+class AscendStepTimes:
     """What a ``step_trace_time.csv`` says."""
 
     steps: tuple[DeviceStepSummary, ...]
@@ -52,7 +52,7 @@ class StepTimes:
     """What is wrong with the file, in one sentence; ``None`` if it is whole."""
 
 
-def read_step_times(path: Path) -> StepTimes:
+def read_step_times(path: Path) -> AscendStepTimes:
     """Read a ``step_trace_time.csv``; of a damaged one, the rows that can be read.
 
     Columns are told by their names. Those that are missing leave ``None``, and so does a ``Preparing`` below 0, which
@@ -66,7 +66,7 @@ def read_step_times(path: Path) -> StepTimes:
             steps, problem = _read(file)
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
-    return StepTimes(tuple(steps), problem and f"{path.name}: {problem}")
+    return AscendStepTimes(tuple(steps), problem and f"{path.name}: {problem}")
 
 
 def _read(file: TextIO) -> tuple[list[DeviceStepSummary], str | None]:

@@ -9,7 +9,7 @@ Each source becomes a segment, which knows of the others only its place and what
 segments can be written in any order and by several processes, and the new file is the same. Deflate segments that
 end with a full flush can stand behind each other, as one gzip member (RFC 1951, RFC 1952).
 
-Two ways through the events give the same answer, as in :mod:`profdeck.traces.scanner`:
+Two ways through the events give the same answer, as in :mod:`profdeck.traces.reading.scanner`:
 
 - whole batches, in which the text of the values is substituted where a decoder and the number of times that their
   keys occur prove each occurrence to be a member of an event (:mod:`.substitution`);
@@ -19,6 +19,6 @@ Two ways through the events give the same answer, as in :mod:`profdeck.traces.sc
 from __future__ import annotations
 
 from profdeck.traces.merge.merging import merge_traces
-from profdeck.traces.merge.source import Selection, Source
+from profdeck.traces.merge.source import EventFilter, MergeSource
 
-__all__ = ["Selection", "Source", "merge_traces"]
+__all__ = ["EventFilter", "MergeSource", "merge_traces"]

@@ -14,17 +14,17 @@ import attrs
 import msgspec
 from isal import isal_zlib
 
-from profdeck.errors import TraceError
-from profdeck.files import append_file, new_file, write_all
-from profdeck.progress import Progress
+from profdeck.base.errors import TraceError
+from profdeck.base.files import append_file, new_file, write_all
+from profdeck.base.progress import Progress
 from profdeck.traces.ascend.directory import size_to_read
-from profdeck.traces.integrity import TraceCheck
-from profdeck.traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, Place
-from profdeck.traces.merge.segment import Deflater, Piece, Segment, Task, write_segment
-from profdeck.traces.merge.source import Source
+from profdeck.traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, SegmentPlace
+from profdeck.traces.merge.segment import Deflater, Segment, SegmentPiece, SegmentTask, write_segment
+from profdeck.traces.merge.source import MergeSource
 from profdeck.traces.merge.texts import Event, encoded, encoded_all, labelled, metadata, text_of
 from profdeck.traces.parallel import map_traces
-from profdeck.traces.stream import read_chunks
+from profdeck.traces.reading.integrity import TraceCheck
+from profdeck.traces.reading.stream import read_chunks
 
 _SEPARATOR = b",\n"
 _GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"  # deflate, no name, no time, unknown system (RFC 1952)
@@ -36,7 +36,7 @@ _BASE = re.compile(rb'"%b"[ \t\n\r]*:[ \t\n\r]*([0-9]{1,20})[ \t\n\r,}]' % BASE.
 
 
 def merge_traces(
-    sources: Sequence[Source],
+    sources: Sequence[MergeSource],
     destination: Path,
     *,
     gzip: bool = True,
@@ -76,8 +76,8 @@ def merge_traces(
         on_progress: Called with the bytes of the sources (as on disk) read so far and in all.
 
     Returns:
-        What :func:`~profdeck.traces.integrity.check_trace` returns for the new file, without reading it again: all
-        text of the sources was decoded when it was read, and each change puts JSON in the place of JSON. It is
+        What :func:`~profdeck.traces.reading.integrity.check_trace` returns for the new file, without reading it again:
+        all text of the sources was decoded when it was read, and each change puts JSON in the place of JSON. It is
         ``whole`` only if all of the sources are; otherwise ``problem`` has a sentence for each one that is not, with
         its label.
 
@@ -104,7 +104,7 @@ class _Known:
     host_pids: frozenset[int]
 
 
-def _guess(source: Source) -> _Known:
+def _guess(source: MergeSource) -> _Known:
     head = b""
     with suppress(TraceError):
         chunks = read_chunks(source.file, _HEAD_BYTES)
@@ -130,7 +130,7 @@ class _Merge:
         gzip: Whether to deflate.
     """
 
-    def __init__(self, sources: Sequence[Source], directory: Path, *, gzip: bool) -> None:
+    def __init__(self, sources: Sequence[MergeSource], directory: Path, *, gzip: bool) -> None:
         self._sources = sources
         self._parts = [directory / str(rank) for rank in range(len(sources))]
         self._gzip = gzip
@@ -144,14 +144,14 @@ class _Merge:
             TraceError: A process was killed, or a source has too many processes.
         """
         known = [_guess(source) for source in self._sources]
-        assumed: dict[int, Place] = {}
+        assumed: dict[int, SegmentPlace] = {}
         written: dict[int, Segment] = {}
         while True:
             places = self._places(known)
             wrong = [rank for rank, place in enumerate(places) if not _fits(assumed.get(rank), place, known[rank])]
             if not wrong:
                 break
-            tasks = [Task(self._sources[rank], places[rank], self._parts[rank], self._gzip) for rank in wrong]
+            tasks = [SegmentTask(self._sources[rank], places[rank], self._parts[rank], self._gzip) for rank in wrong]
             sizes = [size_to_read(task.source.path) for task in tasks]
             found = map_traces(write_segment, tasks, sizes, processes=processes, on_progress=on_progress)
             on_progress = None  # all sources have been read
@@ -195,17 +195,17 @@ class _Merge:
         size_bytes, json_bytes = output.finish()
         return TraceCheck(size_bytes, json_bytes, events, whole=not problems, problem=" ".join(problems) or None)
 
-    def _pairs(self) -> list[tuple[Source, Segment]]:
+    def _pairs(self) -> list[tuple[MergeSource, Segment]]:
         return list(zip(self._sources, self._segments, strict=True))
 
-    def _places(self, known: Sequence[_Known]) -> list[Place]:
+    def _places(self, known: Sequence[_Known]) -> list[SegmentPlace]:
         """Return what each source has to know of the others."""
         bases_ns = _bases_ns(known)
         base_ns = min(bases_ns, default=0)
         taken: frozenset[int] = frozenset()
         places = []
         for rank, source in enumerate(self._sources):
-            places.append(Place(rank, len(self._sources), bases_ns[rank] - base_ns + source.shift_ns, taken))
+            places.append(SegmentPlace(rank, len(self._sources), bases_ns[rank] - base_ns + source.shift_ns, taken))
             taken |= known[rank].host_pids
         return places
 
@@ -234,7 +234,7 @@ class _Merge:
         return {**members, "profdeck": {"sources": described}}
 
 
-def _problems(source: Source, segment: Segment) -> list[str]:
+def _problems(source: MergeSource, segment: Segment) -> list[str]:
     problems = []
     if segment.problem is not None:
         problems.append(segment.problem)
@@ -245,7 +245,7 @@ def _problems(source: Source, segment: Segment) -> list[str]:
     return problems
 
 
-def _process_metadata(source: Source, segment: Segment, first_sort_index: int) -> list[Event]:
+def _process_metadata(source: MergeSource, segment: Segment, first_sort_index: int) -> list[Event]:
     """Return the names that are missing, and where each process stands.
 
     Viewers hold sort indices in 32 bits, so that the original ones cannot be kept with room between the sources.
@@ -279,7 +279,7 @@ class _Output:
             self._deflater = Deflater(self._file, gzip=self._gzip)
         self._deflater.write(text)
 
-    def piece(self, piece: Piece, part: Path) -> None:
+    def piece(self, piece: SegmentPiece, part: Path) -> None:
         """Append a piece that is a file of its own."""
         self._end_text(last=False)
         append_file(self._file, part)
@@ -297,12 +297,12 @@ class _Output:
             self._add(self._deflater.finish(last=last))
             self._deflater = None
 
-    def _add(self, piece: Piece) -> None:
+    def _add(self, piece: SegmentPiece) -> None:
         self._crc = isal_zlib.crc32_combine(self._crc, piece.crc, piece.json_bytes)
         self._json_bytes += piece.json_bytes
 
 
-def _fits(assumed: Place | None, place: Place, known: _Known) -> bool:
+def _fits(assumed: SegmentPlace | None, place: SegmentPlace, known: _Known) -> bool:
     """Return whether what was written for one place is what would be written for another."""
     return (
         assumed is not None

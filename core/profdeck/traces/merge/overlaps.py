@@ -21,7 +21,7 @@ import msgspec
 import stringzilla
 
 from profdeck.traces.merge.texts import Event, members_of, metadata, number_of, text_of, value_of
-from profdeck.traces.phases import any_with
+from profdeck.traces.reading.phases import any_with
 
 CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 """Those of Kineto's events on devices. Ascend's have none, so that all events without one are looked at."""
@@ -76,7 +76,7 @@ _EVENT: Any = any_with(_Complete)
 _decode = msgspec.json.Decoder(list[_EVENT]).decode
 
 
-class Lanes:
+class OverlappingLanes:
     """Collects when each lane of a device is busy, in 16 bytes an event; another 40 when they are compared."""
 
     def __init__(self) -> None:

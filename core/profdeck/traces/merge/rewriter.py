@@ -13,11 +13,10 @@ import attrs
 import msgspec
 import stringzilla
 
-from profdeck.errors import TraceError
-from profdeck.traces.integrity import CountingHandler
+from profdeck.base.errors import TraceError
 from profdeck.traces.merge.ids import ASYNC_PHASES, FLOW_PHASES, Ids
-from profdeck.traces.merge.overlaps import Lanes, OtherLanes, Overlaps
-from profdeck.traces.merge.source import Source
+from profdeck.traces.merge.overlaps import OtherLanes, OverlappingLanes, Overlaps
+from profdeck.traces.merge.source import MergeSource
 from profdeck.traces.merge.substitution import PROCESS, Substituted, Substitution
 from profdeck.traces.merge.texts import (
     Event,
@@ -32,6 +31,7 @@ from profdeck.traces.merge.texts import (
     text_of,
     value_of,
 )
+from profdeck.traces.reading.integrity import CountingHandler
 
 BASE = "baseTimeNanoseconds"
 COMMON_KEYS = ("schemaVersion", "displayTimeUnit")
@@ -50,7 +50,7 @@ _LAYOUT = re.compile(rb'\}([ \t\n\r]*,[ \t\n\r]*)\{([ \t\n\r]*)"')
 
 
 @attrs.frozen
-class Place:
+class SegmentPlace:
     """Where a source stands among the others, and what it must know of them."""
 
     rank: int
@@ -67,7 +67,7 @@ class Place:
 
 
 @attrs.define
-class Process:
+class MergedProcess:
     """One process of a source."""
 
     pid: int
@@ -91,7 +91,7 @@ class Rewriter(CountingHandler):
     wants_text = True
     keys = frozenset({BASE, *COMMON_KEYS, *SOURCE_KEYS})
 
-    def __init__(self, source: Source, place: Place, overlaps: Overlaps | None) -> None:
+    def __init__(self, source: MergeSource, place: SegmentPlace, overlaps: Overlaps | None) -> None:
         super().__init__()
         self._label = source.label
         self._select = source.select
@@ -101,13 +101,13 @@ class Rewriter(CountingHandler):
         self._shift_us = Decimal(place.shift_ns) / _NS_PER_US
         if place.shift_ns % _NS_PER_US:
             self._shift_us = self._shift_us.quantize(Decimal("0.001"))
-        self._by_text: dict[bytes, Process] = {}
+        self._by_text: dict[bytes, MergedProcess] = {}
         self._next_pid = FIRST_NEW_PID + place.rank * place.pids_each
         self._texts: list[bytes | memoryview] = []
         self._layout_known = False
         self._substitution = Substitution(self._pid, self._ids, place.shift_ns)
         self._other_lanes = OtherLanes(overlaps) if overlaps else None
-        self.lanes = None if overlaps else Lanes()
+        self.lanes = None if overlaps else OverlappingLanes()
         """Where overlaps are looked for."""
         self.between = _SEPARATOR
         """What to write between events."""
@@ -115,7 +115,7 @@ class Rewriter(CountingHandler):
         """White space in front of the first member of an event."""
         self.members: dict[str, bytes] = {}
         """By key, the JSON of members of the top-level object."""
-        self.processes: dict[str | None, Process] = {}
+        self.processes: dict[str | None, MergedProcess] = {}
         """By pid, as JSON in one form; in the order of the trace."""
         self.host_pids: set[int] = set()
         """Those that the operating system gave."""
@@ -125,7 +125,7 @@ class Rewriter(CountingHandler):
         """Those in the new trace."""
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.scanner.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
         data = bytes(text)
         if not self._layout_known and (layout := _LAYOUT.search(data)):
             self._layout_known = True
@@ -256,7 +256,7 @@ class Rewriter(CountingHandler):
                 scoped["global"] = msgspec.Raw(self._ids.new(bytes(scoped["global"]), of_flow=False))
                 event["id2"] = msgspec.Raw(encoded_event(scoped))
 
-    def _rename(self, process: Process, event: Event) -> None:
+    def _rename(self, process: MergedProcess, event: Event) -> None:
         args = members_of(event.get("args"))
         if args is not None:
             name = labelled(self._label, text_of(bytes(args.get("name", b""))))
@@ -267,7 +267,7 @@ class Rewriter(CountingHandler):
     def _pid(self, text: bytes) -> bytes:
         return b"%d" % self._process(text).pid
 
-    def _process(self, text: bytes) -> Process:
+    def _process(self, text: bytes) -> MergedProcess:
         """Return the process whose pid is this JSON text, or which has none."""
         process = self._by_text.get(text)
         if process is None:
@@ -275,7 +275,7 @@ class Rewriter(CountingHandler):
             key = json.dumps(value) if text else None
             process = self.processes.get(key)
             if process is None:
-                process = self.processes[key] = Process(self._allot(value), text)
+                process = self.processes[key] = MergedProcess(self._allot(value), text)
             self._by_text[text] = process
         return process
 

@@ -9,22 +9,22 @@ from typing import BinaryIO
 import attrs
 from isal import isal_zlib
 
-from profdeck.errors import TraceError
-from profdeck.files import write_all
-from profdeck.progress import Progress
-from profdeck.traces.deflate import raw_deflater
-from profdeck.traces.integrity import TraceChecker, feed_chunks, file_size
+from profdeck.base.errors import TraceError
+from profdeck.base.files import write_all
+from profdeck.base.progress import Progress
 from profdeck.traces.merge.overlaps import Overlaps
-from profdeck.traces.merge.rewriter import Place, Process, Rewriter
-from profdeck.traces.merge.source import Source
-from profdeck.traces.stream import Chunk, read_chunks
+from profdeck.traces.merge.rewriter import MergedProcess, Rewriter, SegmentPlace
+from profdeck.traces.merge.source import MergeSource
+from profdeck.traces.reading.integrity import TraceChecker, feed_chunks, file_size
+from profdeck.traces.reading.stream import Chunk, read_chunks
+from profdeck.traces.writing.deflate import raw_deflater
 
 # A chunk and the texts made of it stay in the second cache.
 _CHUNK_BYTES = 1 << 18
 
 
 @attrs.frozen
-class Piece:
+class SegmentPiece:
     """Text that was written, deflated so that other text can stand in front of it and behind it, or plain."""
 
     json_bytes: int
@@ -33,11 +33,11 @@ class Piece:
 
 
 @attrs.frozen
-class Task:
+class SegmentTask:
     """One source to write, with what is taken to be known of the others."""
 
-    source: Source
-    place: Place
+    source: MergeSource
+    place: SegmentPlace
     part: Path
     """The file of its segment."""
     gzip: bool
@@ -50,7 +50,7 @@ class Task:
 class Segment:
     """One source as a part of the new file, and what became of it."""
 
-    piece: Piece
+    piece: SegmentPiece
     """Its events with commas between them."""
     between: bytes
     """What it has between events."""
@@ -63,7 +63,7 @@ class Segment:
     """Events that are too long or deep to be copied."""
     written: int
     """Events in the segment."""
-    processes: tuple[Process, ...]
+    processes: tuple[MergedProcess, ...]
     host_pids: frozenset[int]
     """The pids in the source that the operating system gave."""
     members: dict[str, bytes]
@@ -85,14 +85,14 @@ class Deflater:
         self.json_bytes += len(text)
         write_all(self._file, text if self._deflater is None else self._deflater.compress(text))
 
-    def finish(self, *, last: bool = False) -> Piece:
+    def finish(self, *, last: bool = False) -> SegmentPiece:
         """Return what was written; only with ``last`` is it the end of a deflate stream."""
         if self._deflater is not None:
             write_all(self._file, self._deflater.flush(isal_zlib.Z_FINISH if last else isal_zlib.Z_FULL_FLUSH))
-        return Piece(self.json_bytes, self._crc)
+        return SegmentPiece(self.json_bytes, self._crc)
 
 
-def write_segment(task: Task, on_progress: Progress | None) -> Segment:
+def write_segment(task: SegmentTask, on_progress: Progress | None) -> Segment:
     """Write the segment of a source, a second time if it turns out that events need other lanes.
 
     Args:
@@ -105,13 +105,15 @@ def write_segment(task: Task, on_progress: Progress | None) -> Segment:
     return segment
 
 
-def _attempt(task: Task, on_progress: Progress | None, overlaps: Overlaps | None) -> tuple[Segment, Overlaps | None]:
+def _attempt(
+    task: SegmentTask, on_progress: Progress | None, overlaps: Overlaps | None
+) -> tuple[Segment, Overlaps | None]:
     with task.part.open("wb", buffering=0) as file:
         return _written(task, Deflater(file, gzip=task.gzip), on_progress, overlaps)
 
 
 def _written(
-    task: Task, deflater: Deflater, on_progress: Progress | None, overlaps: Overlaps | None
+    task: SegmentTask, deflater: Deflater, on_progress: Progress | None, overlaps: Overlaps | None
 ) -> tuple[Segment, Overlaps | None]:
     rewriter = Rewriter(task.source, task.place, overlaps)
 
@@ -140,7 +142,7 @@ def _written(
 
 
 def _read(
-    task: Task,
+    task: SegmentTask,
     rewriter: Rewriter,
     on_events: Callable[[], None],
     on_progress: Progress | None,

@@ -10,7 +10,7 @@ import attrs
 from profdeck.traces.ascend.directory import chrome_trace
 
 
-class Selection(Protocol):
+class EventFilter(Protocol):
     """Chooses events; goes to other processes, so that it must be possible to pickle it."""
 
     def apply(self, array: bytes) -> bytes:
@@ -18,7 +18,7 @@ class Selection(Protocol):
 
 
 @attrs.frozen
-class Source:
+class MergeSource:
     """One trace to merge."""
 
     path: Path
@@ -29,7 +29,7 @@ class Source:
     """Where its processes stand in the viewer; sources with the same one stay in the order given."""
     shift_ns: int = 0
     """Added to all of its times, for clocks that are apart."""
-    select: Selection | None = None
+    select: EventFilter | None = None
     """Which of its events are merged; all, if not given."""
 
     @property

@@ -14,7 +14,7 @@ import msgspec
 import stringzilla
 
 from profdeck.traces.merge.ids import ASYNC_PHASES, FLOW_PHASES, Ids
-from profdeck.traces.phases import PHASES, any_of, phase_type
+from profdeck.traces.reading.phases import PHASES, any_of, phase_type
 
 _PHASES_WITH_ID = FLOW_PHASES + ASYNC_PHASES
 _OTHER_PHASES = "".join(phase for phase in PHASES if phase not in _PHASES_WITH_ID)

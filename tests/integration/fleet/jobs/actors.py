@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from profdeck import Profiler
-from profdeck.errors import CaptureError, ConfigError
+from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.fleet import Fleet
 
 OUTPUT, RESULTS, ADDRESS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

@@ -16,9 +16,9 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from profdeck import Profiler
-from profdeck.capture import Capture
-from profdeck.errors import CaptureError
+from profdeck.base.errors import CaptureError
 from profdeck.fleet import Fleet
+from profdeck.records.capture import Capture
 
 OUTPUT, RESULTS, ADDRESS, MODEL = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 ENGINE = {

@@ -9,10 +9,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from profdeck.engine.control import Engine
-from profdeck.engine.request import Answer, Reply
-from profdeck.engine.routes import Routes
-from profdeck.strict import structure
+from profdeck.base.structuring import structure
+from profdeck.engine.engine import Engine
+from profdeck.engine.server.routes import Routes
+from profdeck.records.request import Answer, Reply
 from simulated_servers import ABOUT, RecordingEngine
 
 

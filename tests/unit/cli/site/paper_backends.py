@@ -10,7 +10,7 @@ import attrs
 from attrs import validators
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Library, hookimpl
-from profdeck.errors import ConfigError
+from profdeck.base.errors import ConfigError
 
 KERNEL = "void [press]<int, 2>(float*)"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from profdeck.errors import CaptureError
+from profdeck.base.errors import CaptureError
 
 NUMBER = 3
 

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, TypeVar, cast
 import attrs
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Step, Unit, hookimpl
-from profdeck.backend import EngineBackend, TargetState
-from profdeck.capture import Output
-from profdeck.engine.recorder import EngineRecorder, plain
-from profdeck.engine.request import Batch, CaptureRequest, Reply, State
-from profdeck.errors import CaptureError, ConfigError, ProfdeckError, describe
-from profdeck.settle import drive
-from profdeck.strict import structure, unstructure
+from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.base.blocking import drive
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
+from profdeck.base.structuring import structure, unstructure
+from profdeck.engine.worker.recorder import EngineRecorder, plain
+from profdeck.records.artifact import Output
+from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class ToyEngine:
     def iterate(self, *batches: str) -> None:
         for number, batch in enumerate(batches):
             for recorder in self.ranks:
-                recorder.begin(Batch(batch), f"execute {number} {batch}")
+                recorder.begin(BatchKind(batch), f"execute {number} {batch}")
                 recorder.end()
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -251,7 +251,7 @@ class TallyEngineBackend(EngineBackend):
     async def state(self, capture: Capture) -> TargetState:
         ranks = await self._selected("status", {"request": capture.id}, capture)
         return TargetState(
-            ended=all(reply.state in {State.WRITING, State.ENDED} for reply in ranks),
+            ended=all(reply.state in {RequestState.WRITING, RequestState.ENDED} for reply in ranks),
             iterations=min(reply.iterations for reply in ranks),
         )
 
@@ -269,7 +269,7 @@ class TallyEngineBackend(EngineBackend):
     async def _stop(self, capture: Capture) -> Sequence[Output]:
         reason = " ".join(capture.problems) or None
         replies = await self._selected("stop", {"request": capture.id, "reason": reason}, capture)
-        while any(reply.state is State.WRITING for reply in replies):
+        while any(reply.state is RequestState.WRITING for reply in replies):
             await self._sleep(0.001)
             replies = await self._selected("status", {"request": capture.id}, capture)
         for reply in replies:

@@ -1,0 +1,134 @@
+"""Builds the backend of a role from the config, and checks that it can record in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from traceback import walk_tb
+
+import attrs
+
+from profdeck.backends.api import Backend, EngineBackend
+from profdeck.backends.plugin_host import (
+    BACKENDS,
+    load_backend,
+)
+from profdeck.base.entry_points import installed
+from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe
+from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
+from profdeck.base.structuring import structure
+from profdeck.config.model import Config, Mode
+from profdeck.config.options import CommonOptions
+from profdeck.records.request import BatchKind
+
+# What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
+# after that, fails with another error at the second attempt and ends the process after the third.
+_unusable: dict[str, tuple[type[ProfdeckError], str]] = {}
+
+
+def build_backend(config: Config, role: str) -> Backend:
+    """Import the backend of a role and build it from its checked options; its library is not needed for that.
+
+    Raises:
+        ConfigError: an option is wrong.
+        PluginError: the backend cannot be loaded.
+    """
+    chosen = config.roles[role]
+    cls = load_backend(chosen.backend)
+    options: CommonOptions = structure(dict(chosen.options), cls.Options, where=f"roles.{role}.options")
+    _check_keys(config, role, engine=issubclass(cls, EngineBackend))
+    return cls(options)
+
+
+def _check_keys(config: Config, name: str, *, engine: bool) -> None:
+    """Check the keys of a role that depend on whether its backend is one of an engine."""
+    role, path = config.roles[name], f"roles.{name}"
+    if not engine:
+        if role.iterations:
+            raise ConfigError(f"{path}.iterations: '{role.backend}' is not the backend of an engine; use window.")
+        if role.targets:
+            raise ConfigError(f"{path}.targets: '{role.backend}' records its own process and controls no targets.")
+        if config.mode is Mode.CONTINUOUS and role.stages:
+            raise ConfigError(
+                f"{path}.stages: continuous mode records whole steps; use mode: discrete, or remove stages."
+            )
+        return
+    for key in ("window", "warmup_steps"):
+        if getattr(role, key):
+            raise ConfigError(f"{path}.{key}: '{role.backend}' is the backend of an engine; use iterations.")
+    if wrong := [stage for stage in role.stages if stage not in list(BatchKind)]:
+        raise ConfigError(f"{path}.stages: {', '.join(wrong)}: an engine has the stages {', '.join(BatchKind)}.")
+
+
+def resolve_identity(role: str, backend: Backend) -> Identity:
+    """Find rank and world size: the launcher's environment, then the backend's library, then a single process.
+
+    Raises:
+        ConfigError: the environment contradicts itself.
+    """
+    try:
+        found = launcher_identity(role) or attrs.evolve(_identify(backend) or Identity(), role=role)
+        parallel = parallel_from_environment()
+        return attrs.evolve(found, parallel=parallel) if parallel else found
+    except ValueError as error:
+        raise ConfigError(f"The identity of this process is wrong: {error.args[0]}.") from None
+
+
+def _identify(backend: Backend) -> Identity | None:
+    with _usable(backend):
+        return backend.identify()
+
+
+def prepare(backend: Backend) -> None:
+    """Check that a backend can record in this process, and let it import what it needs.
+
+    Raises:
+        ConfigError: not with its options.
+        PluginError: it cannot; its library may fail to load.
+    """
+    with _usable(backend):
+        backend.preflight()
+
+
+@contextlib.contextmanager
+def _usable(backend: Backend) -> Iterator[None]:
+    """Turn what fails in a backend or its library into an error that says whose it is and what stands behind it."""
+    if backend.name in _unusable:
+        kind, text = _unusable[backend.name]
+        raise kind(text)
+    try:
+        yield
+    except Exception as error:
+        told = error if isinstance(error, ProfdeckError) else _told(backend, error)
+        importing = any(
+            frame.f_code.co_name == "<module>" for link in _chain(error) for frame, _ in walk_tb(link.__traceback__)
+        )
+        if importing:
+            for _, first in [*_unusable.values()][:1]:  # what it left half imported may be all that is wrong now
+                told = type(told)(f"{told} Before that failed in this process: {first}")
+            _unusable[backend.name] = type(told), str(told)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _told(backend: Backend, error: Exception) -> PluginError:
+    why = _diagnose(error) or ", from ".join(describe(link).rstrip(".") for link in _chain(error)) + "."
+    return PluginError(f"The backend '{backend.name}' cannot be used in this process: {why}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _diagnose(error: BaseException) -> str | None:
+    """Ask all installed backends what stands behind an error."""
+    for name in installed(BACKENDS):
+        with contextlib.suppress(Exception):  # a broken plugin must not hide the error that is told
+            if found := load_backend(name).diagnose(error):
+                return found
+    return None

@@ -1,0 +1,1 @@
+"""What every room uses; it imports nothing else of profdeck."""

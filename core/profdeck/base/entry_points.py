@@ -1,0 +1,36 @@
+"""Finds and imports what distributions offer under a name: entry points, by group."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from profdeck.base.errors import BrokenPluginError, UnknownPluginError, nearest
+
+
+def installed(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of a group by name, without importing any of them."""
+    return {point.name: point for point in sorted(metadata.entry_points(group=group), key=lambda p: p.name)}
+
+
+def load(group: str, name: str) -> Any:
+    """Import the object behind an entry point.
+
+    Raises:
+        UnknownPluginError: no distribution offers that name.
+        BrokenPluginError: the import fails.
+    """
+    kind = group.rpartition(".")[2].rstrip("s")
+    found = installed(group)
+    if name not in found:
+        listed = ", ".join(found) or "none"
+        raise UnknownPluginError(f"There is no {kind} '{name}'.{nearest(name, found)} Installed: {listed}.")
+    try:
+        return found[name].load()
+    except Exception as error:
+        origin = found[name].dist
+        package = f"{origin.name} {origin.version}" if origin else "an unknown distribution"
+        raise BrokenPluginError(
+            f"The {kind} '{name}' of {package} fails to import ({found[name].value}): "
+            f"{type(error).__name__}: {error}. Reinstall or remove that package."
+        ) from error

@@ -1,0 +1,99 @@
+"""The errors that profdeck raises. Every message says what is wrong, where, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from profdeck.base.outcome import Outcome
+
+
+class ProfdeckError(Exception):
+    """Root of all errors that profdeck raises on purpose; the command line prints it without a traceback."""
+
+
+class ConfigError(ProfdeckError):
+    """The config, an option or a command-line value is wrong."""
+
+
+class PluginError(ProfdeckError):
+    """A backend or listener cannot be used; subclasses say why."""
+
+
+class UnknownPluginError(PluginError):
+    """No installed distribution offers a plugin of that name."""
+
+
+class MissingLibraryError(PluginError):
+    """The plugin is there, but the library that it drives is not installed."""
+
+
+class IncompatibleLibraryError(PluginError):
+    """The library is installed in a version that the plugin does not support."""
+
+
+class BrokenPluginError(PluginError):
+    """The plugin is installed and fails to import or does not follow the hook specification."""
+
+
+class CaptureError(ProfdeckError):
+    """A capture could not start, step or stop."""
+
+
+class TargetError(CaptureError):
+    """A target refused, or could not be reached: `outcome` is the code of it, `fix` what to do."""
+
+    def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
+        """Args:
+        text: the whole message.
+        outcome: how the operation came out.
+        fix: what to do, where more is known than `Outcome.fix` says.
+        """
+        super().__init__(text)
+        self.outcome = outcome
+        self.fix = outcome.fix if fix is None else fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.outcome, self.fix)  # it crosses processes, such as those of Ray
+
+
+class LeaseError(CaptureError):
+    """Another recording holds the device, or what records it."""
+
+    def __init__(self, text: str, held: str = "a device") -> None:
+        """Args:
+        text: the whole message.
+        held: what is held and by whom, as whoever waits for it says that.
+        """
+        super().__init__(text)
+        self.held = held
+
+
+class TraceError(ProfdeckError):
+    """A trace file cannot be read."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string."""
+    found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
+def describe(error: BaseException) -> str:
+    """Say an error in one line: our own as they are, others with their type."""
+    if isinstance(error, ProfdeckError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def target_error(error: BaseException) -> TargetError:
+    """Return what an operation on a target failed of: the `TargetError` that was wrapped, or one made of the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TargetError):
+            return cause
+        if isinstance(cause, TimeoutError):
+            return TargetError(describe(error), Outcome.TIMED_OUT)
+        cause = cause.__cause__
+    return TargetError(describe(error), Outcome.REFUSED)

@@ -1,0 +1,91 @@
+"""Names a process so that others can find out whether it still runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from pathlib import Path
+
+import attrs
+
+
+def _pid_namespace() -> str | None:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class ProcessId:
+    """A process, as others can find out whether it still runs."""
+
+    host: str = attrs.field(factory=socket.gethostname)
+    pid: int = attrs.field(factory=os.getpid)
+    process_started: str | None = attrs.field(factory=lambda: process_started(os.getpid()))
+    """When it started, in the kernel's words."""
+    pid_namespace: str | None = attrs.field(factory=_pid_namespace)
+    """Which processes its pid is counted among: containers have their own."""
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether it runs; None where that cannot be known from here."""
+        if self.host != socket.gethostname() or self.pid_namespace != _pid_namespace():
+            return None
+        return is_running(self.host, self.pid, self.process_started)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def process_started(pid: int) -> str | None:
+    """Say when a process of this host started, in clock ticks since boot; None if that cannot be known.
+
+    Source: field 22 of ``/proc/<pid>/stat`` (proc(5)).
+    """
+    fields = process_stat(pid)
+    return fields[19] if len(fields) > 19 else None  # noqa: PLR2004  # as above, counted from the third
+
+
+def is_running(host: str, pid: int, started: str | None) -> bool:
+    """Tell whether a process still runs; on another host that cannot be known, and no is said.
+
+    Args:
+        host: its host, as `socket.gethostname` names it there.
+        pid: its process id.
+        started: what `process_started` said of it, which tells it from a later process with the same id.
+    """
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not has_ended(process_stat(pid)) and process_started(pid) == started
+
+
+def has_ended(stat: list[str]) -> bool:
+    """Tell of what `process_stat` says whether a process has ended, and its parent has not asked for its exit code yet.
+
+    One whose first thread has ended is a zombie already, and holds its files and locks until the last one has. Source:
+    fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
+    """
+    return stat[:1] in (["Z"], ["X"]) and int(stat[17]) <= 1
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` from the third one, the state, on; none if they cannot be read."""
+    try:
+        # The second is the name, in parentheses; it may have any characters.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+@functools.lru_cache(maxsize=1)
+def _started(own_pid: int) -> str | None:
+    """Say when this process started, which does not change; a fleet has a manifest per target."""
+    return process_started(own_pid)

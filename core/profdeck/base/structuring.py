@@ -1,0 +1,164 @@
+"""Structuring of plain data into attrs classes without guessing: what has the wrong type is an error.
+
+cattrs does the work; the hooks here take away its coercions (``"false"`` is not a bool, ``2.9`` not an int,
+``"cuda"`` not a list) and turn its exceptions into sentences with the path of the key.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+from cattrs.errors import ForbiddenExtraKeysError
+
+from profdeck.base.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+class _Wrong(ValueError):  # noqa: N818  # never leaves this module
+    """A value that does not fit, with a message that stands by itself."""
+
+
+def structure(data: Any, cls: type[T], *, where: str) -> T:
+    """Build ``cls`` from plain data.
+
+    Args:
+        data: mappings, lists and scalars as YAML or TOML give them.
+        cls: an attrs class.
+        where: the path of ``data`` in the config, such as ``roles.trainer.options``; empty for the whole.
+
+    Raises:
+        ConfigError: lists every wrong key and value with its path and what is allowed.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where or 'The config'}: expected a mapping of keys to values, got {show(data)}.")
+    try:
+        return _converter().structure(data, cls)
+    except Exception as error:  # noqa: BLE001  # cattrs raises groups and whatever validators raise
+        lines = cattrs.transform_error(error, path="", format_exception=_sentence)
+        raise ConfigError("\n".join(_with_path(line, where) for line in lines)) from None
+
+
+def unstructure(value: Any) -> Any:
+    """Turn attrs classes, enums, paths and tuples into plain JSON data."""
+    return _converter().unstructure(value)
+
+
+def show(value: Any) -> str:
+    """Describe a wrong value: what it is and of which type."""
+    names = {str: "text", bool: "a bool", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
+    if value is None:
+        return "nothing (null)"
+    return f"{value!r} ({names.get(type(value), type(value).__name__)})"
+
+
+@functools.cache
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+    for cls, expected in ((bool, "true or false"), (int, "an integer"), (str, "text")):
+        converter.register_structure_hook(cls, functools.partial(_exactly, expected))
+    converter.register_structure_hook(float, _number)
+    converter.register_structure_hook(Path, lambda value, _: Path(_exactly("a path", value, str)))
+    converter.register_structure_hook_func(_is_from_list, lambda value, cls: cls.from_list(_list(value)))
+    converter.register_structure_hook_func(_is_enum, _enum)
+    converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
+    converter.register_structure_hook_factory(_is_text_or_list, _text_or_list_hook)
+    converter.register_unstructure_hook_func(_is_enum, lambda member: member.value)
+    converter.register_unstructure_hook(Path, str)
+    converter.register_unstructure_hook_func(_is_from_list, lambda value: value.to_list())
+    converter.register_unstructure_hook_factory(_is_tuple, _untuple_hook)
+    return converter
+
+
+def _exactly(expected: str, value: Any, cls: type) -> Any:
+    if _is_enum(cls):  # cattrs finds hooks by base class, and a StrEnum is a str
+        return _enum(value, cls)
+    if type(value) is not cls:  # to isinstance a bool is an int, and must not be here
+        hint = " Remove the quotes." if isinstance(value, str) and cls in (bool, int) else ""
+        raise _Wrong(f"expected {expected}, got {show(value)}.{hint}")
+    return value
+
+
+def _number(value: Any, _: type) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Wrong(f"expected a number, got {show(value)}.")
+    return float(value)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise _Wrong(f"expected a list, got {show(value)}. Write it in brackets: [{value}].")
+    return list(value)
+
+
+def _is_from_list(cls: Any) -> bool:
+    """Tell whether a class says by itself how it is read from a list, and written as one."""
+    return hasattr(cls, "from_list")
+
+
+def _is_enum(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, Enum)
+
+
+def _enum(value: Any, cls: type[Enum]) -> Enum:
+    allowed = [str(member.value) for member in cls]
+    if value not in allowed:
+        hint = nearest(value, allowed) if isinstance(value, str) else ""
+        raise _Wrong(f"expected one of {', '.join(allowed)}, got {show(value)}.{hint}")
+    return cls(value)
+
+
+def _is_tuple(cls: Any) -> bool:
+    return typing.get_origin(cls) is tuple
+
+
+def _tuple_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
+    # Only tuple[X, ...] is used, and lists keep the index of a wrong item in the error's path.
+    items: Any = types.GenericAlias(list, typing.get_args(cls)[:1])
+    return lambda value, _: tuple(converter.structure(_list(value), items))
+
+
+def _is_text_or_list(cls: Any) -> bool:
+    return any(arg is str for arg in typing.get_args(cls)) and any(map(_is_tuple, typing.get_args(cls)))
+
+
+def _text_or_list_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    (items,) = filter(_is_tuple, typing.get_args(cls))
+    return lambda value, _: value if isinstance(value, str) else converter.structure(value, items)
+
+
+def _untuple_hook(_: Any, converter: cattrs.Converter) -> Callable[[Any], list[Any]]:
+    return lambda value: [converter.unstructure(item) for item in value]
+
+
+def _sentence(error: BaseException, _: type | None) -> str:
+    match error:
+        case ForbiddenExtraKeysError():
+            allowed = [field.alias for field in attrs.fields(error.cl)]
+            return " ".join(
+                f"unknown key '{key}'.{nearest(str(key), allowed)} Allowed: {', '.join(allowed)}."
+                for key in sorted(map(str, error.extra_fields))
+            )
+        case KeyError():
+            return "this key is required."
+        case AttributeError():  # what cattrs meets where it wants .items()
+            return "expected a mapping of keys to values."
+        case _:
+            text = str(error.args[0] if error.args else error)
+            return text if text.endswith((".", "?")) else text + "."
+
+
+def _with_path(line: str, where: str) -> str:
+    message, _, tail = line.rpartition(" @ ")
+    tail = re.sub(r"\['([^']*)'\]", r".\1", tail)
+    path = f"{where}{tail}".lstrip(".")
+    return f"{path}: {message}" if path else message

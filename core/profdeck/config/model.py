@@ -1,0 +1,180 @@
+"""The config: what to capture, where to put it, and which backend each role uses.
+
+The models are plain attrs classes; `profdeck.config.sources` reads and merges the places that values come from. A
+role's ``options`` belong to its backend and are checked against that backend's options class, not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from profdeck.base.identity import NAME
+from profdeck.config.schedule import Iterations, Schedule, Window
+from profdeck.config.targets import TargetsConfig
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Mode(StrEnum):
+    """How captures are cut."""
+
+    CONTINUOUS = "continuous"
+    DISCRETE = "discrete"
+
+
+class OnError(StrEnum):
+    """What a failure of profiling does to the host."""
+
+    WARN = "warn"
+    RAISE = "raise"
+
+
+def _names(what: str, *, reserved: tuple[str, ...] = ()) -> Any:
+    def check(_: object, __: object, names: Any) -> None:
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is not a {what}: expected a letter, then up to 63 letters, digits, '_' or '-'"
+                )
+            if name in reserved:
+                raise ValueError(f"{name!r} cannot name a {what}: it is a key of the config itself")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class RoleConfig:
+    """What the processes of one role do."""
+
+    backend: str
+    """The backend that records this role; `profdeck backends` lists those that are installed."""
+
+    ranks: str | tuple[int, ...] = attrs.field(default=(0,))
+    """The ranks that record: ``all`` or a list. Default: ``[0]``, since traces are large and ranks alike."""
+
+    stages: tuple[str, ...] = attrs.field(default=(), validator=_names("stage"))
+    """In discrete mode, the stages to capture. Default: every stage that the host marks. For the backend of an engine,
+    the kinds of batches to record, each in captures of its own: `prefill`, `decode`, `mixed`. Default: all together."""
+
+    warmup_steps: int = attrs.field(default=0, validator=validators.ge(0))
+    """Global steps before a capture in which the recorder runs and throws away, so that its start-up cost stays
+    out of the trace. Default: 0. Continuous mode only."""
+
+    window: Window | None = None
+    """Mini-batches to record inside a capture. Default: all."""
+
+    iterations: Iterations | None = None
+    """Engine iterations to record inside a capture, for backends of engines. Default: all from start to stop."""
+
+    targets: TargetsConfig | None = None
+    """The engines that record together for this role, for backends of engines. Default: the one target that the host
+    names."""
+
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """The backend's own options; `profdeck backends NAME` explains each."""
+
+    @ranks.validator
+    def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
+        if isinstance(ranks, str):
+            if ranks != "all":
+                raise ValueError(f"ranks: expected 'all' or a list such as [0, 8], got {ranks!r}")
+        elif not ranks:
+            raise ValueError("ranks: the list is empty, so nothing would be recorded; remove the key for [0]")
+        elif min(ranks) < 0:
+            raise ValueError(f"ranks: {min(ranks)} is not a rank; ranks count from 0")
+
+    def expected_ranks(self, world_size: int) -> tuple[int, ...]:
+        """Return the ranks that should record in a job of ``world_size`` processes of this role."""
+        if isinstance(self.ranks, str):
+            return tuple(range(world_size))
+        return tuple(sorted({rank for rank in self.ranks if rank < world_size}))
+
+
+@attrs.frozen(kw_only=True)
+class FinishConfig:
+    """What is run when a capture has ended in all processes of the job."""
+
+    command: str | None = attrs.field(default=None)
+    """A command for `/bin/sh -c`, run once per capture when all processes that take part have ended it and its files
+    have been read back, whatever came of it. It gets a JSON document as its input. Default: none."""
+
+    timeout_s: float = attrs.field(default=600.0, validator=validators.gt(0.0))
+    """How long the command may take, and each listener, in seconds; then it is ended with all that it has started in
+    its process group. Default: 600."""
+
+    wait_s: float = attrs.field(default=300.0, validator=validators.ge(0.0))
+    """How long processes are waited for of which nothing is heard, in seconds: a rank that was killed, a role that
+    takes no part. It begins anew whenever one of them begins or ends the capture, and as long as one is known to be
+    recording. Default: 300."""
+
+    @command.validator
+    def _not_empty(self, _: object, command: str | None) -> None:
+        if command is not None and not command.strip():
+            raise ValueError("command: it is empty; remove the key to run nothing")
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """The whole config of a job, the same for all of its processes."""
+
+    output: Path = Path("profiles")
+    """The directory that holds the runs. Default: ``./profiles``. Nothing is written outside of it."""
+
+    run: str | None = attrs.field(default=None)
+    """The name of this job's run directory. Default: the launcher's job id, or the start time."""
+
+    steps: Schedule = attrs.field(factory=Schedule)
+    """The global steps to capture, each entry as `profdeck.config.schedule.GRAMMAR` says. Default: none."""
+
+    on_demand: bool = True
+    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. It costs a look at the
+    run directory per global step, and the directory is made when the job starts. Default: true."""
+
+    mode: Mode = Mode.CONTINUOUS
+    """``continuous``: adjacent steps share one capture (default); ``discrete``: one capture per stage."""
+
+    on_error: OnError = OnError.WARN
+    """``warn``: a failure of profiling is logged and the job goes on (default); ``raise``: it is raised."""
+
+    final_step: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    """The last global step of the job, when it is known. Default: unknown."""
+
+    roles: Mapping[str, RoleConfig] = attrs.field(factory=dict)
+    """What each role records. A role that is not here records nothing."""
+
+    listeners: tuple[str, ...] = attrs.field(default=(), validator=_names("listener"))
+    """Plugins that are told of every capture, by entry-point name. Default: none."""
+
+    finish: FinishConfig = attrs.field(factory=FinishConfig)
+    """What is run when a capture has ended in all processes of the job. Default: nothing."""
+
+    @run.validator
+    def _one_path_component(self, _: object, run: str | None) -> None:
+        if run is not None and not _RUN_NAME.fullmatch(run):
+            raise ValueError(
+                f"run: {run!r} is not a directory name; expected letters, digits, '.', '_' and '-', no path"
+            )
+
+    @roles.validator
+    def _roles_are_names(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
+        _names("role", reserved=TOP_LEVEL_KEYS)(self, _, roles)
+
+    @roles.validator
+    def _warmup_only_when_continuous(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
+        for name, role in roles.items():
+            if self.mode is Mode.DISCRETE and role.warmup_steps:
+                raise ValueError(
+                    f"roles.{name}.warmup_steps: discrete mode captures stages, which have no step before them; "
+                    "use mode: continuous, or a window with warmup"
+                )
+
+
+TOP_LEVEL_KEYS = tuple(field.name for field in attrs.fields(Config))
+"""What a role cannot be called: settings name roles and these keys alike."""

@@ -1,0 +1,1 @@
+"""In the process that asks an engine to record."""

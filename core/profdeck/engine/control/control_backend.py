@@ -1,0 +1,303 @@
+"""Engines as whoever controls them sees them, and the backend that is the same for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast
+
+import attrs
+
+from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.backends.hookspecs import hookimpl
+from profdeck.base.blocking import drive
+from profdeck.base.errors import CaptureError, TargetError, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import unstructure
+from profdeck.engine.control.abandoned import end_abandoned
+from profdeck.engine.control.merging import merge_ranks
+from profdeck.engine.control.outcomes import AT_REST, _check_started, _judge, _who
+from profdeck.engine.control.rank_files import RankFiles
+from profdeck.engine.engine import Engine, T
+from profdeck.engine.options import EngineOptions
+from profdeck.records.artifact import Artifact
+from profdeck.records.capture import Capture
+from profdeck.records.request import Answer, CaptureRequest, RequestState
+
+_FIRST_POLL_S = 0.02
+_LAST_POLL_S = 1.0
+_STARTS = 3
+"""How often a start is tried in an engine in which something was active that has ended."""
+_ROLL_BACK_S = 3.0
+"""How long a start or a stop that is given up waits for the stop that it sends then: what did not answer the one may
+not answer the other. A fleet's start and stop take so much longer than their limits at most."""
+
+
+class EngineProfiler(Protocol):
+    """One capture by an engine's own profiler."""
+
+    manifests: list[Path]
+    """Of the ranks, once it has been stopped."""
+    outcome: Outcome
+    """How the stop came out."""
+    fix: str | None
+    """What to do about that, where more is known than `Outcome.fix` says."""
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            CaptureError: it cannot do what is asked for, or does not start.
+        """
+
+    async def stop(self) -> None:
+        """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
+
+
+@attrs.define
+class ControlBackend(EngineBackend):
+    """Asks the processes of an engine to record: an engine object of this process, or a server."""
+
+    Options: ClassVar[type[EngineOptions]] = EngineOptions
+
+    _engine: Engine | None = attrs.field(default=None, init=False)
+    _native: EngineProfiler | None = attrs.field(default=None, init=False)
+    _asked: CaptureRequest | None = attrs.field(default=None, init=False)
+    _enabled: bool | None = attrs.field(default=None, init=False)
+    """Whether the processes have loaded profdeck, as far as that was asked before a start."""
+
+    def connect(self, target: object) -> Engine:
+        """Return the engine that an object or a URL stands for.
+
+        Raises:
+            ConfigError: this backend does not control such a target.
+        """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse options that mean nothing for an engine whose processes have loaded profdeck.
+
+        Raises:
+            CaptureError: there is such an option.
+        """
+
+    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
+        """Return a capture by the own profiler of an engine whose processes have not loaded profdeck."""
+        raise NotImplementedError
+
+    @property
+    def _own(self) -> EngineOptions:
+        return cast("EngineOptions", self.options)
+
+    @property
+    def engine(self) -> Engine:
+        """The bound target."""
+        assert self._engine is not None  # noqa: S101  # core binds before it starts
+        return self._engine
+
+    @property
+    def blocking(self) -> bool:
+        """Whether the engine has only blocking calls."""
+        return self.engine.blocking
+
+    @property
+    def late_fix(self) -> str:
+        """What to do when the engine does not answer in time."""
+        return self.engine.late_fix
+
+    def bind(self, target: object) -> str:
+        """Take the target; see `connect`. An actor's engine is connected to where it is."""
+        from profdeck.engine.transport.ray_engine import RayActor, RayEngine
+
+        actor = RayActor.of(target)
+        if actor is None:
+            self._engine = self.connect(target)
+        else:
+            self._engine = RayEngine(actor, backend=self.name, options=self._own)
+        return self._engine.name
+
+    @hookimpl
+    def profile_start(self, capture: Capture) -> Any:
+        """Ask all processes to record."""
+        return self._run(self._start(capture))
+
+    @hookimpl
+    def profile_stop(self, capture: Capture) -> Any:
+        """End the recording, and wait until the files of all ranks are whole."""
+        return self._run(self._stop(capture))
+
+    async def reach(self) -> None:
+        """Ask whether the processes have loaded profdeck."""
+        try:
+            self._enabled = await self.engine.has_profdeck()
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def release(self) -> None:
+        """Close the connection that is kept open for the start."""
+        self._enabled = None
+        self.engine.close()
+
+    def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:
+        """Let the engine await the gate; one whose coroutines never suspend cannot."""
+        if not self.blocking:
+            self.engine.gate = gate
+        return not self.blocking
+
+    async def output(self) -> Path | None:
+        """Return the server's output directory, if the server is on this host and has profdeck."""
+        from profdeck.engine.transport.http_engine import HttpEngine
+
+        if isinstance(self.engine, HttpEngine) and await self.engine.has_profdeck():
+            about = await self.engine.about()
+            return Path(about.output) if about.here else None
+        return None
+
+    async def state(self, capture: Capture) -> TargetState:  # noqa: ARG002  # one at a time
+        """Ask the processes how far they are."""
+        if self._native is not None:
+            return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell
+        asked, answer = self._asked, await self.engine.command("status", {})
+        ranks = [rank for rank in answer.ranks if asked and asked.selects(rank.rank)]
+        return TargetState(
+            ended=all(rank.state in {RequestState.WRITING, RequestState.ENDED} for rank in ranks),
+            iterations=min((rank.iterations for rank in ranks), default=0),
+            waits_for=next((rank.waits_for for rank in ranks if rank.waits_for), None),
+        )
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+        # A blocking engine needs no event loop, and works inside of a running one.
+        return drive(work) if self.engine.blocking else work
+
+    async def _start(self, capture: Capture) -> None:
+        assert capture.request is not None  # noqa: S101  # core makes it for targets
+        request = self._own.complete(capture.request)
+        enabled, self._enabled, self.outcome, self.fix = self._enabled, None, None, None
+        try:
+            if enabled if enabled is not None else await self.engine.has_profdeck():
+                await self._start_processes(capture, request)
+            else:
+                native = self.native(self.engine, capture, request)
+                await self.engine.arrive()
+                await native.start()
+                self._native = native
+        except BaseException:
+            self.engine.close()
+            raise
+        finally:
+            self.engine.gate = None
+        self.outcome = Outcome.STARTED
+
+    async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
+        self.check()
+        await self.engine.arrive()
+        for left in reversed(range(_STARTS)):
+            try:
+                answer = await self._asked_to_start(request)
+                break
+            except TargetError as error:
+                if error.outcome is not Outcome.ALREADY_ACTIVE or not left:
+                    raise
+                capture.notes.append(await end_abandoned(self.engine, error))
+        capture.notes += [
+            f"At the start, rank {reply.rank} on {reply.host} waited for {reply.waits_for}."
+            for reply in answer.ranks
+            if reply.waits_for
+        ]
+        world = max(reply.world_size for reply in answer.ranks)
+        capture.expected_ranks = tuple(rank for rank in range(world) if request.selects(rank))
+        self._asked = request
+
+    async def _asked_to_start(self, request: CaptureRequest) -> Answer:
+        try:
+            answer = await self.engine.command("start", unstructure(request))
+            _check_started(request, answer)
+        except BaseException:  # what has started is stopped, also when the host gave up waiting
+            await self._roll_back(request)
+            raise
+        return answer
+
+    async def _roll_back(self, request: CaptureRequest, reason: str = "the capture was given up at its start") -> None:
+        stop = self.engine.command("stop", {"request": request.id, "token": request.token, "reason": reason})
+        if self.engine.blocking:
+            with contextlib.suppress(CaptureError):
+                await stop
+        else:
+            await asyncio.shield(_tried(stop, _ROLL_BACK_S))
+
+    async def _stop(self, capture: Capture) -> Sequence[Artifact]:
+        try:
+            return await self._end(capture)
+        finally:
+            self.engine.close()
+
+    async def _end(self, capture: Capture) -> Sequence[Artifact]:
+        native, self._native = self._native, None
+        if native is not None:
+            await native.stop()
+            self.outcome, self.fix = native.outcome, native.fix
+            return await self._merged(capture, native.manifests) if self._own.merge_profiles else ()
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return ()
+        limit_s = self._own.flush_timeout_s
+        try:
+            answer = await self._asked_to_stop(asked, " ".join(capture.problems) or None)
+            until = time.monotonic() + limit_s
+            answer = await self._flushed(capture, answer, until)
+        except CaptureError as error:
+            capture.problems.append(str(error))
+            found = target_error(error)
+            self.outcome, self.fix = found.outcome, found.fix
+            return ()
+        self.outcome = _judge(capture, asked, answer)
+        files, late = RankFiles(capture, asked), f"The time was over, flush_timeout_s={limit_s:g} seconds"
+        await files.collect(self.engine, answer, fetch=self._own.collect, until=until, late=late)
+        if self.outcome.ends_well and not files.complete:
+            self.outcome = Outcome.FILES_MISSING
+        return await self._merged(capture, files.manifests) if self._own.merge_profiles else ()
+
+    async def _asked_to_stop(self, asked: CaptureRequest, reason: str | None) -> Answer:
+        try:
+            return await self.engine.command("stop", {"request": asked.id, "token": asked.token, "reason": reason})
+        except CaptureError:
+            raise
+        except BaseException:  # the host gives up waiting, and the stop may not have left
+            await self._roll_back(asked, "the host gave up waiting for its end")
+            raise
+
+    async def _flushed(self, capture: Capture, answer: Answer, until: float) -> Answer:
+        """Wait until no process is writing any more, or the time is over."""
+        pause_s = _FIRST_POLL_S
+        while any(reply.state not in AT_REST for reply in answer.all):
+            if time.monotonic() >= until:
+                named = [(_who(reply), reply) for reply in answer.ranks]
+                named += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
+                writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
+                late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
+                capture.problems.append(
+                    f"After flush_timeout_s={self._own.flush_timeout_s:g} seconds the files of {late} are not whole."
+                )
+                break
+            await self.engine.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+            answer = await self.engine.command("status", {})
+        return answer
+
+    async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
+        """Merge the traces of all ranks, as far as they are here."""
+        if not manifests:
+            capture.problems.append("merge_profiles: there are no traces that can be seen from this host.")
+            return ()
+        return await self.engine.call(merge_ranks, capture, manifests)
+
+
+async def _tried(work: Coroutine[Any, Any, object], limit_s: float) -> None:
+    """Do what may fail: max_capture_s ends what an engine has begun that does not answer."""
+    with contextlib.suppress(CaptureError, TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await work

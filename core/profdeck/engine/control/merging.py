@@ -1,0 +1,40 @@
+"""Merges the traces of an engine's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from profdeck.base.errors import ProfdeckError, describe
+from profdeck.records.artifact import Artifact
+from profdeck.records.capture import Capture
+from profdeck.records.manifest import read_manifest
+from profdeck.traces.merge import MergeSource, merge_traces
+
+
+def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
+    """Merge the traces that manifests name into one file of the capture; what fails is the file's problem."""
+    sources: list[MergeSource] = []
+    for path in manifests:
+        manifest = read_manifest(path)
+        place = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
+        label = " ".join(filter(None, [manifest.role_and_replica, f"rank {manifest.rank}", place, manifest.stage]))
+        for record in manifest.artifacts:
+            if record.kind == "trace" and record.size_bytes and (path.parent / record.name).exists():
+                sources.append(MergeSource(path.parent / record.name, label, len(sources)))
+    destination = capture.artifact_path(".merged.json.gz")
+    try:
+        check = merge_traces(sources, destination)
+    except (OSError, ProfdeckError) as error:
+        problem = f"merge_profiles: {describe(error)}"
+        return [Artifact(path=destination, kind="merged_trace", whole=False, problem=problem)]
+    return [
+        Artifact(
+            path=destination,
+            kind="merged_trace",
+            size_bytes=check.size_bytes,
+            events=check.events,
+            whole=check.whole,
+            problem=check.problem,
+        )
+    ]

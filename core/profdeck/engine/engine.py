@@ -1,0 +1,123 @@
+"""One engine, as the process that controls it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import attrs
+
+from profdeck.base.blocking import in_thread
+from profdeck.records.request import Answer, RequestState
+
+T = TypeVar("T")
+_WRITING_POLL_S = 0.1
+
+
+class Engine(ABC):
+    """One engine."""
+
+    name: str
+    """What manifests call it."""
+    blocking: bool = False
+    """Whether its coroutines never suspend, as it has only blocking calls."""
+    late_fix: str = ""
+    """What to do when it does not answer in time, where more is known than of any."""
+    gate: Callable[[], Awaitable[None]] | None = None
+    """Awaited by every start as late as possible, so that many engines start at the same moment."""
+
+    @abstractmethod
+    async def has_profdeck(self) -> bool:
+        """Tell whether its processes have loaded profdeck.
+
+        Raises:
+            CaptureError: it cannot be reached, or does not let us in.
+        """
+
+    @abstractmethod
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Send ``start``, ``stop`` or ``status`` to all of its processes; see `profdeck.engine.worker.recorder.handle`.
+
+        Raises:
+            CaptureError: it does not answer.
+        """
+
+    async def arrive(self) -> None:
+        """Wait for the gate, before a start is sent to an engine that does not wait for it by itself."""
+        if self.gate is not None:
+            await self.gate()
+
+    def files(self) -> RemoteFiles | None:
+        """Return what fetches files of its ranks from their host; None where nothing can."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  # most keep nothing
+        """Give back what is kept open between commands; the next one opens it again."""
+
+    async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:
+        """Stop a capture and wait until no process is writing any more, or the time is over.
+
+        Raises:
+            CaptureError: the engine does not answer.
+        """
+        answer = await self.command("stop", payload)
+        deadline = time.monotonic() + wait_s
+        while any(reply.state is RequestState.WRITING for reply in answer.all) and time.monotonic() < deadline:
+            await self.sleep(_WRITING_POLL_S)
+            answer = await self.command("status", {})
+        return answer
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call what takes long, such as reading files, without blocking an event loop."""
+        return function(*arguments) if self.blocking else await in_thread(function, *arguments)
+
+    async def sleep(self, duration_s: float) -> None:
+        """Wait."""
+        if self.blocking:
+            time.sleep(duration_s)  # noqa: ASYNC251  # its coroutines are driven without an event loop
+        else:
+            await asyncio.sleep(duration_s)
+
+
+@attrs.frozen
+class FileHost:
+    """Where files are fetched from."""
+
+    host: str
+    output: str
+    """The directory that places are relative to."""
+
+
+class RemoteFiles(Protocol):
+    """Fetches files of an engine's ranks from their host. Places are paths below `FileHost.output`, with slashes.
+
+    All of it raises TargetError for what it does not get.
+    """
+
+    async def source(self) -> FileHost:
+        """Return where they are."""
+
+    async def listed(self, place: str) -> Mapping[str, int] | None:
+        """Return the sizes in bytes of the files in a directory by their names.
+
+        Returns:
+            All files of an artifact, None while it is being written; of other directories, the manifests.
+        """
+
+    async def read(self, place: str) -> bytes:
+        """Return the content of a manifest."""
+
+    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
+        """Write the content of a file to another one, which is empty and unbuffered.
+
+        Args:
+            place: where it is.
+            file: the other one.
+            size_bytes: as much of it is taken at most.
+
+        Raises:
+            OSError: it cannot be written.
+        """

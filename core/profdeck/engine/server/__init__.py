@@ -1,0 +1,1 @@
+"""In an engine's HTTP server."""

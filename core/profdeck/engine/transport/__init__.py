@@ -1,0 +1,1 @@
+"""How commands reach an engine in another process: HTTP and Ray."""

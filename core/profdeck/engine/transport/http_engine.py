@@ -1,0 +1,238 @@
+"""Engines behind an HTTP server that has our routes; see `profdeck.engine.server.routes`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
+
+import attrs
+from cattrs import override
+
+from profdeck.base.errors import ProfdeckError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure
+from profdeck.engine.engine import Engine, FileHost, RemoteFiles
+from profdeck.engine.transport.http_client import HttpClient, HttpResponse
+from profdeck.records.request import Answer
+
+_NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
+_OUTCOMES: dict[int, Outcome] = {
+    **dict.fromkeys(_NO_SUCH_ROUTE, Outcome.NOT_ENABLED),
+    HTTPStatus.GATEWAY_TIMEOUT: Outcome.TIMED_OUT,
+}
+
+TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # its name
+
+
+@attrs.frozen(kw_only=True)
+class About:
+    """What a server with our routes says of itself."""
+
+    host: str
+    output: str
+    """Its output directory; it writes nowhere else."""
+    profdeck: str
+    """The version of profdeck."""
+    writable: Annotated[bool | None, override(omit_if_default=True)] = None
+    """Whether the server's process can write below `output`, as far as permissions tell. None, and left out, where it
+    did not look: only ``/profdeck/status`` does, while no capture is active."""
+
+    @property
+    def here(self) -> bool:
+        """Whether the server is on this host."""
+        return self.host == socket.gethostname()
+
+
+class HttpEngine(Engine):
+    """An engine by the URL of its server."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        """Raises:
+        ConfigError: it is no URL of HTTP.
+        """
+        self._client = HttpClient(url, timeout_s=timeout_s)
+        self.url = self._client.url
+        self.name = str(self.url)
+        self._about: About | None = None
+
+    async def has_profdeck(self) -> bool:
+        """Ask whether our routes are there."""
+        response = await self.request("GET", "/profdeck/status")
+        if response.status_code in _NO_SUCH_ROUTE:
+            return False
+        self._about = self._read_about(response)
+        return True
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Send the command to our routes; a start is made ready to be sent and then waits for the gate."""
+        if command == "status":
+            response = await self.request("GET", "/profdeck/status")
+        elif command == "start":
+            if not (await self.known()).here:
+                # Paths of this host mean nothing there: the server's own output directory counts.
+                payload = {key: value for key, value in payload.items() if key != "output"}
+            response = await self.request("POST", "/profdeck/start", payload, starts=True)
+        else:
+            # Whoever asks here watches the files by himself. A second stop changes nothing.
+            response = await self.request("POST", f"/profdeck/{command}", {**payload, "wait_s": 0}, idempotent=True)
+        try:
+            return structure(self.checked(response)["answer"], Answer, where="answer")
+        except (KeyError, TypeError, ProfdeckError) as error:
+            raise self._other_version(error) from None
+
+    async def about(self) -> About:
+        """Return what the server says of itself."""
+        self._about = self._read_about(await self.request("GET", "/profdeck/status"))
+        return self._about
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        starts: bool = False,
+        idempotent: bool = False,
+    ) -> HttpResponse:
+        """Send a request.
+
+        Args:
+            method: such as ``GET``, which is idempotent.
+            path: below the URL.
+            body: sent as JSON.
+            starts: whether it starts a capture, and so waits for the gate.
+            idempotent: whether it does no harm if it comes twice.
+
+        Raises:
+            TargetError: the server cannot be reached, or does not answer in time.
+        """
+        return await self._client.request(
+            method,
+            path,
+            body,
+            token=os.environ.get(TOKEN_VARIABLE),
+            gate=self.gate if starts else None,
+            idempotent=idempotent or method == "GET",
+        )
+
+    def files(self) -> RemoteFiles:
+        """Return what fetches files of its ranks, by our routes."""
+        return _RemoteFiles(self, self._client)
+
+    async def arrive(self) -> None:
+        """Do nothing: the request that starts waits for the gate."""
+
+    def close(self) -> None:
+        """Close the connection that is kept open."""
+        self._client.close()
+
+    async def known(self) -> About:
+        """Return what the server said of itself when it was last asked; asks it if it never was."""
+        return self._about or await self.about()
+
+    def checked(self, response: HttpResponse) -> dict[str, Any]:
+        """Return the JSON object that a route answered with.
+
+        Raises:
+            TargetError: it answered with an error, or with something else.
+        """
+        self.expect_success(response)
+        try:
+            return dict(response.json())
+        except (ValueError, TypeError):
+            raise TargetError(f"{self.name}: {response.path} did not answer in JSON.", Outcome.NOT_ENABLED) from None
+
+    def expect_success(self, response: HttpResponse) -> None:
+        """Raise TargetError for an answer that is an error."""
+        if response.is_success:
+            return
+        answer = None
+        try:
+            content = response.json()
+            text, answer = str(content["error"]), content.get("answer")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            text = response.text[:500] or response.reason_phrase
+        outcome = _OUTCOMES.get(response.status_code) or _refusal(answer)
+        raise TargetError(f"{self.name}: {response.path} answered {response.status_code}: {text}", outcome)
+
+    def _read_about(self, response: HttpResponse) -> About:
+        content = self.checked(response)
+        try:
+            return structure(content["server"], About, where="server")
+        except (KeyError, ProfdeckError) as error:
+            raise self._other_version(error) from None
+
+    def _other_version(self, error: Exception) -> TargetError:
+        if isinstance(error, TargetError):
+            return error
+        text = f"{self.name} has routes of another version of profdeck: {error}"
+        return TargetError(text, Outcome.REFUSED, "Install the same version of profdeck on both sides.")
+
+
+@attrs.frozen
+class _RemoteFiles:
+    """The files below the output directory of a server; see `profdeck.engine.server.served_files`."""
+
+    _engine: HttpEngine
+    _client: HttpClient
+
+    async def source(self) -> FileHost:
+        """Return where they are."""
+        about = await self._engine.known()
+        return FileHost(about.host, about.output)
+
+    async def listed(self, place: str) -> dict[str, int] | None:
+        """Ask for the files in a directory."""
+        response = await self._engine.request("GET", _path(place))
+        if response.status_code == HTTPStatus.CONFLICT:
+            return None
+        try:
+            files = (await self._checked(response)).json()["files"]
+            return {str(file["name"]): int(file["size_bytes"]) for file in files}
+        except (ValueError, KeyError, TypeError):
+            raise TargetError(f"{self._engine.name}: {response.path} is no directory.", Outcome.REFUSED) from None
+
+    async def read(self, place: str) -> bytes:
+        """Ask for a small file."""
+        return (await self._checked(await self._engine.request("GET", _path(place)))).content
+
+    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
+        """Ask for a file."""
+        token = os.environ.get(TOKEN_VARIABLE)
+        response = await self._client.download(_path(place), file, most_bytes=size_bytes, token=token)
+        if (await self._checked(response)).content:
+            raise TargetError(f"{self._engine.name}: {response.path} is no file.", Outcome.REFUSED)
+
+    async def _checked(self, response: HttpResponse) -> HttpResponse:
+        """Raise TargetError for an answer that is an error."""
+        if response.status_code in _NO_SUCH_ROUTE and not _is_ours(response):
+            version = (await self._engine.known()).profdeck
+            text = f"the profdeck of {self._engine.name} ({version}) has no route that sends files"
+            raise TargetError(text, Outcome.NOT_ENABLED, "Install the same version of profdeck on both sides.")
+        self._engine.expect_success(response)
+        return response
+
+
+def _path(place: str) -> str:
+    return f"/profdeck/files/{quote(place)}"
+
+
+def _is_ours(response: HttpResponse) -> bool:
+    try:
+        return "error" in response.json()
+    except (ValueError, TypeError):
+        return False
+
+
+def _refusal(answer: Any) -> Outcome:
+    """Return the code that the processes of an engine gave for their refusal."""
+    replies: list[Any] = []
+    if isinstance(answer, dict):
+        ranks, frontends = answer.get("ranks"), answer.get("frontends")
+        replies += ranks if isinstance(ranks, list) else ()
+        replies += frontends.values() if isinstance(frontends, dict) else ()
+    return Outcome.of_refusals(reply.get("refusal") for reply in replies if isinstance(reply, dict))

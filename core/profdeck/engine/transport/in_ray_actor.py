@@ -1,0 +1,231 @@
+"""What runs in the process of a Ray actor: finds the engine that the actor holds, and calls it where it lives.
+
+Ray runs these functions by ``__ray_call__``, with the actor's instance as first argument. It does so on the thread that
+the actor's own methods run on; in an actor with async methods on the one that hands calls to the event loop, so that
+nothing may wait there: what has to be awaited is a task of the event loop, and is asked for again and again until it is
+done. All that is taken and returned is plain data, as the other side may be of another version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+
+from profdeck.backends.plugin_host import load_backend
+from profdeck.base.blocking import drive
+from profdeck.base.errors import ConfigError, TargetError, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure, unstructure
+from profdeck.base.version import __version__
+from profdeck.engine.control.control_backend import ControlBackend
+from profdeck.engine.engine import Engine
+
+_PLAIN = str | bytes | int | float | bool | None
+
+
+class NoEngineError(TargetError):
+    """An actor holds no engine that the backend controls."""
+
+
+@attrs.frozen
+class _Connected:
+    """An engine that was found, for as long as the actor holds that object."""
+
+    target: object
+    engine: Engine
+
+
+_connected: dict[str, _Connected] = {}
+"""By who connects it: the backend, its options, and where the config says that the engine is."""
+_under_way: dict[str, Future[Any]] = {}
+"""By ticket, the calls in the actor's event loop whose results nobody has fetched yet."""
+
+
+def ask(instance: object, ticket: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a coroutine method of the engine that an actor holds.
+
+    Args:
+        instance: the actor.
+        ticket: what `take` gets the result by.
+        call: ``version`` of profdeck on the other side; ``backend`` by name and its ``options``; ``attribute``, the
+            dotted path of the engine, or None; ``method`` with its ``arguments`` and ``keywords``.
+
+    Returns:
+        The ``host``, and ``value``; or ``error``, with its ``outcome``, ``fix`` and whether there is ``no_engine``; or
+        ``waiting``. Never raises.
+    """
+    try:
+        # Not in the event loop, which may be serving: the first time this imports the engine's plugin.
+        engine = _engine(instance, call)
+        loop = _event_loop()
+        work = _called(engine, call)
+        if loop is None:
+            return _answer(drive(work))
+        _under_way[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
+    except BaseException as error:  # noqa: BLE001  # it would end the actor, or arrive wrapped in Ray's words
+        return _failure(error)
+    return {"host": socket.gethostname(), "waiting": True}
+
+
+def take(_: object, ticket: str) -> dict[str, Any]:
+    """Return the result of a call, once, as `ask` does, or that it is still ``waiting``."""
+    under_way = _under_way.get(ticket)
+    if under_way is None:
+        text = "The actor was restarted while it was asked."
+        return _failure(TargetError(text, Outcome.UNREACHABLE, "See in its log why."))
+    if not under_way.done():
+        return {"host": socket.gethostname(), "waiting": True}
+    del _under_way[ticket]
+    try:
+        return _answer(under_way.result())
+    except BaseException as error:  # noqa: BLE001  # as above
+        return _failure(error)
+
+
+def forget(_: object, ticket: str) -> None:
+    """Give up the result of a call. The call itself goes on: engines do not expect that theirs are cancelled."""
+    _under_way.pop(ticket, None)
+
+
+async def _called(engine: Engine, call: Mapping[str, Any]) -> Any:
+    if not engine.blocking and _running_loop() is None:
+        raise TargetError(
+            f"{engine.name} has to be called in the event loop that it lives in, and the actor has none.",
+            Outcome.REFUSED,
+            "Give the actor's class async methods, so that Ray runs an event loop in it, and make the engine there.",
+        )
+    method = call["method"]
+    if method.startswith("_") or not inspect.iscoroutinefunction(getattr(type(engine), method, None)):
+        raise TargetError(f"{engine.name} has no method '{method}' that can be called from afar.", Outcome.REFUSED)
+    return unstructure(await getattr(engine, method)(*call["arguments"], **call["keywords"]))
+
+
+def _engine(instance: object, call: Mapping[str, Any]) -> Engine:
+    """Return the engine, looked for again before each capture: the actor may have made a new one."""
+    if call["version"] != __version__:
+        text = f"The actor's process has profdeck {__version__}, and the one that asks {call['version']}."
+        raise TargetError(text, Outcome.REFUSED, "Install the same version of profdeck on both sides.")
+    key = json.dumps([call["backend"], call["options"], call["attribute"]], sort_keys=True)
+    known = _connected.get(key)
+    if known is not None and call["method"] != "has_profdeck":
+        return known.engine
+    cls = load_backend(call["backend"])
+    assert issubclass(cls, ControlBackend)  # noqa: S101  # others have no RayEngine, which asks
+    backend = cls(structure(call["options"], cls.Options, where="options"))
+    found = find(instance, backend, call["attribute"])
+    if known is None or known.target is not found.target:  # an Engine remembers what it was asked for
+        _connected[key] = known = found
+    return known.engine
+
+
+def find(instance: object, backend: ControlBackend, path: str | None) -> _Connected:
+    """Find what a backend controls in an actor: where the path says, else its only attribute that is such an engine,
+    else the actor itself.
+
+    Raises:
+        NoEngineError: there is none.
+        TargetError: there are several.
+        ConfigError: what the path says is none.
+        PluginError: the engine's library is missing in this process, or not supported.
+    """
+    if path is not None:
+        return _at(instance, backend, path)
+    found: dict[str, _Connected] = {}
+    for name, value in _candidates(instance):
+        if any(value is other.target for other in found.values()):
+            continue
+        if (engine := _accepted(backend, value)) is not None:
+            found[name] = _Connected(value, engine)
+    kind = type(instance).__qualname__
+    if len(found) > 1:
+        listed = ", ".join(f"{name} ({type(one.target).__qualname__})" for name, one in found.items())
+        raise TargetError(
+            f"{len(found)} attributes of {kind} are engines of the backend '{backend.name}': {listed}.",
+            Outcome.REFUSED,
+            f"Say in the role's targets which one: actor_attribute: {next(iter(found))}.",
+        )
+    if found:
+        return next(iter(found.values()))
+    if (engine := _accepted(backend, instance)) is not None:
+        return _Connected(instance, engine)
+    listed = ", ".join(f"{name} ({type(value).__qualname__})" for name, value in vars(instance).items())
+    raise NoEngineError(
+        f"{kind} holds no engine of the backend '{backend.name}'. Its attributes: {listed or 'none'}.",
+        Outcome.REFUSED,
+        "Make the engine before the capture, or say in the role's targets where it is: actor_attribute: a dotted path, "
+        "such as worker.engine.",
+    )
+
+
+def _at(instance: object, backend: ControlBackend, path: str) -> _Connected:
+    target, passed = instance, type(instance).__qualname__
+    for name in path.split("."):
+        try:
+            target = getattr(target, name)
+        except AttributeError:
+            raise NoEngineError(
+                f"{passed} has no attribute '{name}'.",
+                Outcome.REFUSED,
+                f"Make the engine before the capture, or correct actor_attribute: {path}.",
+            ) from None
+        passed = f"{passed}.{name}"
+    if isinstance(target, str):
+        raise ConfigError(f"{passed} is text, {target!r}. If it is the URL of a server, name that as the target.")
+    return _Connected(target, backend.connect(target))
+
+
+def _candidates(instance: object) -> Iterator[tuple[str, object]]:
+    for name, value in vars(instance).items():
+        # Text would be taken for the URL of a server, and the handle of another actor seems to have any method.
+        if not isinstance(value, _PLAIN) and type(value).__module__.partition(".")[0] != "ray":
+            yield name, value
+
+
+def _accepted(backend: ControlBackend, target: object) -> Engine | None:
+    try:
+        return backend.connect(target)
+    except ConfigError:
+        return None
+
+
+def _event_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of an actor with async methods: the one that its ``__init__`` has run in, and all methods
+    that are in no concurrency group.
+    """
+    import ray
+
+    core = ray._private.worker.global_worker.core_worker  # noqa: SLF001  # there is no other way (Ray 2.40 to 2.60)
+    if not core.current_actor_is_asyncio():
+        return None
+    loop: asyncio.AbstractEventLoop = core.get_event_loop(SimpleNamespace(function_name="__init__"), None)[0]
+    return loop
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _answer(value: Any) -> dict[str, Any]:
+    return {"host": socket.gethostname(), "value": value}
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    found = target_error(error)
+    return {
+        "host": socket.gethostname(),
+        "error": str(found),
+        "outcome": found.outcome.value,
+        "fix": found.fix,
+        "no_engine": isinstance(found, NoEngineError),
+    }

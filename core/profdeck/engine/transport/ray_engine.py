@@ -1,0 +1,219 @@
+"""Engines that Ray actors hold, as whoever has the actors' handles controls them.
+
+Nothing is added to an actor's class: Ray runs functions in its process by ``__ray_call__`` (Ray 2.40 to 2.60).
+`profdeck.engine.transport.in_ray_actor` has those functions, and says where they run. There the backend connects to
+the engine object as it does in the engine's own process; here is what forwards to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import attrs
+
+from profdeck.base.errors import ConfigError, ProfdeckError, TargetError, describe
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import structure, unstructure
+from profdeck.base.version import __version__
+from profdeck.engine.engine import Engine
+from profdeck.engine.options import EngineOptions
+from profdeck.engine.transport import in_ray_actor
+from profdeck.records.request import Answer
+
+_FIRST_POLL_S = 0.002
+_LAST_POLL_S = 0.1
+_MOST_SHOWN = 500
+
+_GONE = "See in its log why it has ended. For one that takes its place, pass its handle, or name actors in the targets."
+_BUSY = (
+    "An actor hears calls between those that are under way: it may be in one that blocks, or in as many as its "
+    "max_concurrency allows. Start and stop captures outside of such calls, make its methods async, or raise its "
+    "max_concurrency."
+)
+
+
+@attrs.frozen
+class RayActor:
+    """An actor that holds an engine. Two handles of one actor are equal."""
+
+    handle: Any = attrs.field(eq=False, repr=False)
+    id: str
+    attribute: str | None = None
+    """The dotted path of the engine; None for the only one."""
+    name: str = attrs.field(default="", eq=False)
+    """What manifests call it."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, target: object, attribute: str | None = None, name: str | None = None) -> RayActor | None:
+        """Return the actor that a target is; None for all that is not Ray's.
+
+        Args:
+            target: anything that a host may pass.
+            attribute: where the engine is, if it is an actor.
+            name: the name that the actor has in its cluster, if that is known.
+
+        Raises:
+            ConfigError: it is a handle of Ray Client.
+        """
+        if isinstance(target, cls):
+            return target
+        module = sys.modules.get("ray.actor")  # who has a handle has imported it
+        if module is not None and isinstance(target, module.ActorHandle):
+            said = repr(target)  # Actor(Rollout, 810ad9aca4373a87b1be688e01000000)
+            identity = target._actor_id.hex()  # noqa: SLF001  # it has no other name (Ray 2.40 to 2.60)
+            return cls(target, identity, attribute, said.replace(identity, name) if name else said)
+        if type(target).__module__.startswith("ray.util.client"):
+            raise ConfigError(
+                f"target: {target!r} is a handle of Ray Client, which is not supported: run the host on a node of the "
+                "cluster, with ray.init(address='auto')."
+            )
+        return None
+
+
+class RayEngine(Engine):
+    """The engine that an actor holds."""
+
+    late_fix = _BUSY
+
+    def __init__(self, actor: RayActor, *, backend: str, options: EngineOptions) -> None:
+        """Args:
+        actor: holds the engine.
+        backend: the name of the backend that connects to it.
+        options: those of the backend.
+        """
+        self.name = actor.name
+        self._actor = actor
+        self._connects = {"backend": backend, "options": unstructure(options), "attribute": actor.attribute}
+        self._timeout_s = options.rpc_timeout_s
+        self._host: str | None = None
+
+    async def has_profdeck(self) -> bool:
+        """Find the engine, and ask whether its processes have loaded profdeck."""
+        return bool(await self._call("has_profdeck"))
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Send the command; a start waits for the gate."""
+        data = await self._call("command", command, dict(payload), starts=command == "start")
+        try:
+            return structure(data, Answer, where="answer")
+        except ProfdeckError as error:
+            raise TargetError(f"{self.name} answers as another version of profdeck: {error}", Outcome.REFUSED) from None
+
+    async def arrive(self) -> None:
+        """Do nothing: what starts waits for the gate."""
+
+    async def is_here(self) -> bool:
+        """Tell whether the engine's files are on this host."""
+        if self._host is None:
+            await self.has_profdeck()
+        return self._host == socket.gethostname()
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """Forward what captures by the engine's own profiler ask of it, such as ``start_profile``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        async def forwarded(*arguments: Any, **keywords: Any) -> Any:
+            return await self._call(name, *arguments, starts=name.startswith("start_"), **keywords)
+
+        return forwarded
+
+    async def _call(self, method: str, *arguments: Any, starts: bool = False, **keywords: Any) -> Any:
+        """Call a coroutine method of the engine and wait for its result.
+
+        Args:
+            method: its name.
+            arguments: plain data.
+            starts: whether it waits for the gate.
+            keywords: plain data.
+
+        Raises:
+            TargetError: the actor is gone, does not answer in time, or answers with an error.
+        """
+        call = {
+            "version": __version__,
+            **self._connects,
+            "method": method,
+            "arguments": list(arguments),
+            "keywords": keywords,
+        }
+        if starts and self.gate is not None:
+            await self.gate()
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                answer = await self._answered(call)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            text = f"{self.name} did not answer within rpc_timeout_s={self._timeout_s:g} seconds."
+            fix = f"{_BUSY} If it is only slow, raise rpc_timeout_s."
+            raise TargetError(text, Outcome.TIMED_OUT, fix) from None
+        self._host = answer["host"]
+        if "error" not in answer:
+            return answer["value"]
+        kind = in_ray_actor.NoEngineError if answer["no_engine"] else TargetError
+        raise kind(answer["error"], Outcome(answer["outcome"]), answer["fix"])
+
+    async def _answered(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        ticket, pause_s = secrets.token_hex(8), _FIRST_POLL_S
+        try:
+            answer = await self._received(self._send(in_ray_actor.ask, ticket, call))
+            while "waiting" in answer:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LAST_POLL_S)
+                answer = await self._received(self._send(in_ray_actor.take, ticket))
+        except asyncio.CancelledError:
+            # Ray cannot take back what is on its way to an actor, so a start may still come: the stop that follows one
+            # that was given up comes behind it.
+            with contextlib.suppress(Exception):  # nobody waits for that
+                self._send(in_ray_actor.forget, ticket)
+            raise
+        return answer
+
+    def _send(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Let a function run in the actor; returns Ray's reference of its result."""
+        if not sys.modules["ray"].is_initialized():  # Ray would start a cluster of its own
+            text = f"{self.name} cannot be reached: this process has left the Ray cluster."
+            raise TargetError(text, Outcome.UNREACHABLE, "End captures before ray.shutdown().")
+        return self._actor.handle.__ray_call__.remote(function, *arguments)
+
+    async def _received(self, reference: Any) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = await reference
+        except Exception as error:
+            raise self._failed(error) from error
+        return answer
+
+    def _failed(self, error: Exception) -> TargetError:
+        """Say what Ray raises for an actor."""
+        from ray.exceptions import RayTaskError
+
+        if not isinstance(error, RayTaskError):  # above all RayActorError
+            return TargetError(f"{self.name} cannot be reached: {_short(error)}", Outcome.UNREACHABLE, _GONE)
+        cause = error.cause
+        # What Ray says when a function that was sent cannot be imported there.
+        missing = getattr(cause, "client_exc", cause)
+        if isinstance(missing, ImportError | AttributeError):
+            return TargetError(
+                f"The process of {self.name} cannot import profdeck {__version__}: {missing}.",
+                Outcome.NOT_ENABLED,
+                f"Install profdeck {__version__} on the node of the actor, or in its runtime_env.",
+            )
+        return TargetError(f"{self.name}: {describe(cause)}", Outcome.REFUSED)
+
+
+def _short(error: Exception) -> str:
+    """Leave out of what Ray says its colours, tracebacks, tables and advice."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line for line in plain.splitlines() if line and not line[0].isspace()]
+    return " ".join(lines).partition(" Some common causes")[0][:_MOST_SHOWN]

@@ -1,0 +1,1 @@
+"""In the processes of an engine that run batches."""

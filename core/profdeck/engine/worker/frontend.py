@@ -1,0 +1,54 @@
+"""Records a process of an engine that runs no batches, such as its frontend: its CPU, as a role of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from profdeck.base.identity import Identity
+from profdeck.engine.worker.device import device_backend
+from profdeck.engine.worker.recorder import EngineRecorder, handle
+from profdeck.records.request import CaptureRequest, Reply
+
+_DEVICE = "cpu"
+
+
+class FrontendRecorder:
+    """The recorder of one such process: from the start of a capture to its stop, whatever its window."""
+
+    def __init__(self, name: str) -> None:
+        """Args:
+        name: what the process is in the engine; its role is the capture's, a hyphen and this. Requests whose
+            ``engine`` says so under this name record it.
+        """
+        self._name = name
+        self._recorder = EngineRecorder(Identity(), _DEVICE, {})
+        self._asked = False
+
+    def command(self, command: str, payload: Mapping[str, Any]) -> Reply | None:
+        """Carry out a command (see `profdeck.engine.worker.recorder.handle`) that no worker has refused.
+
+        Returns:
+            None if this process does not record for the present request.
+        """
+        if command == "start":
+            self._asked = bool(payload.get("engine", {}).get(self._name))
+        if not self._asked:
+            return None
+        return handle(command, payload, self._recorder, self._start, self._recorder.stop)
+
+    def _start(self, request: CaptureRequest) -> None:
+        # The options are those of the workers' device, of which this process may have another one.
+        understood = attrs.fields_dict(device_backend(_DEVICE).Options)
+        options = {name: value for name, value in request.options.items() if name in understood}
+        own = attrs.evolve(
+            request,
+            role=f"{request.role}-{self._name}",
+            ranks="all",
+            iterations=None,
+            stages=(),
+            options={**options, "activities": [_DEVICE]},
+        )
+        self._recorder.start(own, at_once=True)

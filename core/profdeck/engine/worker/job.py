@@ -1,0 +1,452 @@
+"""One request in one process of an engine: its windows of iterations, its turn on the device, its recordings and files.
+
+Recordings start and stop on the engine's thread; files are written by another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+
+import attrs
+
+from profdeck.backends.api import Backend
+from profdeck.backends.plugin_host import Plugins
+from profdeck.backends.recording import Recording, claim, expired, in_vain, sentence
+from profdeck.base import leases, shutdown
+from profdeck.base.blocking import await_it, drive
+from profdeck.base.errors import CaptureError, describe
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import unstructure
+from profdeck.records import manifest, run_directory
+from profdeck.records.capture import Capture, Step, Unit
+from profdeck.records.request import BatchKind, CaptureRequest, RequestState
+
+logger = logging.getLogger("profdeck")
+
+
+@attrs.frozen
+class _Ending:
+    """An end that was asked for and waits for the engine's thread."""
+
+    reason: str | None
+
+
+@attrs.define
+class _Window:
+    """The iterations of one kind: how many came since they could be recorded, how many were recorded."""
+
+    skip: int
+    count: int | None
+    seen: int = 0
+    recorded: int = 0
+
+    @property
+    def wants(self) -> bool:
+        """Whether the next iteration is to be recorded."""
+        return self.seen >= self.skip and not self.done
+
+    @property
+    def done(self) -> bool:
+        return self.count is not None and self.recorded >= self.count
+
+
+class CaptureJob:
+    """One request in one process."""
+
+    def __init__(self, request: CaptureRequest, identity: Identity, backend: Backend, versions: dict[str, str]) -> None:
+        self.request = request
+        self.over = False
+        """No iteration is wanted any more."""
+        self.problems: list[str] = []
+        self.ended: list[Capture] = []
+        self._identity = identity
+        self._backend = backend
+        self._plugins = Plugins(backend)
+        about = {"roles": [request.role]}
+        self._run = run_directory.RunDirectory(request.output.absolute(), request.run, about)
+        # Data-parallel ranks run batches of their own: which captures by kind another rank has cannot be known.
+        ranks = [identity.rank] if request.stages else range(identity.world_size)
+        selected = tuple(rank for rank in ranks if request.selects(rank))
+        self._recorder = manifest.ManifestWriter(
+            backend=backend.name, versions=versions, options=unstructure(backend.options), expected_ranks=selected
+        )
+        wanted = request.iterations
+        # An absolute first iteration counts from the start of the engine, at which such requests are made.
+        skip = 0 if wanted is None else wanted.skip if wanted.first is None else wanted.first
+        new = functools.partial(_Window, skip, wanted.count if wanted else None)
+        self._windows: dict[BatchKind | None, _Window] = {batch: new() for batch in request.stages or (None,)}
+        self._iteration = 0
+        self._key: BatchKind | None = None
+        self._window: _Window | None = None
+        """What the iteration that is under way counts for."""
+        self._absolute = wanted is not None and wanted.first is not None
+        # Held from the start on, so that of several who are asked to record in one step the first one is the first;
+        # and again for each later capture, so that others have their turn in between.
+        self._turn = leases.Turn(backend.devices, f"{request.role}, {request.id}")
+        self._claimed: Recording | None = None
+        """The capture that has not begun."""
+        self._recording: Recording | None = None
+        self._mark: AbstractContextManager[object] | None = None
+        self._counts: Counter[BatchKind | None] = Counter()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="profdeck", initializer=_leave_the_cores)
+        self._writing: list[Future[None]] = []
+        self._written = 0
+        self._timer: threading.Timer | None = None
+        self._thread = threading.get_ident()
+        self._busy = False
+        self._held_up_s = 0.0
+        self._iterates = True
+        self._ending: _Ending | None = None
+        self._exiting = False
+
+    @property
+    def state(self) -> RequestState:
+        """How far it is."""
+        if self._recording is not None:
+            return RequestState.RECORDING
+        if not self.over:
+            return RequestState.ARMED
+        # Futures are not asked: they lock, and a signal's handler in this very thread waits for them.
+        return RequestState.ENDED if self._written == len(self._writing) else RequestState.WRITING
+
+    @property
+    def waits_for(self) -> str | None:
+        """What is held, and by whom, while it waits for its turn."""
+        return None if self.over else self._turn.waits_for
+
+    @property
+    def recorded(self) -> int:
+        """How many iterations have been recorded."""
+        return sum(window.recorded for window in self._windows.values())
+
+    @property
+    def pending(self) -> list[str]:
+        """What was asked for and waits."""
+        if self._ending is None or self.over:
+            return []
+        reason = f" ({self._ending.reason})" if self._ending.reason else ""
+        return [f"The end of the recording is pending until the engine's next iteration{reason}."]
+
+    def prepare(self) -> None:
+        """Check all that can be checked before the window, and leave a first manifest.
+
+        Raises:
+            ProfdeckError: this process cannot record that.
+        """
+        try:
+            self._turn.take()
+        except OSError as error:
+            raise CaptureError(f"The device cannot be leased: {describe(error)}.") from error
+        if self._absolute:  # its window may be far away
+            self._turn.release()
+        first = self._capture(None)
+        first.waits_for = self._turn.waits_for
+        try:
+            claim(first, self._run, self._recorder)
+        except BaseException:
+            self._turn.release()
+            raise
+        # Captures of kinds are claimed when their batches come: this one shows that they can be, or that it waits.
+        if self.request.stages and first.waits_for is None:
+            first.manifest_path.unlink()
+        else:
+            self._claimed = Recording(first, self._plugins, self._recorder, self._turn)
+        limit_s = self._backend.options.max_capture_s
+        self._timer = threading.Timer(limit_s, self._expire, (expired(limit_s),))
+        self._timer.daemon = True
+        self._timer.start()
+        shutdown.watch(self, self._finish_at_exit)
+
+    def begin_now(self) -> None:
+        """Begin without an iteration.
+
+        Raises:
+            CaptureError: it could not start.
+        """
+        self._iterates = False
+        try:
+            with self._exclusive():
+                self.begin(None, "")
+                if self._claimed is not None:
+                    error = f"it cannot wait for {self.waits_for}, as it has no iterations"
+                    self._give_up(error)
+                    raise CaptureError(f"Capture {self.request.id} did not start: {error}.")  # noqa: TRY301  # as others
+        except BaseException:
+            self._finish()
+            shutdown.unwatch(self)
+            raise
+        self._end_if_asked()
+
+    def begin(self, batch: BatchKind | None, label: str) -> None:
+        """Pass the beginning of an iteration."""
+        if self.over:
+            return
+        if self._ending is not None:
+            self.stop(None)
+            return
+        key = batch if self.request.stages else None
+        window = self._windows.get(key)
+        wanted = window is not None and window.wants
+        if self._recording is not None and (not wanted or key != self._key):
+            self._close(None)
+        self._key = key
+        self._window = window if window is not None and self._counts_for(window) else None
+        if wanted and self._window is not None:
+            if self._recording is None:
+                self._open()
+            else:
+                drive(self._recording.passed(Step(Unit.ENGINE_ITERATION, self._iteration - 1), await_it))
+            if self._recording is not None and label:
+                mark = self._recording.capture.annotate(label)
+                mark.__enter__()
+                self._mark = mark
+
+    def end(self) -> None:
+        """Pass the end of an iteration."""
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+        if self.over:
+            return
+        self._iteration += 1
+        window = self._window
+        if window is None:
+            return
+        window.seen += 1
+        if self._recording is None:
+            return
+        window.recorded += 1
+        if window.done:
+            self._close(None)
+            if all(other.done for other in self._windows.values()):
+                self._finish()
+
+    def stop(self, reason: str | None) -> None:
+        """End, on the thread that records; before its time if there is a reason."""
+        if self.over:
+            return
+        reason = reason or (self._ending.reason if self._ending else None)
+        short = self._short()
+        if self._recording is not None:
+            self._close(reason or " ".join(short) or None)
+        elif self._claimed is None:
+            self.problems += self._in_vain()
+        elif reason or self.waits_for:
+            self._give_up(reason)
+        elif (window := self._windows[None]).skip and window.seen:
+            self._give_up(f"It ended after {window.seen} iterations, before its window began.")
+        else:
+            self._give_up("No engine iteration ran between start and stop.")
+        self.problems += [sentence(reason)] if reason else []
+        self.problems += short
+        self._finish()
+
+    @contextmanager
+    def holding_up(self) -> Iterator[None]:
+        """Add to the time for which the next capture to end has kept the engine from its work."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._held_up_s += time.perf_counter() - began
+
+    def settle(self) -> None:
+        """Give back what is needed until the files are whole. On the engine's thread."""
+        if self.state is RequestState.ENDED:
+            shutdown.unwatch(self)
+
+    def note(self, text: str) -> None:
+        """Note something in the capture that is under way, or the last one."""
+        running = self._recording or self._claimed
+        for capture in [running.capture] if running else self.ended[-1:]:  # the last one is being written
+            capture.notes.append(text)
+
+    def end_here_or_later(self, reason: str | None) -> None:
+        """End on this thread, or ask the one that records to do so at its next iteration."""
+        recording = self._recording
+        bound = self._backend.thread_bound and self._iterates
+        if recording is None or not bound or self._thread == threading.get_ident():
+            self.guarded(functools.partial(self.stop, reason))
+        elif self._ending is None:
+            self._ending = _Ending(reason)
+            recording.capture.notes.append(
+                "A stop from another thread than the one that records is carried out at the engine's next iteration."
+            )
+            recording.publish()
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """Call without raising into the engine; an ending that was asked for meanwhile follows."""
+        with self._exclusive():
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  # the engine serves on
+                self._fail(error)
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
+        here = self._thread == threading.get_ident()
+        if self._ending is not None and not self.over and here and self._mark is None:
+            self.guarded(functools.partial(self.stop, None))
+        if self._exiting and self.over:
+            self._give_back()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def _short(self) -> list[str]:
+        """Say which windows are not full."""
+        return [
+            f"Only {window.recorded} of {window.count} {f'{batch} ' if batch else ''}iterations ran before the stop."
+            for batch, window in self._windows.items()
+            # A kind of batch that never came is no loss when all kinds were asked for; and while it waited for its
+            # turn, nobody counted.
+            if window.count is not None
+            and not window.done
+            and (window.seen or (len(self._windows) == 1 and not self.waits_for))
+        ]
+
+    def _in_vain(self) -> list[str]:
+        """Say that the turn of a later capture never came, if it waits for that."""
+        wait = self._turn.waited() if self.waits_for else None
+        return [] if wait is None else [in_vain(wait)]
+
+    def _capture(self, batch: BatchKind | None) -> Capture:
+        request, count = self.request, self._counts[batch]
+        name = f"{request.id}-{batch}" if batch else request.id
+        return Capture(
+            id=f"{name}-{count}" if count > 1 else name,
+            directory=self._run.directory(request.first_step, self._identity),
+            identity=self._identity,
+            first_step=request.first_step,
+            current_step=request.first_step,
+            stage=batch,
+            unit=Unit.ENGINE_ITERATION,
+            iterations=request.iterations,
+            first_iteration=self._iteration,
+            request=request,
+        )
+
+    def _counts_for(self, window: _Window) -> bool:
+        """Tell whether an iteration counts for its window: not before the device can be recorded."""
+        if window.done or (self._absolute and not window.wants):
+            return True
+        if not self._turn.take():
+            if self._claimed is not None:
+                self._claimed.wait()
+            return False
+        if self._claimed is not None and self.request.stages:  # it only said that it waits
+            self._claimed.capture.manifest_path.unlink(missing_ok=True)
+            self._claimed = None
+        return True
+
+    def _open(self) -> None:
+        recording, self._claimed = self._claimed, None
+        if recording is None:
+            self._counts[self._key] += 1
+            capture = self._capture(self._key)
+            claim(capture, self._run, self._recorder)
+            recording = Recording(capture, self._plugins, self._recorder, self._turn)
+        recording.capture.first_iteration = self._iteration
+        self._thread = threading.get_ident()
+        try:
+            with self.holding_up():
+                begun = drive(recording.start(await_it))
+        except Exception:
+            self.ended.append(recording.capture)
+            raise
+        if begun:
+            self._recording = recording
+        elif self._key is None:
+            self._claimed = recording
+        else:
+            recording.capture.manifest_path.unlink()
+            self._counts[self._key] -= 1
+
+    def _give_up(self, reason: str | None) -> None:
+        """End the capture that has not begun."""
+        recording, self._claimed = self._claimed, None
+        if recording is not None:
+            self.ended.append(recording.capture)
+            recording.give_up(reason)
+
+    def _close(self, reason: str | None) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            self.ended.append(recording.capture)
+            with self.holding_up():
+                drive(recording.halt(reason, await_it))
+            recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
+            finish = functools.partial(self._write, recording)
+            try:
+                self._writing.append(self._writer.submit(finish))
+            except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                finish()
+
+    def _write(self, recording: Recording) -> None:
+        """Write the files of a capture. Runs on the writer's thread."""
+        try:
+            drive(recording.finish(await_it))
+        except Exception as error:  # noqa: BLE001  # nobody asks the future
+            logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
+            recording.capture.problems.append(describe(error))
+        finally:
+            self._written += 1
+
+    def _finish(self) -> None:
+        self.over = True
+        self._turn.release()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._writer.shutdown(wait=False)
+
+    def _fail(self, error: Exception) -> None:
+        logger.warning("Capture %s of the engine ends: %s", self.request.id, describe(error))
+        self.problems.append(describe(error))
+        try:
+            self._give_up(describe(error))
+            self._close(describe(error))
+        except Exception as second:  # noqa: BLE001  # as above
+            self.problems.append(describe(second))
+        self._finish()
+
+    # Ends that nobody called for.
+
+    def _expire(self, reason: str) -> None:
+        """Ask for the end of a capture that takes too long. Runs on the timer's thread."""
+        self._ending = self._ending or _Ending(reason)  # the next iteration ends it, if nothing does before
+        if self._thread == threading.main_thread().ident:
+            shutdown.call_in_main_thread(lambda: None if self._busy else self.guarded(lambda: self.stop(reason)))
+
+    def _finish_at_exit(self, reason: str) -> bool:
+        if self._busy:
+            self._ending = _Ending(reason)  # what is under way goes on to it
+            self._exiting = True
+            return False
+        self.guarded(lambda: self.stop(reason))
+        self._give_back()
+        return True
+
+    def _give_back(self) -> None:
+        """Wait until the files are whole; a signal that waited for them is delivered then."""
+        wait(self._writing)
+        shutdown.unwatch(self)
+
+
+def _leave_the_cores() -> None:
+    """Let this thread run anywhere: engines bind themselves to cores, on which they spin."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))

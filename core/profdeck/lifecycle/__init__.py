@@ -1,0 +1,1 @@
+"""When captures start, go on and stop."""

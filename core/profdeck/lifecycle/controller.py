@@ -1,0 +1,369 @@
+"""Decides when captures begin, go on and end. One controller per process role; both façades drive it.
+
+Every operation takes ``settle``, the façade's way to bring a hook's awaitable to its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
+
+import attrs
+
+from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.backends.plugin_host import Settle
+from profdeck.backends.recording import Recording, expired
+from profdeck.base import shutdown
+from profdeck.base.blocking import await_it, drive
+from profdeck.base.errors import CaptureError
+from profdeck.config.model import Mode, OnError
+from profdeck.lifecycle.session import Session
+from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
+from profdeck.records.status import Status
+
+logger = logging.getLogger("profdeck")
+
+_POLL_S = 0.5
+
+
+@attrs.frozen
+class _Ending:
+    """An end that was asked for and waits for a moment when it can be carried out."""
+
+    reason: str | None
+
+
+class Controller:
+    """The policy of one profiler: which operation does what in which state."""
+
+    def __init__(self, session: Session, on_change: Callable[[Capture | None], None], settle_now: Settle) -> None:
+        """Args:
+        session: what to record with.
+        on_change: told the capture when a recording has begun, and None when it has ended.
+        settle_now: awaits by blocking; for ends that a signal, the clock or the interpreter's exit asks for.
+        """
+        self._session = session
+        self._on_change = on_change
+        self._settle_now = settle_now
+        self._recording: Recording | None = None
+        self._busy = False
+        # Re-entrant: a signal may come while this thread holds it, and its handler ends the capture.
+        self._mutex = threading.RLock()
+        self._ending: _Ending | None = None
+        self._expected: int | None = None
+        self._armed: int | None = None
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._timer: threading.Timer | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def capture(self) -> Capture | None:
+        """The running capture."""
+        return self._recording.capture if self._recording else None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing that a stop could end."""
+        return self._recording is None and self._armed is None and not self._busy
+
+    @property
+    def suspends(self) -> bool:
+        """Whether the end of a capture has to wait for an event loop."""
+        return isinstance(self._session.backend, EngineBackend) and not self._session.backend.blocking
+
+    def idle_at(self, step: int) -> bool:
+        """Pass the boundary into a global step, and tell whether there is nothing else to do in order to begin it."""
+        recording = self._recording
+        self._session.look(step, None if recording is None else recording.capture)
+        return recording is None and self._armed is None and not self._session.wants(step)
+
+    def under_way(self, step: int) -> bool:
+        """Tell whether that global step has been begun by an earlier start."""
+        if self._recording is None:
+            return self._armed == step
+        return self._recording.capture.current_step == step and self._expected != step
+
+    async def start(self, step: int, settle: Settle) -> Capture | None:
+        """Begin a global step."""
+        async with self._exclusive(f"start({step})", settle) as free:
+            if not free:
+                return self.capture
+            if self._recording is not None and await self._goes_on(self._recording, step, settle):
+                return self.capture
+            self._armed = None
+            if self._session.config.mode is Mode.DISCRETE:
+                self._armed = step if self._session.arms(step) else None
+            elif self._session.wants(step):
+                await self._begin(step, settle)
+            return self.capture
+
+    async def step(self, step: Step, settle: Settle) -> None:
+        """Pass a boundary inside the running capture."""
+        async with self._exclusive(f"step({step.index})", settle) as free:
+            if not free or self._recording is None:
+                return
+            capture = self._recording.capture
+            if step.unit is not Unit.GLOBAL_STEP:
+                await self._passed(self._recording, step, settle)
+            elif step.index != capture.current_step:
+                self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
+            elif self._follows(capture):  # at the last step nothing passes: stop follows
+                await self._advance(self._recording, settle)
+                self._expected = capture.current_step
+
+    async def stop(self, settle: Settle) -> None:
+        """End a global step: end its capture, unless the next step belongs to it."""
+        self._armed = None
+        announced = self._expected is not None  # by step(): the next global step follows
+        if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
+            await self.end(None, settle)
+        self._session.rest()
+
+    async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
+        """Wait until a target has recorded its window."""
+        backend, deadline = self._session.backend, time.monotonic() + timeout_s
+        while isinstance(backend, EngineBackend) and self._recording is not None:
+            state = await backend.state(self._recording.capture)
+            if on_state:
+                on_state(state)
+            if state.ended:
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, _POLL_S))
+        return False
+
+    async def close(self, reason: str, settle: Settle) -> None:
+        """End whatever runs, before its time."""
+        self._armed = None
+        await self.end(reason, settle)
+        self._session.rest()
+
+    def leave(self) -> None:
+        """Take no requests for captures until the next global step."""
+        self._session.leave()
+
+    async def end(self, reason: str | None, settle: Settle) -> None:
+        """End the running capture, now or as soon as the owner's thread is free to."""
+        if self._recording is None and not self._busy:
+            return
+        self._ending = _Ending(reason)  # kept for a recording that is just starting
+        async with self._exclusive("stop", settle) as free:  # an ending that waits is carried out on the way in
+            recording = self._recording
+            if not free and recording is not None:
+                recording.publish()  # so that whoever asked sees that the end is pending
+
+    async def enter_stage(self, name: str, settle: Settle) -> AbstractContextManager[object] | None:
+        """Begin a stage: its own capture (None is returned) or a mark in the running one (to be entered)."""
+        if self._recording is not None and self._recording.waiting:
+            async with self._exclusive(f"stage {name}", settle) as free:
+                if free:
+                    await self._take_turn(self._recording, settle)
+        if self._recording is not None:
+            return self._recording.capture.annotate(name)
+        # Of an engine they are kinds of batches, and not those of the host.
+        stages = () if isinstance(self._session.backend, EngineBackend) else self._session.role.stages
+        if self._armed is None or (stages and name not in stages):
+            return contextlib.nullcontext()
+        begun = False
+        async with self._exclusive(f"stage {name}", settle) as free:
+            if free:
+                self._counts[self._armed, name] += 1
+                begun = await self._begin(self._armed, settle, stage=name, count=self._counts[self._armed, name])
+        return None if begun else contextlib.nullcontext()
+
+    def _follows(self, capture: Capture) -> bool:
+        """Pass the boundary into the next global step, and tell whether it belongs to the same capture."""
+        if capture.stage is None:  # the stages of a step are not over with it
+            self._session.look(capture.current_step + 1, capture)
+        return self._session.continues(capture)
+
+    async def _goes_on(self, recording: Recording, step: int, settle: Settle) -> bool:
+        """Carry a running capture into a global step; False once it has been ended because it cannot go on."""
+        capture = recording.capture
+        if step == capture.current_step or capture.stage is not None:
+            if self._expected != step:
+                self._note(f"start({step}) while {capture.id} was recording: ignored.")
+            self._expected = None
+            await self._take_turn(recording, settle)
+            return True
+        continues = self._session.continues(capture)
+        if continues and step == capture.current_step + 1:
+            await self._advance(recording, settle)
+            return True
+        reason = f"the host went from step {capture.current_step} to step {step}" if continues else None
+        await self._finish(reason, settle)
+        return False
+
+    async def _advance(self, recording: Recording, settle: Settle) -> None:
+        step = Step(Unit.GLOBAL_STEP, recording.capture.current_step)
+        await self._passed(recording, step, settle)
+        recording.capture.current_step = step.index + 1
+
+    async def _passed(self, recording: Recording, step: Step, settle: Settle) -> None:
+        """Pass a boundary; what waits for its turn tries to begin there."""
+        await self._trying(recording, recording.passed(step, settle))
+
+    async def _take_turn(self, recording: Recording, settle: Settle) -> None:
+        """Begin what waits for its turn, if that has come."""
+        if recording.waiting:
+            await self._trying(recording, recording.start(settle))
+
+    async def _trying(self, recording: Recording, attempt: Awaitable[object]) -> None:
+        try:
+            await attempt
+        except BaseException as error:
+            if recording.capture.state is not CaptureState.ENDED:  # it records, and is interrupted in a hook
+                raise
+            self._quieten()
+            self._over(recording)
+            if not self._excused(error):
+                raise
+
+    def _excused(self, error: BaseException) -> bool:
+        """Tell whether the job goes on without a capture that could not start."""
+        if not isinstance(error, CaptureError) or self._session.config.on_error is OnError.RAISE:
+            return False
+        logger.warning("%s The job goes on without this capture.", error)
+        return True
+
+    async def _begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> bool:
+        shutdown.watch(self, self._finish_at_exit)  # while it starts as well: an ending then waits until it has
+        try:
+            self._recording = await self._session.begin(step, settle, stage=stage, count=count)
+        except BaseException as error:
+            self._ending = None
+            shutdown.unwatch(self)
+            if not self._excused(error):
+                raise
+            return False
+        self._expected = None
+        limit_s = self._session.backend.options.max_capture_s
+        self._timer = threading.Timer(limit_s, self._expire, (self._recording, limit_s))
+        self._timer.daemon = True
+        self._timer.start()
+        self._on_change(self._recording.capture)
+        return True
+
+    async def _finish(self, reason: str | None, settle: Settle) -> None:
+        recording = self._recording
+        if recording is None:
+            self._ending = None
+            return
+        self._quieten()
+        reason = reason or self._session.cut(recording.capture)
+        try:
+            await recording.end(reason, settle)
+        finally:
+            self._over(recording)
+        self._report(recording.capture, early=reason is not None)
+
+    def _quieten(self) -> None:
+        self._on_change(None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _over(self, recording: Recording) -> None:
+        self._session.ended(recording.capture)
+        self._recording = self._ending = None
+        shutdown.unwatch(self)  # a SIGTERM that waited for the trace is delivered here
+
+    def _report(self, capture: Capture, *, early: bool) -> None:
+        if capture.status is Status.COMPLETE:
+            logger.info("Captured %s in %s.", capture.id, capture.directory)
+        elif self._session.config.on_error is OnError.RAISE and not early:
+            raise CaptureError(f"Capture {capture.id} is {capture.status}: {' '.join(capture.problems)}")
+        else:
+            logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
+
+    @contextlib.asynccontextmanager
+    async def _exclusive(self, what: str, settle: Settle) -> AsyncIterator[bool]:
+        """Let one operation in at a time, on the owner's thread, and carry out an ending that waits.
+
+        Yields False to an operation that has to be left out; an ending is remembered in that case.
+        """
+        if not self._may_act(what):
+            yield False
+            return
+        try:
+            await self._end_if_asked(settle)
+            yield True
+            await self._end_if_asked(settle)
+        finally:
+            self._busy = False
+
+    async def _end_if_asked(self, settle: Settle) -> None:
+        if self._ending is not None:
+            await self._finish(self._ending.reason, settle)
+
+    def _may_act(self, what: str) -> bool:
+        owner = self._recording.capture.owner if self._recording else None
+        here = Owner()
+        if owner is not None and owner.pid != here.pid:
+            self._forget()
+            return False
+        if owner is not None and owner.thread != here.thread and self._session.backend.thread_bound:
+            when = "is carried out at the owner's next boundary" if self._ending else "was ignored"
+            self._note(f"{what} from another thread than the one that started the capture {when}.")
+            return False
+        with self._mutex:
+            if self._busy:
+                self._note(f"{what} while another operation was under way.")
+                return False
+            self._busy = True
+        return True
+
+    def _forget(self) -> None:
+        """Drop a capture that a forked child inherited: it belongs to the parent."""
+        self._recording = self._ending = self._timer = None
+        self._busy = False
+        self._on_change(None)
+
+    def _note(self, text: str) -> None:
+        logger.debug(text)
+        if self._recording is not None:
+            self._recording.capture.notes.append(text)
+
+    # Ends that nobody called for: they come from the clock, a signal or the interpreter's exit.
+
+    def _expire(self, recording: Recording, limit_s: float) -> None:
+        """Ask for the end of a capture that takes too long. Runs on the timer's thread."""
+        if self._recording is not recording:
+            return
+        reason = expired(limit_s)
+        self._ending = _Ending(reason)  # the next boundary ends it, if nothing does before
+        if isinstance(self._session.backend, EngineBackend):
+            return  # its processes keep the time themselves, and calls into a busy engine may not be interrupted
+        if recording.capture.owner.thread == threading.main_thread().ident:
+            shutdown.call_in_main_thread(functools.partial(self._finish_expired, recording, reason))
+
+    def _finish_expired(self, recording: Recording, reason: str) -> None:
+        if self._recording is recording:
+            self._finish_at_exit(reason)
+
+    def _close_in(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        self._closing = loop.create_task(self.close(reason, await_it))  # kept: loops hold their tasks weakly
+
+    def _finish_at_exit(self, reason: str) -> bool:
+        """End the capture from whatever the owner's thread was doing. False if that happens a little later."""
+        if self._busy:
+            self._ending = _Ending(reason)
+            return False
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not None and not self._session.backend.thread_bound:
+            # The hooks wait for this very loop, which may be asleep: a handler wakes it only so.
+            loop.call_soon_threadsafe(self._close_in, loop, reason)
+            return False
+        drive(self.close(reason, self._settle_now))
+        return True

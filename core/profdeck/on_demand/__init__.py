@@ -1,0 +1,1 @@
+"""Captures that are asked for while a job runs."""

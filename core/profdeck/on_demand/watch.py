@@ -1,0 +1,290 @@
+"""Captures that are asked for while a job runs: requests, the agreement on steps, and what each process answers.
+
+All of it goes through files in the run directory, so it needs no connection between processes, only a directory that
+all of them share::
+
+    demand.json                        the request, while somebody waits for its capture
+    demand.<token>.plan.json           the steps: written by the first process that sees the request, read by all others
+    demand.<token>.start.json          whether it begins: written by the first process that does, or by who withdraws it
+    processes/trainer.rank_0000.json   what that process does with requests: it takes them, knows of one, is done
+
+A plan is agreed on, and a request withdrawn, by creating a file that must not exist (`decide`). File systems do that
+for one of many, those over a network included, and whoever comes later reads what stands. So no two processes can
+think of different steps, and no capture can be withdrawn that begins. What a process can be is too late: it says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.files import replace
+from profdeck.config.schedule import OnDemandSteps, PlannedSteps
+from profdeck.on_demand.requests import (
+    _PROCESSES,
+    _REQUEST,
+    MOST_STEPS,
+    JobProcess,
+    OnDemandRequest,
+    StartDecision,
+    StepPlan,
+    _decode,
+    _encode,
+    _plan_path,
+    _read,
+    _start_path,
+    _withdrawn,
+    decide,
+)
+from profdeck.records.capture import Capture
+
+logger = logging.getLogger("profdeck")
+
+
+# The side of the job.
+
+
+class _OwnAnswer:
+    """The file in which a process says what it does with requests."""
+
+    # By path: of several profilers in one place, the last one speaks.
+    _speaking: ClassVar[weakref.WeakValueDictionary[Path, _OwnAnswer]] = weakref.WeakValueDictionary()
+
+    def __init__(self, run: Path, process: JobProcess) -> None:
+        replica = "" if process.replica is None else f".replica_{process.replica:03d}"
+        self._path = run / _PROCESSES / f"{process.role}{replica}.rank_{process.rank:04d}.json"
+        self.process = process
+        self._path.parent.mkdir(exist_ok=True)
+        before = _read(self._path, JobProcess)
+        if before is not None and before.done:  # a process that was started again has answered
+            kept = ("token", "step", "done", "captures", "problem")
+            self.process = attrs.evolve(self.process, **{name: getattr(before, name) for name in kept})
+        self._speaking[self._path] = self
+        self.say()
+
+    def say(self, **changes: Any) -> None:
+        self.process = attrs.evolve(self.process, **changes)
+        if self._speaking.get(self._path) is self:
+            replace(self._path, _encode(self.process), durable=False)
+
+    def leave(self) -> None:
+        """Say that requests are not taken any more. Never raises."""
+        if self.process.at.pid != os.getpid():  # a forked child
+            return
+        try:
+            there = _read(self._path, JobProcess)
+            if there is not None and there.id == self.process.id:
+                self.say(ended=True)
+        except OSError as error:
+            logger.debug("%s cannot be written: %s", self._path, describe(error))
+
+
+OnMissed = Callable[[OnDemandSteps, str], None]
+"""Told of a demand that this process is too late for, and why."""
+
+
+class RequestWatch:
+    """Looks for requests at the boundaries of one process, takes part in the agreement, and answers."""
+
+    def __init__(self, run: Path, process: JobProcess, steps: PlannedSteps, *, discrete: bool, miss: OnMissed) -> None:
+        """Args:
+        run: the run directory, which exists.
+        process: this one.
+        steps: where demands are added when they are certain, and from which they are removed when they are over.
+        discrete: whether each stage is a capture of its own.
+        miss: leaves a trace in the run of what this process was too late for.
+
+        Raises:
+            OSError: the run directory cannot be written.
+        """
+        self._run = run
+        self._steps = steps
+        self._discrete = discrete
+        self._miss = miss
+        self._file = run / _REQUEST
+        self._path = os.fspath(self._file)
+        self._entry = _OwnAnswer(run, process)
+        weakref.finalize(self, self._entry.leave)  # at the end of the process at the latest
+        self._mutex = threading.RLock()  # re-entrant: a signal's handler may end a capture in the middle of a look
+        self._step: int | None = None
+        self._since: int | None = None
+        self._seen: tuple[int, ...] | None = None
+        self._request: OnDemandRequest | None = None
+        self._agreed: list[OnDemandSteps] = []
+        self._busy = False
+        self._failed = False
+
+    def look(self, step: int, capture: Capture | None) -> None:
+        """Look for a request at the boundary into a global step; once per step. Never raises.
+
+        Args:
+            step: the step that begins.
+            capture: the one that is under way.
+        """
+        if step == self._step:
+            return
+        before, self._step = self._step, step
+        if before is None:
+            self._since = step
+        # One system call while there is nothing; unlike stat it raises nothing then, and takes half the time.
+        if self._busy or os.access(self._path, os.F_OK):
+            with self._mutex:
+                self._look(step, before, capture)
+
+    def finish(self, demand: OnDemandSteps, problem: str | None = None) -> None:
+        """Answer that a demand is over here. Never raises."""
+        with self._mutex:
+            self._agreed = [other for other in self._agreed if other is not demand]
+            self._steps.remove(demand)
+            if self._entry.process.token == demand.token:
+                self._answer(done=True, captures=tuple(demand.captures), problem=problem)
+
+    def rest(self, step: int | None = None) -> None:
+        """Answer, in discrete mode, demands of which no stage will come any more. Never raises.
+
+        Args:
+            step: the last step that is over; the present one if None.
+        """
+        over = self._step if step is None else step
+        for demand in self._steps.demands:
+            if self._discrete and demand.begun and over is not None and demand.last <= over:
+                self.finish(demand)
+
+    def leave(self) -> None:
+        """Take no requests until the next step. Never raises."""
+        with self._mutex:
+            self._entry.leave()
+            self._step = None
+            self._busy = True  # the next boundary has something to say
+
+    def _look(self, step: int, before: int | None, capture: Capture | None) -> None:
+        if self._entry.process.ended:
+            self._answer(ended=False)
+        try:
+            self._find()
+            if self._request is not None:
+                self._agree(self._request, step, capture)
+            for demand in self._agreed:
+                if demand.first >= step >= demand.first - self._steps.warmup_steps:
+                    self._start(demand, capture)
+        except OSError as error:
+            if not self._failed:
+                logger.warning("A request for a capture cannot be answered: %s", describe(error))
+            self._failed = True
+        for demand in (*self._agreed, *self._steps.demands):
+            if not demand.begun and demand.first < step:
+                went = f"the host went from step {before} to step {step}"
+                self._late(demand, went if before is None or before < demand.first else "it could not begin")
+        self.rest(step - 1)
+        self._busy = bool(self._request or self._agreed or self._steps.demands)
+
+    def _find(self) -> None:
+        """Read the request if there is a new one."""
+        try:
+            found = self._file.stat()
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if seen == self._seen or not found.st_size:  # which is being written, where there are no links
+                return
+            text = self._file.read_bytes()
+        except FileNotFoundError:
+            self._request = None
+            return
+        self._seen = seen
+        request = _decode(text, OnDemandRequest)
+        if request is None or not (0 < request.in_steps <= MOST_STEPS and 0 < request.steps <= MOST_STEPS):
+            logger.warning("%s is no request that this version of profdeck understands.", self._path)
+        elif request.token != self._entry.process.token:
+            self._request = request
+
+    def _agree(self, request: OnDemandRequest, step: int, capture: Capture | None) -> None:
+        """Learn the steps of a request, or decide on them if nobody has."""
+        plan = decide(_plan_path(self._run, request.token), self._plan(request, step))
+        if plan is None:
+            return  # the next boundary tries again
+        self._request = None
+        self._answer(token=request.token, step=step, done=False, captures=(), problem=None)
+        if plan.first_step is None or plan.last_step is None:
+            self._answer(done=True, problem=plan.problem)
+            return
+        demand = OnDemandSteps(request.token, plan.first_step, plan.last_step)
+        if step <= demand.first:
+            self._agreed.append(demand)
+        elif (start := _read(_start_path(self._run, demand.token), StartDecision)) is not None and not start.begun:
+            self.finish(demand, _withdrawn(start))
+        elif not self._is_captured_anyway(demand, capture):
+            reason = f"the request was seen here at step {step}, after step {demand.first} had begun"
+            if plan.at_step is not None:
+                enough = max(step - plan.at_step + self._steps.warmup_steps, request.in_steps + 1)
+                reason += f"; asked for with --in {enough} it would have been in time"
+            self._late(demand, reason)
+
+    def _plan(self, request: OnDemandRequest, step: int) -> StepPlan:
+        first, final_step = step + request.in_steps, self._steps.final_step
+        last = first + request.steps - 1
+        by, token = self._entry.process.name, request.token
+        if final_step is not None and first > final_step:
+            problem = f"the capture would begin at step {first}, and the job ends with step {final_step}"
+            return StepPlan(token=token, by=by, at_step=step, problem=problem)
+        last = last if final_step is None else min(last, final_step)
+        return StepPlan(token=token, by=by, at_step=step, first_step=first, last_step=last)
+
+    def _start(self, demand: OnDemandSteps, capture: Capture | None) -> None:
+        """Find out whether an agreed capture begins, or make that certain."""
+        begun = StartDecision(token=demand.token, begun=True, by=self._entry.process.name)
+        start = decide(_start_path(self._run, demand.token), begun)
+        if start is None:
+            return  # the next boundary tries again, or it is too late
+        if not start.begun:
+            self.finish(demand, _withdrawn(start))
+            return
+        self._agreed = [other for other in self._agreed if other is not demand]
+        self._steps.add(demand)
+        if capture is not None and capture.first_step == demand.first and capture.stage is None:
+            self._take_over(demand, capture)  # it warms up for that very step
+
+    def _is_captured_anyway(self, demand: OnDemandSteps, capture: Capture | None) -> bool:
+        """Tell whether the config makes the very captures that this process is too late for."""
+        if self._since is None or demand.first < self._since:
+            return False
+        if self._discrete and self._steps.are_all_configured(demand.first, demand.last):
+            demand.begun = True
+            self._steps.add(demand)
+            return True
+        if self._discrete or not self._steps.is_one_capture(demand.first, demand.last):
+            return False
+        if capture is not None and capture.first_step == demand.first:
+            self._take_over(demand, capture)
+            self._steps.add(demand)
+        else:
+            demand.captures.append(f"step{demand.first}")
+            self.finish(demand)
+        return True
+
+    @staticmethod
+    def _take_over(demand: OnDemandSteps, capture: Capture) -> None:
+        """Let a capture that the config began be the one that was asked for."""
+        demand.begun = True
+        demand.captures.append(capture.id)
+        capture.demand = demand.token
+
+    def _late(self, demand: OnDemandSteps, reason: str) -> None:
+        logger.warning("The capture of steps %d to %d is missed: %s.", demand.first, demand.last, reason)
+        try:
+            self._miss(demand, reason)
+        except ProfdeckError as error:
+            logger.warning("%s", error)
+        self.finish(demand, reason)
+
+    def _answer(self, **changes: Any) -> None:
+        try:
+            self._entry.say(**changes)
+        except OSError as error:
+            logger.warning("A request for a capture cannot be answered: %s", describe(error))

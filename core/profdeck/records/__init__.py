@@ -1,0 +1,1 @@
+"""Plain data on disk and between processes: captures, manifests, requests, run directories."""

@@ -1,0 +1,142 @@
+"""What a process of an engine is asked for, and what it answers: plain data, which crosses processes and hosts."""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+from attrs import validators
+from cattrs import override
+
+from profdeck.base.identity import NAME
+from profdeck.base.outcome import Outcome
+from profdeck.base.processes import ProcessId
+from profdeck.config.schedule import Iterations
+from profdeck.records.status import Status
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class BatchKind(StrEnum):
+    """What the batch of an engine iteration holds."""
+
+    PREFILL = "prefill"
+    """Only requests whose prompt is being read."""
+    DECODE = "decode"
+    """Only requests that generate."""
+    MIXED = "mixed"
+    """Both at once, as chunked prefill makes them."""
+
+
+@attrs.frozen(kw_only=True)
+class CaptureRequest:
+    """One capture, as the processes of an engine are asked for it."""
+
+    id: str = attrs.field(validator=validators.matches_re(_ID))
+    output: Path
+    """The directory that holds the runs; nothing is written outside of it."""
+    run: str = attrs.field(validator=validators.matches_re(_ID))
+    role: str = attrs.field(validator=validators.matches_re(NAME))
+    replica: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    first_step: int = attrs.field(default=0, validator=validators.ge(0))
+    ranks: str | tuple[int, ...] = attrs.field(default=(0,))
+    """``all`` or the ranks of the engine that record."""
+    iterations: Iterations | None = None
+    """Which engine iterations; all from the first one to the stop, if None."""
+    stages: tuple[BatchKind, ...] = ()
+    """The kinds of batches that are recorded, each kind in captures and by counts of its own. Empty: all together."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """The options of the device's backend."""
+    engine: Mapping[str, Any] = attrs.field(factory=dict)
+    """What only the engine's plugin reads."""
+    token: str = attrs.field(factory=functools.partial(secrets.token_hex, 8))
+    """Tells this request from others of the same id, so that who is refused cannot end what runs."""
+    owner: ProcessId | None = None
+    """The process that asks, and that will stop it; None for requests that somebody makes by hand."""
+
+    @ranks.validator
+    def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
+        if ranks != "all" and (isinstance(ranks, str) or not ranks or min(ranks) < 0):
+            raise ValueError(f"ranks: expected 'all' or a list such as [0, 8], got {ranks!r}")
+
+    def selects(self, rank: int) -> bool:
+        """Tell whether a rank of the engine records."""
+        return self.ranks == "all" or rank in self.ranks
+
+
+class RequestState(StrEnum):
+    """Where a process of an engine is with its request."""
+
+    IDLE = "idle"
+    """It was asked for nothing, or this rank was not selected."""
+    ARMED = "armed"
+    """It waits for the first iteration of the window, or for its turn on the device: `Reply.waits_for`."""
+    RECORDING = "recording"
+    WRITING = "writing"
+    """The recording has ended and its files are being written."""
+    ENDED = "ended"
+
+
+@attrs.frozen(kw_only=True)
+class Recorded:
+    """A capture that a process of an engine has ended."""
+
+    id: str
+    status: Status
+    manifest: str
+    """The path on that process's host."""
+    files: tuple[str, ...]
+    size_bytes: int
+    events: int
+    problems: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """What one process of an engine answers to any command."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    state: RequestState
+    request: str | None = None
+    """The id of the last request."""
+    token: str | None = None
+    """Its token."""
+    iterations: int = 0
+    """Iterations recorded for it so far."""
+    captures: tuple[Recorded, ...] = ()
+    """What has been written for it."""
+    problems: tuple[str, ...] = ()
+    """What kept it from recording what was asked for."""
+    error: str | None = None
+    """Why the command was refused; nothing has changed then."""
+    refusal: Annotated[Outcome | None, override(omit_if_default=True)] = None
+    """The code of the refusal, where one is told. Left out when there is none, as older readers do not know it."""
+    owner: Annotated[ProcessId | None, override(omit_if_default=True)] = None
+    """The process that made the last request, where it is known. Left out when it is not, as above."""
+    waits_for: Annotated[str | None, override(omit_if_default=True)] = None
+    """What it waits for before its window can begin, and who holds that: a device that somebody else records. Left out
+    when it does not wait, as above."""
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What the processes of an engine answer to a command."""
+
+    ranks: tuple[Reply, ...]
+    """One per worker whose answer reaches the one that asked."""
+    frontends: Mapping[str, Reply] = attrs.field(factory=dict)
+    """By name, those of processes that are no worker, as far as they record."""
+
+    @property
+    def all(self) -> tuple[Reply, ...]:
+        """The replies of all processes."""
+        return (*self.ranks, *self.frontends.values())

@@ -1,0 +1,156 @@
+"""The run directory: its names, and the manifests that each process writes about itself.
+
+::
+
+    <output>/<run>/run.json
+    <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.trace.json.gz
+    <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.json
+    <output>/<run>/step_000010/rollout/replica_002/rank_0001.step10.trace.json.gz
+    <output>/<run>/step_000010/rollout/replica_002/target.step10.json    by whoever asked the engine for it
+    <output>/<run>/step_000010/rollout/target.step10.json                by whoever asked a fleet of engines for it
+    <output>/<run>/step_000010/finish.step10.json                        what was run when all of it had ended
+
+`profdeck.on_demand.watch` tells of the files with which captures are asked for, and `profdeck.after_run.start` of that
+of a finish.
+
+A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
+costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profdeck.base.errors import CaptureError
+from profdeck.base.files import write_new
+from profdeck.base.identity import Identity
+from profdeck.base.processes import process_started
+from profdeck.records.capture import Capture
+from profdeck.records.manifest import SCHEMA, ManifestWriter, _encode, _manifest
+
+RUN_FILE = "run.json"
+RUN_VARIABLE = "PROFDECK_RUN"
+
+# Launchers that name the job, the same in all of its processes; "none" is torchrun's default.
+_JOB_IDS = (("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_JOB_ID", "slurm"), ("RAY_JOB_ID", "ray"))
+
+
+def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Name the run so that all processes of one job agree without talking to each other.
+
+    In this order: ``PROFDECK_RUN``, the config's ``run``, the launcher's job id, the start time of the launcher
+    on this host (torchrun on one node), the rendezvous address, and for a single process its own start time.
+    """
+    if chosen := environ.get(RUN_VARIABLE) or configured:
+        return _component(chosen)
+    for variable, launcher in _JOB_IDS:
+        job = environ.get(variable, "none")
+        if job != "none":
+            return _component(f"{launcher}-{job}")
+    world_size = environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        if environ.get("LOCAL_WORLD_SIZE") == world_size:
+            return f"{_started_at(os.getppid())}-{os.getppid()}"
+        return _component(f"job-{environ.get('MASTER_ADDR', 'unknown')}-{environ.get('MASTER_PORT', '0')}")
+    return f"{_started_at(os.getpid())}-{os.getpid()}"
+
+
+class RunDirectory:
+    """The directory of one run, as the processes of the job write it."""
+
+    def __init__(self, output: Path, name: str, about: Mapping[str, Any]) -> None:
+        self.path = output / name
+        self._output = output
+        self._about = about
+        self._inside: set[Path] = set()
+        """Directories that have been found to be inside of the output directory."""
+
+    def prepare(self) -> None:
+        """Create the run directory and its ``run.json``; whoever comes first writes it.
+
+        Raises:
+            OSError: it cannot be created or written.
+            CaptureError: it leads out of the output directory.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._check_inside(self.path)
+        if (self.path / RUN_FILE).exists():
+            return
+        record = {"schema": SCHEMA, "created_ns": time.time_ns(), **self._about}
+        with contextlib.suppress(FileExistsError):
+            write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+    def claim(self, capture: Capture, recorder: ManifestWriter) -> None:
+        """Create the capture's directory and first manifest; moves on to a free id if the names are taken.
+
+        Names are taken when a job repeats a step, after a restart from a checkpoint, say. Nothing is overwritten.
+
+        Raises:
+            OSError: something cannot be created or written.
+            CaptureError: the directory leads out of the output directory.
+        """
+        self._make(capture.directory)
+        wanted, take = capture.id, 1
+        while True:
+            try:
+                write_new(capture.manifest_path, _encode(_manifest(capture, recorder)))
+            except FileExistsError:
+                take += 1
+                capture.id = f"{wanted}-take{take}"
+            else:
+                return
+
+    def directory(self, first_step: int, identity: Identity) -> Path:
+        """Name the directory of a step's artifacts for a process."""
+        directory = self.path / f"step_{first_step:06d}" / identity.role
+        return directory if identity.replica is None else replica_directory(directory, identity.replica)
+
+    def _make(self, directory: Path) -> None:
+        """Create a directory of a role or a replica, which no link may lead out of the output directory."""
+        if directory.parent in self._inside:
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()  # what is new in there is inside as well; a fleet has a directory per replica
+                return
+        self._check_inside(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._inside.add(directory.parent)
+
+    def _check_inside(self, path: Path) -> None:
+        output = self._output.resolve()
+        if not path.resolve().is_relative_to(output):
+            raise CaptureError(
+                f"{path} leads to {path.resolve()}, outside of the output directory {output}. "
+                "Remove that link, or set output to where the files should go."
+            )
+
+
+def replica_directory(role: Path, replica: int) -> Path:
+    """Name the directory of a replica, in that of its role."""
+    return role / f"replica_{replica:03d}"
+
+
+def _component(name: str) -> str:
+    """Make one safe path component of any text."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-")[:128] or "run"
+
+
+def _started_at(pid: int) -> str:
+    """Say when a process started, as local time; now, where the kernel does not tell."""
+    try:
+        boot = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()
+            if line.startswith("btime ")
+        )
+        started = boot + int(process_started(pid) or "") / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, StopIteration):
+        started = time.time()
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(started))

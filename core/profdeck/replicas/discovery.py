@@ -1,0 +1,286 @@
+"""Finds the engines of a role: servers by URL, behind a router, in a file; actors by name and in placement groups.
+
+A router is asked for ``GET /workers`` (vllm-router 0.1.17, sglang-router 0.3.2), which answers
+``{"workers": [{"url", "worker_type", "is_healthy", ...}], ...}``. With data-parallel ranks of its own the URL of a
+worker ends in ``@RANK``: such workers are one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import attrs
+import msgspec
+
+from profdeck.base.blocking import in_thread
+from profdeck.base.documents import read_document
+from profdeck.base.errors import CaptureError, ConfigError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import show, structure
+from profdeck.config.targets import TargetsConfig, WorkerType
+from profdeck.engine.transport.http_client import HttpClient
+from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.replicas.fan_out import fan_out
+from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, find_named, members, require_ray
+
+T = TypeVar("T")
+
+_ROUTER_TIMEOUT_S = 10.0
+_CLUSTER_TIMEOUT_S = 10.0
+_LOCKED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """One engine that records for a role."""
+
+    handle: object
+    """What the backend takes: the URL of a server, an engine object, or the actor that holds one."""
+    replica: int
+    worker_type: WorkerType | None = None
+    """What it does behind its router; None where nothing tells."""
+    healthy: bool = True
+    """What its router says of it."""
+    problem: TargetError | None = None
+    """Why it cannot be asked, when that is already known."""
+
+
+@attrs.frozen(kw_only=True)
+class _Listed:
+    """A server as the config, a file or a router lists it."""
+
+    url: str
+    replica: int | None = attrs.field(default=None)
+    worker_type: WorkerType | None = None
+
+    @replica.validator
+    def _counts_from_0(self, _: object, replica: int | None) -> None:
+        if replica is not None and replica < 0:
+            raise ValueError(f"replica: {replica} is no number of a replica; they count from 0")
+
+
+class _Worker(msgspec.Struct):
+    url: str
+    worker_type: str = ""
+    is_healthy: bool = True
+
+
+class _Workers(msgspec.Struct):
+    workers: list[_Worker]
+
+
+class ReplicaNumbers:
+    """Numbers the replicas of a role: each keeps its number while it comes and goes."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+
+    def number(self, wanted: Mapping[str, int | None]) -> dict[str, int]:
+        """Return a number for each: the one that is wanted for it, the one that it has, else the next free one.
+
+        Args:
+            wanted: by what tells it from others, such as a URL.
+
+        Raises:
+            ConfigError: two of them have one number.
+        """
+        self._of |= {key: number for key, number in wanted.items() if number is not None}
+        taken = set(self._of.values())
+        free = (number for number in range(len(taken) + len(wanted)) if number not in taken)
+        for key in sorted(wanted, key=_natural):
+            if key not in self._of:
+                self._of[key] = next(free)
+        first: dict[int, str] = {}
+        for key in wanted:
+            number = self._of[key]
+            if (other := first.setdefault(number, key)) != key:
+                raise ConfigError(f"The targets {other} and {key} are both replica {number}; numbers are unique.")
+        return {key: self._of[key] for key in wanted}
+
+
+def check_file(config: TargetsConfig) -> None:
+    """Read the file of targets, if there is one, as every capture will, and check that what they need is installed.
+
+    Raises:
+        ConfigError: the file cannot be read, or is wrong.
+        MissingLibraryError: there are actors to find, and no Ray.
+    """
+    ReplicaNumbers().number({entry.url: entry.replica for entry in _unique(_given(config))})
+    if config.actors:
+        require_ray()
+
+
+async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Target]:
+    """Find the targets that a role's config selects, each once, by replica.
+
+    Raises:
+        ConfigError: a file is wrong.
+        CaptureError: a router cannot be reached or does not answer as one, this process is in no Ray cluster, or there
+            is no target.
+    """
+    listed = {entry.url: entry for entry in _unique(_given(config))}
+    healthy: dict[str, bool] = {}
+    if config.router:
+        for worker in await _workers(config.router, os.environ.get(config.router_key_variable)):
+            url, kind = _server(worker.url), _known(worker.worker_type)
+            entry = listed.get(url) or _Listed(url=url)
+            listed[url] = entry if entry.worker_type else attrs.evolve(entry, worker_type=kind)
+            healthy[url] = healthy.get(url, False) or worker.is_healthy
+    named: list[NamedActor] = []
+    if config.actors:
+        named = await _of_cluster(find_named, config.actors, config.actor_namespace, config.actor_attribute)
+    number = numbers.number({entry.url: entry.replica for entry in listed.values()} | {one.key: None for one in named})
+    targets = [
+        Target(
+            handle=entry.url,
+            replica=number[entry.url],
+            worker_type=entry.worker_type,
+            healthy=healthy.get(entry.url, True),
+        )
+        for entry in listed.values()
+    ]
+    targets += [_of_name(one, number[one.key]) for one in named]
+    chosen = [target for target in targets if _selected(config, target)]
+    if not chosen:
+        found = f"{len(targets)} found, none of them selected by worker_types or replicas" if targets else "none found"
+        raise CaptureError(f"There is no target ({found}); looked in: {', '.join(_places(config))}.")
+    return sorted(chosen, key=lambda target: target.replica)
+
+
+async def expand(
+    given: Sequence[object], numbers: ReplicaNumbers, holds_engine: Callable[[RayActor], Awaitable[bool]]
+) -> tuple[list[Target], list[str]]:
+    """Find the targets that a host gives: those that it names, and the actors of placement groups that hold an engine.
+
+    Args:
+        given: what the host gives; groups and actors as those of `profdeck.replicas.ray_actors`.
+        numbers: numbers those of the groups behind the others.
+        holds_engine: asks an actor.
+
+    Returns:
+        The targets, by replica; and what to note of who is none.
+
+    Raises:
+        CaptureError: the cluster does not answer, or there is no target.
+    """
+    groups = [handle for handle in given if isinstance(handle, PlacementGroup)]
+    fixed = [handle for handle in given if not isinstance(handle, PlacementGroup)]
+    targets = [Target(handle=handle, replica=replica) for replica, handle in enumerate(fixed)]
+    if not groups:
+        return targets, []
+    found: list[NamedActor] = []
+    notes = []
+    for group in groups:
+        named, others = await _of_cluster(members, group)
+        actors = [one.actor for one in named if isinstance(one.actor, RayActor)]
+        results = await fan_out(holds_engine, actors, timeout_s=_CLUSTER_TIMEOUT_S, each_timeout_s=_CLUSTER_TIMEOUT_S)
+        # Who does not answer is a target, too: what it is then asked says why.
+        without = {actor for actor, result in zip(actors, results, strict=True) if result is False}
+        found += [one for one in named if one.actor not in without and one.actor not in fixed]
+        if without:
+            notes.append(f"Not asked in {group}, as they hold no engine: {', '.join(sorted(map(str, without)))}.")
+        if others:
+            notes.append(f"Not asked in {group}, as they have no name to be found by: {others} of its actors.")
+    number = numbers.number(
+        {f"given {replica}": replica for replica in range(len(fixed))} | {one.key: None for one in found}
+    )
+    targets += [_of_name(one, number[one.key]) for one in found]
+    if not targets:
+        places = ", ".join(map(str, groups))
+        raise CaptureError(" ".join([f"There is no target: no actor with a name and an engine in {places}.", *notes]))
+    return sorted(targets, key=lambda target: target.replica), notes
+
+
+def _of_name(named: NamedActor, replica: int) -> Target:
+    if isinstance(named.actor, TargetError):
+        return Target(handle=named.key, replica=replica, problem=named.actor)
+    return Target(handle=named.actor, replica=replica)
+
+
+async def _of_cluster(ask: Callable[..., T], *arguments: Any) -> T:
+    """Ask the Ray cluster."""
+    try:
+        async with asyncio.timeout(_CLUSTER_TIMEOUT_S):
+            return await in_thread(ask, *arguments)
+    except TimeoutError:
+        text = f"The Ray cluster did not answer within {_CLUSTER_TIMEOUT_S:g} seconds."
+        raise TargetError(text, Outcome.TIMED_OUT, "See with 'ray status' whether its head node is up.") from None
+
+
+def _given(config: TargetsConfig) -> Iterable[_Listed]:
+    for url in config.urls:
+        yield _Listed(url=url.rstrip("/"))
+    if config.file is None:
+        return
+    document = read_document(config.file)
+    entries = document.get("targets") if isinstance(document, dict) else document
+    if not isinstance(entries, list):
+        raise ConfigError(
+            f"{config.file}: expected a list of URLs, or of mappings with url, replica and worker_type, or such a list "
+            f"under 'targets'; got {show(document)}."
+        )
+    for number, entry in enumerate(entries):
+        plain: Any = {"url": entry} if isinstance(entry, str) else entry
+        found = structure(plain, _Listed, where=f"{config.file}: targets[{number}]")
+        yield attrs.evolve(found, url=found.url.rstrip("/"))
+
+
+def _unique(listed: Iterable[_Listed]) -> Iterable[_Listed]:
+    """Put together what several places say of one server."""
+    found: dict[str, _Listed] = {}
+    for entry in listed:
+        before = found.get(entry.url, entry)
+        if None not in {before.replica, entry.replica} and before.replica != entry.replica:
+            raise ConfigError(f"The target {entry.url} is listed as replica {before.replica} and as {entry.replica}.")
+        found[entry.url] = _Listed(
+            url=entry.url,
+            replica=before.replica if entry.replica is None else entry.replica,
+            worker_type=entry.worker_type or before.worker_type,
+        )
+    return found.values()
+
+
+async def _workers(router: str, key: str | None) -> list[_Worker]:
+    client = HttpClient(router, timeout_s=_ROUTER_TIMEOUT_S)
+    try:
+        response = await client.request("GET", "/workers", token=key, idempotent=True)
+    finally:
+        client.close()
+    where = f"The router {client.url}"
+    if not response.is_success:
+        locked = response.status_code in _LOCKED
+        why = "Set the variable that router_key_variable names to its API key." if locked else "See its log."
+        raise TargetError(f"{where} answered {response.status_code} to /workers. {why}", Outcome.REFUSED, why)
+    try:
+        return msgspec.convert(response.json(), _Workers).workers
+    except (ValueError, msgspec.ValidationError) as error:
+        raise TargetError(f"{where} does not answer /workers as routers do: {error}.", Outcome.NOT_ENABLED) from None
+
+
+def _server(url: str) -> str:
+    """Return the URL of a worker's server, without a data-parallel rank."""
+    return re.sub(r"@\d+$", "", url.rstrip("/")).rstrip("/")
+
+
+def _known(worker_type: str) -> WorkerType | None:
+    return WorkerType(worker_type) if worker_type in set(WorkerType) else None
+
+
+def _selected(config: TargetsConfig, target: Target) -> bool:
+    if config.worker_types and (target.worker_type or WorkerType.REGULAR) not in config.worker_types:
+        return False
+    return config.replicas is None or target.replica in config.replicas
+
+
+def _places(config: TargetsConfig) -> list[str]:
+    return [*config.urls, *(str(place) for place in (config.router, config.file) if place), *config.actors]
+
+
+def _natural(url: str) -> list[tuple[int, str]]:
+    """Order numbers in text as numbers: port 8010 comes behind 8009, host10 behind host9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", url)]

@@ -1,0 +1,510 @@
+"""A fleet as a target: one backend whose start and stop are those of many engines, at once.
+
+A start has four parts: the targets are discovered; all are reached, while their manifests are claimed; those that are
+ready start through one gate; and the policy judges whether enough of them have. What came of each target is in the
+manifest of the fleet, and a target that was asked has a capture and a manifest of its own.
+
+A start takes ``start_timeout_s`` at most and a stop ``stop_timeout_s``; then what is late is given up. It is told to
+stop, which takes up to three seconds more. A start that is given up as a whole ends with the stop of what has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import ClassVar
+
+import attrs
+
+from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.backends.hookspecs import hookimpl
+from profdeck.backends.plugin_host import Plugins
+from profdeck.backends.recording import Recording, give_up, sentence
+from profdeck.base.blocking import await_it, in_threads, wait_for
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe, target_error
+from profdeck.base.outcome import Outcome
+from profdeck.config.targets import Policy, TargetsConfig
+from profdeck.engine.transport.in_ray_actor import NoEngineError
+from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.records import manifest, run_directory
+from profdeck.records.capture import Capture, Step
+from profdeck.records.capture import CaptureState as Life
+from profdeck.records.status import Status
+from profdeck.records.targets import FleetRecord, TargetRecord
+from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, discover, expand
+from profdeck.replicas.fan_out import fan_out
+from profdeck.replicas.manifest_writer import ManifestBatch
+from profdeck.replicas.ray_actors import PlacementGroup
+from profdeck.replicas.start_gate import GatePass, StartGate
+
+logger = logging.getLogger("profdeck")
+
+TITLE = "fleet"
+"""What a fleet is called as a target, as long as the number of its targets is unknown."""
+_MOST_SHOWN = 3
+_CLAIM_AFTER_S = 0.25
+"""How long all targets have been asked whether they are there, before their manifests are claimed: in the time in which
+they answer."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Member:
+    """One target in one capture."""
+
+    target: Target
+    name: str
+    backend: EngineBackend | None
+    """What asks it; None if it cannot be asked."""
+    capture: Capture
+    recorder: manifest.ManifestWriter
+    recording: Recording | None = None
+    """While it records."""
+    outcome: Outcome | None = None
+    reason: str | None = None
+    fix: str | None = None
+    sent_ns: int | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+
+    @property
+    def record(self) -> TargetRecord:
+        """What the fleet's manifest says of it."""
+        return TargetRecord(
+            name=self.name,
+            replica=self.target.replica,
+            worker_type=self.target.worker_type,
+            capture=None if self.capture.state is Life.NEW else self.capture.id,
+            outcome=self.outcome,
+            reason=self.reason,
+            fix=self.fix,
+            sent_ns=self.sent_ns,
+            started_ns=self.started_ns,
+            ended_ns=self.ended_ns,
+        )
+
+    def said(self, text: str) -> str:
+        """Begin a sentence with which one it is, once: errors of a target begin with its name."""
+        rest = text.removeprefix(self.name)
+        which = f"Replica {self.target.replica} ({self.name})"
+        return f"{which}{rest}" if rest != text and rest[:1] in {":", " "} else f"{which}: {text}"
+
+    @property
+    def asked(self) -> EngineBackend:
+        """What asks it."""
+        assert self.backend is not None  # noqa: S101  # those without are left out before anything is asked
+        return self.backend
+
+    def failed(self, error: BaseException, late: TargetError | None = None) -> None:
+        """Keep why an operation failed; ``late`` says that it took too long."""
+        found, known = target_error(error), ""
+        if late is not None and isinstance(error, TimeoutError):
+            found, known = late, self.asked.late_fix
+        fix = f"{known} {found.fix}".strip()
+        self.outcome, self.reason, self.fix = found.outcome, sentence(str(found)), fix or None
+
+    async def start(self, party: GatePass) -> None:
+        """Start it when the gate opens.
+
+        Raises:
+            CaptureError: it did not start; its manifest says why.
+        """
+        try:
+            if not self.asked.wait_for(party):
+                await party()
+                await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
+            plugins = Plugins(self.asked, checked=True)
+            self.recording = await Recording.begin(self.capture, plugins, self.recorder, self.asked.devices, await_it)
+            self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
+        finally:
+            party.leave()
+            if party.passed_ns is not None:
+                self.sent_ns = time.time_ns() - (time.monotonic_ns() - party.passed_ns)
+
+    async def stop(self, reason: str | None) -> None:
+        """Stop it, and wait until its files are whole. Its manifest says what is missing."""
+        recording, self.recording = self.recording, None
+        if recording is None:
+            return
+        problems = self.capture.problems
+        try:
+            await recording.end(reason, await_it)
+            found = self.asked.outcome or Outcome.FLUSHED
+            self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
+            self.fix = self.asked.fix or self.outcome.fix or None
+        finally:
+            self.reason, self.ended_ns = " ".join(problems) or None, time.time_ns()
+
+    def give_up(self, reason: str) -> None:
+        """End its capture if that has been claimed and nothing records it."""
+        if self.capture.state is Life.STARTING:
+            self.reason = self.reason or sentence(reason)
+            give_up(self.capture, self.recorder, self.reason)
+            self.ended_ns = time.time_ns()
+
+
+@attrs.define
+class FleetBackend(EngineBackend):
+    """Asks many engines to record, each by a backend of its own."""
+
+    name: ClassVar[str] = TITLE
+
+    member: type[EngineBackend]
+    """The backend of each target."""
+    config: TargetsConfig
+    recorder: manifest.ManifestWriter
+    """What is the same in the manifests of all targets."""
+    given: Sequence[object] | None = None
+    """The targets that the host names; None if the config says where they are."""
+    _numbers: ReplicaNumbers = attrs.field(factory=ReplicaNumbers, init=False)
+    _backends: dict[object, tuple[EngineBackend, str]] = attrs.field(factory=dict, init=False)
+    """By URL or actor, or by the identity of an object: they live from capture to capture."""
+    _members: list[Member] = attrs.field(factory=list, init=False)
+    _manifests: ManifestBatch = attrs.field(factory=ManifestBatch, init=False)
+    """Those of the targets."""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what can be known to be wrong before any capture.
+
+        Raises:
+            ConfigError: a target is none that the backend controls, the file of targets is wrong, or there is none.
+        """
+        if self.given is None and not self.config.discovers:
+            raise ConfigError(
+                "targets: they say nowhere where targets are: give urls, router or file, name actors, or pass the "
+                "targets, as in Profiler.from_config(..., target=[llm_1, llm_2])."
+            )
+        if self.given is not None and self.config.discovers:
+            raise ConfigError(
+                "targets: the host names the targets, and so do urls, router or file, or actors; give one of both."
+            )
+        if self.given is not None and not self.given:
+            raise ConfigError("target: the list is empty, so nothing would be recorded.")
+        if self.given is None:
+            check_file(self.config)
+            return
+        self.given = [self._named(handle) for handle in self.given]
+        seen: set[object] = set()
+        for handle in self.given:
+            name = str(handle) if isinstance(handle, PlacementGroup) else self._bound(handle)[1]
+            if _key(handle) in seen:
+                raise ConfigError(f"target: {name} is in the list twice.")
+            seen.add(_key(handle))
+
+    def _named(self, handle: object) -> object:
+        """Make what Ray gives into what tells it from others."""
+        where = self.config.actor_attribute
+        return PlacementGroup.of(handle, where) or RayActor.of(handle, where) or handle
+
+    def preflight(self) -> None:
+        """Check what the backend of the targets checks, and that it follows the hook specification."""
+        one = self.member(self.options)
+        Plugins(one)
+        one.preflight()
+
+    @hookimpl
+    def profile_start(self, capture: Capture) -> Awaitable[None]:
+        """Start all targets, or as many as the policy needs."""
+        return self._start(capture)
+
+    @hookimpl
+    def profile_step(self, capture: Capture, step: Step) -> Awaitable[None] | None:  # noqa: ARG002  # as the hook has it
+        """Pass a boundary on, if the backend of the targets wants to know of it."""
+        if not hasattr(self.member, "profile_step"):
+            return None
+        recording = [member.recording for member in self._members if member.recording is not None]
+
+        async def passed() -> None:
+            await asyncio.gather(*(one.passed(step, await_it) for one in recording))
+
+        return passed()
+
+    @hookimpl
+    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[object]]:
+        """Stop all targets that have started, and wait for their files."""
+        return self._stop(capture)
+
+    async def state(self, capture: Capture) -> TargetState:  # noqa: ARG002  # one at a time
+        """Ask all targets that record how far they are; of one that is gone nothing more will come."""
+        recording = [member for member in self._members if member.recording is not None]
+
+        async def ask(member: Member) -> TargetState:
+            return await member.asked.state(member.capture)
+
+        limit_s = self.config.start_timeout_s
+        results = await fan_out(ask, recording, timeout_s=limit_s, each_timeout_s=limit_s)
+        known = [result for result in results if isinstance(result, TargetState)]
+        if recording and not known:
+            raise CaptureError(f"None of {len(recording)} targets answers. {describe(_error(results[0]))}")
+        return TargetState(
+            ended=all(state.ended for state in known),
+            iterations=min((state.iterations for state in known), default=0),
+            waits_for=next((state.waits_for for state in known if state.waits_for), None),
+        )
+
+    # The start.
+
+    async def _start(self, capture: Capture) -> None:
+        loop, self._members = asyncio.get_running_loop(), []
+        deadline_s = loop.time() + self.config.start_timeout_s
+        skew_s = None
+        self._tell(capture, skew_s)
+        try:
+            targets, notes = await self._targets()
+            capture.notes += notes
+            here = {_key(target.handle) for target in targets}
+            self._backends = {key: bound for key, bound in self._backends.items() if key in here}
+            self._members = [self._member(target, capture) for target in targets]
+            capture.target, capture.expected_ranks = f"{TITLE} of {len(self._members)}", ()
+            ready = await self._prepared(capture)
+            self._judge(ready, "are ready")
+            left_s = max(deadline_s - loop.time(), 0.0)
+            gate = StartGate(timeout_s=left_s / 2)  # one that hangs before it must not cost the others their start
+            started = await self._fired(ready, gate, left_s)
+            skew_s = gate.skew_s
+            noted = [member.said(note) for member in started for note in member.capture.notes]
+            capture.notes += _some(noted)
+            self._judge(started, "have started")
+            if others := [member for member in self._members if member.recording is None]:
+                left_out = f"{len(others)} of {len(self._members)}"
+                logger.warning("Capture %s goes on without %s targets. %s", capture.id, left_out, _listed(others))
+        except BaseException as error:
+            # Not ended by a second interrupt: what has started is stopped.
+            await asyncio.shield(self._give_up(error))
+            raise
+        finally:
+            self._tell(capture, skew_s)
+
+    async def _targets(self) -> tuple[list[Target], list[str]]:
+        if self.given is None:
+            return await discover(self.config, self._numbers), []
+        return await expand(self.given, self._numbers, self._holds_engine)
+
+    async def _holds_engine(self, actor: RayActor) -> bool:
+        try:
+            await self._bound(actor)[0].reach()
+        except NoEngineError:
+            return False
+        except CaptureError:  # which tells when all are reached
+            return True
+        return True
+
+    def _member(self, target: Target, whole: Capture) -> Member:
+        assert whole.request is not None  # noqa: S101  # core makes it for targets
+        identity = attrs.evolve(whole.identity, replica=target.replica)
+        # A token each: who lists one engine twice must not end with the one start what the other has begun.
+        request = attrs.evolve(whole.request, replica=target.replica, token=secrets.token_hex(8))
+        backend, name, problem = None, str(target.handle), None
+        try:
+            if target.problem is not None:
+                raise target.problem
+            backend, name = self._bound(target.handle)
+        except (ConfigError, TargetError) as error:  # of what was discovered: such as a worker of another protocol
+            problem = error
+        capture = Capture(
+            id=whole.id,
+            directory=run_directory.replica_directory(whole.directory, target.replica),
+            identity=identity,
+            first_step=whole.first_step,
+            current_step=whole.current_step,
+            stage=whole.stage,
+            iterations=whole.iterations,
+            target=name,
+            request=request,
+            demand=whole.demand,
+        )
+        recorder = attrs.evolve(self.recorder, write=self._manifests.put)
+        member = Member(target=target, name=name, backend=backend, capture=capture, recorder=recorder)
+        if problem is not None:
+            member.failed(problem)
+        elif not target.healthy:
+            member.backend, member.outcome = None, Outcome.UNREACHABLE
+            member.reason = "Its router says that it is not healthy, so it was not asked."
+            member.fix = "See its log and that of the router."
+        return member
+
+    def _bound(self, handle: object) -> tuple[EngineBackend, str]:
+        if (key := _key(handle)) not in self._backends:
+            backend = self.member(self.options)
+            self._backends[key] = backend, backend.bind(handle)
+        return self._backends[key]
+
+    async def _prepared(self, whole: Capture) -> list[Member]:
+        """Reach all targets and claim their manifests; returns those that can start."""
+        members = [member for member in self._members if member.backend is not None]
+        limit_s = self.config.start_timeout_s / 2
+
+        async def reach(member: Member) -> None:
+            await member.asked.reach()
+
+        reached = asyncio.Event()
+        claims = asyncio.ensure_future(self._claim(members, whole, reached))
+        try:
+            results = await fan_out(reach, members, timeout_s=limit_s, each_timeout_s=limit_s)
+        finally:
+            reached.set()
+            await asyncio.shield(claims)
+        late = _late(f"It could not be reached within {limit_s:g} seconds, half of start_timeout_s", "start_timeout_s")
+        for member, result in zip(members, results, strict=True):
+            if isinstance(result, BaseException):
+                member.failed(result, late)
+        return [member for member in members if member.outcome is None]
+
+    @staticmethod
+    async def _claim(members: Sequence[Member], whole: Capture, reached: asyncio.Event) -> None:
+        assert whole.request is not None  # noqa: S101  # as above
+        directory = run_directory.RunDirectory(whole.request.output, whole.request.run, {})
+
+        def claim(member: Member) -> None:
+            capture = member.capture
+            try:
+                directory.claim(capture, member.recorder)
+            except (OSError, CaptureError) as error:
+                member.failed(CaptureError(f"Nothing can be written to {capture.directory}: {describe(error)}"))
+            else:
+                capture.move_to(Life.STARTING)
+                if capture.request is not None and capture.id != whole.id:  # the name was taken
+                    capture.request = attrs.evolve(capture.request, id=capture.id)
+
+        await wait_for(reached, _CLAIM_AFTER_S)
+        await in_threads(claim, members)
+
+    async def _fired(self, ready: Sequence[Member], gate: StartGate, limit_s: float) -> list[Member]:
+        """Start all through the gate; returns those that record."""
+        parties = [(member, gate.party()) for member in ready]
+
+        async def start(pair: tuple[Member, GatePass]) -> None:
+            await pair[0].start(pair[1])
+
+        results = await fan_out(start, parties, timeout_s=limit_s, each_timeout_s=limit_s)
+        late = _late(
+            f"It did not start within start_timeout_s={self.config.start_timeout_s:g} seconds", "start_timeout_s"
+        )
+        for member, result in zip(ready, results, strict=True):
+            if isinstance(result, BaseException):
+                member.failed(result, late)
+        await self._end_others("it did not start")
+        return [member for member in ready if member.recording is not None]
+
+    def _judge(self, there: Sequence[Member], what: str) -> None:
+        """Raise CaptureError if these are fewer than the policy needs."""
+        total, needed = len(self._members), self._needed
+        if len(there) >= needed:
+            return
+        policy = self.config.policy
+        rule = f"policy {policy} needs {needed}" if policy is Policy.QUORUM else f"policy {policy}"
+        others = [member for member in self._members if member.outcome not in {None, Outcome.STARTED}]
+        raise CaptureError(f"Only {len(there)} of {total} targets {what} ({rule}). {_listed(others)}")
+
+    @property
+    def _needed(self) -> int:
+        return len(self._members) if self.config.needed is None else self.config.needed
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Stop what has started, and end the captures of the others."""
+        why = "the start of the fleet was given up"
+        reason = f"{why}: too few targets took part" if isinstance(error, CaptureError) else why
+        await self._stop_all(reason)
+        await self._end_others(reason)
+
+    async def _end_others(self, reason: str) -> None:
+        """End the captures that have been claimed and that nothing records."""
+        others = [member for member in self._members if member.recording is None]
+        claimed = [member for member in others if member.capture.state is Life.STARTING]
+        for member in claimed:
+            member.give_up(reason)
+        for member in others:
+            if member.backend is not None:
+                member.backend.release()
+        await self._written()
+
+    # The stop.
+
+    async def _stop(self, capture: Capture) -> Sequence[object]:
+        reason = " ".join(capture.problems) or None
+        for member in self._members:  # what the whole has learnt since it began
+            member.capture.current_step, member.capture.demand = capture.current_step, capture.demand
+        skew_ms = capture.fleet.start_skew_ms if capture.fleet else None
+        try:
+            await self._stop_all(reason)
+        finally:
+            self._tell(capture, None if skew_ms is None else skew_ms / 1e3)
+        absent = [member for member in self._members if member.started_ns is None]
+        poor = [
+            member
+            for member in self._members
+            if member.started_ns is not None
+            and member.capture.status is not Status.COMPLETE
+            and not (reason and member.outcome and member.outcome.ends_well)  # all end before their time
+        ]
+        for members, what in ((absent, "did not take part"), (poor, "are not complete")):
+            if members:
+                counts = Counter(str(member.outcome or "not asked") for member in members)
+                kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+                capture.problems.append(f"{len(members)} of {len(self._members)} targets {what}: {kinds}.")
+        return ()
+
+    async def _stop_all(self, reason: str | None) -> None:
+        recording = [member for member in self._members if member.recording is not None]
+        limit_s = self.config.stop_timeout_s
+
+        async def stop(member: Member) -> None:
+            await member.stop(reason)
+
+        late = _late(f"It was not stopped within stop_timeout_s={limit_s:g} seconds", "stop_timeout_s")
+        try:
+            results = await fan_out(stop, recording, timeout_s=limit_s, each_timeout_s=limit_s)
+            for member, result in zip(recording, results, strict=True):
+                if result is not None:
+                    member.failed(_error(result), late)
+                    member.capture.problems.append(str(member.reason))
+                    manifest.write_manifest(member.capture, member.recorder)
+        finally:
+            await self._written()
+
+    async def _written(self) -> None:
+        """Wait until the manifests of all targets are written."""
+        if problems := await self._manifests.written():
+            for member in self._members:
+                if error := problems.get(member.capture.manifest_path):
+                    problem = f"The manifest cannot be written: {error}."
+                    member.capture.problems.append(problem)
+                    member.reason = " ".join(filter(None, [member.reason, problem]))
+
+    def _tell(self, capture: Capture, skew_s: float | None) -> None:
+        """Put into the capture what has come of all targets so far."""
+        capture.fleet = FleetRecord(
+            policy=self.config.policy,
+            needed=self._needed if self._members else None,
+            start_skew_ms=None if skew_s is None else round(skew_s * 1e3, 3),
+            targets=tuple(member.record for member in self._members),
+        )
+
+
+def _key(handle: object) -> object:
+    return handle if isinstance(handle, str | RayActor | PlacementGroup) else id(handle)
+
+
+def _late(text: str, option: str) -> TargetError:
+    return TargetError(
+        text, Outcome.TIMED_OUT, f"See in its log whether it hangs; if it is only slow, raise {option} of the targets."
+    )
+
+
+def _listed(members: Sequence[Member]) -> str:
+    """Say what came of some targets."""
+    return " ".join(_some([member.said(member.reason) for member in members if member.reason]))
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    """Leave out what is too much to read."""
+    more = len(texts) - _MOST_SHOWN
+    return [*texts[:_MOST_SHOWN], *([f"And {more} more."] if more > 0 else [])]
+
+
+def _error(result: object) -> BaseException:
+    assert isinstance(result, BaseException)  # noqa: S101  # no result is one
+    return result

@@ -1,0 +1,1 @@
+"""What traces say: times, steps, collectives, and what changed between runs."""

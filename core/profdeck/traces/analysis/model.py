@@ -1,0 +1,374 @@
+"""What summaries say, as data: the documented, stable JSON of ``profdeck summary --json``.
+
+Times are microseconds, exact to the nanosecond; ``start_us`` counts from the earliest complete event of the trace.
+Shares are fractions of 1. Where something cannot be known from the traces, the value is ``None``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from profdeck.traces.reading.identifiers import Id
+
+
+@attrs.frozen(kw_only=True)
+class PerStep:
+    """How a time varies from step to step, over the steps of one kind and stage: an estimate of its noise."""
+
+    kind: str
+    """Of these steps, as in `StepSummary`."""
+    stage: str | None
+    steps: int
+    """How many steps there are, those without it included."""
+    measured: int
+    """How many of them were looked at: 256 at most."""
+    median_us: float
+    mad_us: float
+    """Median absolute deviation from the median, not scaled."""
+
+
+@attrs.frozen(kw_only=True)
+class KernelSummary:
+    """All runs of one kernel, copy or fill on the devices of a rank."""
+
+    name: str
+    category: str
+    """Its class, such as ``gemm`` or ``communication``; ``unclassified`` where no rule fits."""
+    kind: str
+    """The category of its events in the trace, such as ``kernel`` or ``gpu_memcpy``."""
+    count: int
+    total_us: float
+    mean_us: float
+    max_us: float
+    share: float
+    """Of the total of all kernels, copies and fills of the rank."""
+    per_step: PerStep | None = None
+    type: str | None = None
+    """The type of the operator that it carries out, where the recorder tells it, such as CANN's ``MatMulV2``."""
+
+
+@attrs.frozen(kw_only=True)
+class OperatorSummary:
+    """All calls of one operator or annotation."""
+
+    name: str
+    count: int
+    self_us: float
+    """Time in which it was the innermost operator or annotation open on its thread."""
+    total_us: float
+    """Time from start to end, summed; a recursive operator counts its inner calls again."""
+    max_us: float
+    per_step: PerStep | None = None
+    """Of ``self_us``."""
+
+
+@attrs.frozen(kw_only=True)
+class CategorySummary:
+    """All kernels, copies and fills of one class."""
+
+    category: str
+    count: int
+    total_us: float
+    share: float
+    """Of the total of all classes; they may run at the same time, so this is no share of the busy time."""
+    per_step: PerStep | None = None
+
+
+@attrs.frozen(kw_only=True)
+class CopySummary:
+    """All copies or fills of one direction."""
+
+    name: str
+    count: int
+    total_us: float
+    size_bytes: int | None
+    """What they moved; ``None`` where one of them does not say."""
+
+
+@attrs.frozen(kw_only=True)
+class StreamSummary:
+    """One stream of a device."""
+
+    stream: Id
+    events: int
+    busy_us: float
+    """Time in which something ran on the stream."""
+
+
+@attrs.frozen(kw_only=True)
+class IdleCause:
+    """A part of a device's idle time, by what the host did then."""
+
+    cause: str
+    idle_us: float
+    share: float
+    """Of the idle time of the device."""
+
+
+@attrs.frozen(kw_only=True)
+class Gap:
+    """One of the longest times in which a device did nothing."""
+
+    start_us: float
+    duration_us: float
+    cause: str
+    """What took most of it."""
+    host: str | None
+    """The name of the host's event that was open for most of it, the innermost one of those."""
+
+
+@attrs.frozen(kw_only=True)
+class DeviceSummary:
+    """What one device did between the first and the last thing that it did in the trace."""
+
+    device: Id
+    """The process id of its events: Kineto's device index."""
+    name: str | None
+    """From ``deviceProperties``."""
+    events: int
+    span_us: float
+    busy_us: float
+    """Time in which at least one kernel, copy or fill ran: the union of their intervals."""
+    idle_us: float
+    """``span_us - busy_us``."""
+    compute_us: float
+    """Union of the kernels that are no communication."""
+    communication_us: float
+    """Union of the communication kernels."""
+    memory_us: float
+    """Union of copies and fills."""
+    overlap_us: float
+    """Communication during which something else ran on the device."""
+    exposed_communication_us: float
+    """``communication_us - overlap_us``: what communication adds to the time."""
+    streams: tuple[StreamSummary, ...]
+    idle: tuple[IdleCause, ...]
+    """By time, longest first; they add up to ``idle_us``. Empty where the host was not read."""
+    gaps: tuple[Gap, ...]
+    """The longest, longest first."""
+
+
+@attrs.frozen(kw_only=True)
+class StepSummary:
+    """One global step or engine iteration."""
+
+    kind: str
+    """``global_step``: a step of the recorder, in the ``unit`` of the rank; ``iteration``: one that an engine marks."""
+    name: str
+    step: int | None
+    """Its number, if the name has one."""
+    stage: str | None
+    """``prefill``, ``decode`` or ``mixed``, of an iteration; other words of the engine in small letters."""
+    pid: Id
+    start_us: float
+    duration_us: float
+    requests: int | None
+    prefill_tokens: int | None
+    decode_tokens: int | None
+    device_us: float | None
+    """Time of the kernels, copies and fills that started in it; ``None`` without a device."""
+
+
+@attrs.frozen(kw_only=True)
+class IterationStatistics:
+    """The time of all steps of one kind and stage. Percentiles are by linear interpolation."""
+
+    kind: str
+    stage: str | None
+    count: int
+    mean_us: float
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    max_us: float
+    tokens_per_s: float | None
+    """Tokens over the time of the iterations that state them; ``None`` where the batches are not known."""
+
+
+@attrs.frozen(kw_only=True)
+class CoreSummary:
+    """All that ran on one kind of a device's processing units, where the recorder tells them apart."""
+
+    core: str
+    """Such as CANN's ``AI_CORE``, ``AI_VECTOR_CORE``, ``MIX_AIC``, ``AI_CPU`` or ``HCCL``."""
+    count: int
+    total_us: float
+    share: float
+    """Of the total of all cores; they work at the same time, so this is no share of the busy time."""
+
+
+@attrs.frozen(kw_only=True)
+class DeviceStepSummary:
+    """One step on one device, as the recorder's own analysis divides its time, as far as it does."""
+
+    device: int | None
+    step: int | None
+    """Its number; ``None`` for a recording without steps."""
+    compute_us: float | None
+    communication_us: float | None
+    overlap_us: float | None
+    """Communication beside compute."""
+    exposed_communication_us: float | None
+    """Communication with no compute beside it."""
+    exposed_without_receives_us: float | None
+    """The same without the time of ``pipeline_bubble_us``."""
+    idle_us: float | None
+    """Neither compute nor communication."""
+    pipeline_bubble_us: float | None
+    """Sum of the times in which it received what another rank sends: in a pipeline, from the stage before."""
+    pipeline_stage_us: float | None
+    """From the start of the first to the end of the last of these times, without ``pipeline_bubble_us``."""
+    preparation_us: float | None
+    """From the start of the step on the host to its first work on the device."""
+
+
+@attrs.frozen(kw_only=True)
+class LinkSummary:
+    """What the calls of a communication sent over one kind of link."""
+
+    link: str
+    """Such as ``HCCS``, ``PCIE``, ``SIO`` or ``RDMA``. ``SDMA`` is the sum of the first three."""
+    size_bytes: int
+    transit_us: float
+    """Sum of the times in which something was sent; several may send at once."""
+    bytes_per_s: float | None
+    """``size_bytes`` over ``transit_us``; ``None`` without a time."""
+    packets: int | None
+    """``None`` where they were not counted."""
+    large_packet_share: float | None
+    """Of the packets, those above the size from which the recorder counts them as large for this link."""
+
+
+@attrs.frozen(kw_only=True)
+class CommunicationSummary:
+    """All calls of one collective or message of one process group, as the recorder's own analysis divides its time."""
+
+    name: str
+    """Such as ``allReduce``."""
+    kind: str
+    """``collective`` or ``p2p``."""
+    group: str | None
+    """The number by which the recorder knows the process group; names of kernels have its last digits."""
+    count: int
+    total_us: float
+    """From start to end, summed."""
+    max_us: float
+    transit_us: float
+    """Data were sent."""
+    wait_us: float
+    """It waited for other ranks."""
+    synchronisation_us: float
+    """The part of ``wait_us`` before it sent anything: other ranks had not arrived."""
+    idle_us: float
+    """``total_us`` without ``transit_us`` and ``wait_us``."""
+    links: tuple[LinkSummary, ...]
+    """Those over which something was sent, by size, largest first."""
+
+
+@attrs.frozen(kw_only=True)
+class RankSummary:
+    """One trace of one rank."""
+
+    path: str
+    role: str | None
+    replica: int | None
+    rank: int | None
+    """By the manifest, else by the trace."""
+    world_size: int | None
+    host: str | None
+    capture: str | None
+    whole: bool
+    """Whether every byte of the trace was read and found sound. False with ``problem`` ``None``: not all was looked
+    at, because only devices were asked for."""
+    problem: str | None
+    """Where the trace ended if it is not whole, and what is wrong with tables beside it; the summary then covers what
+    can be read."""
+    events: int | None
+    """Trace events, of any phase; ``None`` where devices were searched for, and nothing else was looked at."""
+    span_us: float
+    """From the first start to the last end of what was summarised."""
+    busy_us: float | None
+    """Sum over the devices, as the next four; ``None`` without a device."""
+    idle_us: float | None
+    communication_us: float | None
+    overlap_us: float | None
+    graph_launches: int | None
+    """Launches of captured graphs of kernels; ``None`` where only devices were read."""
+    kernels: tuple[KernelSummary, ...]
+    """By total time, longest first."""
+    categories: tuple[CategorySummary, ...]
+    copies: tuple[CopySummary, ...]
+    operators: tuple[OperatorSummary, ...]
+    """By self time, longest first."""
+    annotations: tuple[OperatorSummary, ...]
+    devices: tuple[DeviceSummary, ...]
+    steps: tuple[StepSummary, ...]
+    """In the order of time."""
+    iterations: tuple[IterationStatistics, ...]
+    cores: tuple[CoreSummary, ...] = ()
+    """By total time, longest first. Like the next two only there where the recorder tells it, as Ascend's does."""
+    device_steps: tuple[DeviceStepSummary, ...] = ()
+    """In the order of the recorder's table: by device and step."""
+    communication: tuple[CommunicationSummary, ...] = ()
+    """By total time, longest first."""
+    unit: str | None = None
+    """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
+    manifest."""
+
+
+@attrs.frozen(kw_only=True)
+class RankSkew:
+    """How one rank stood to the others at the collectives that all of a group took part in."""
+
+    rank: int | None
+    path: str
+    clock_offset_us: float
+    """What to add to its times to get those of the first rank of the group."""
+    collectives: int
+    last: int
+    """At how many of them it arrived last: the others waited for it."""
+    late_us: float
+    """Sum, over the collectives, of how long after the first rank it arrived."""
+    wait_us: float
+    """Sum of how long it waited for the last to arrive."""
+
+
+@attrs.frozen(kw_only=True)
+class CollectiveSkew:
+    """All calls of one collective, over the ranks that took part."""
+
+    name: str
+    count: int
+    transfer_us: float
+    """Sum of the times in which all ranks were in it: last arrival to the median end."""
+    skew_us: float
+    """Sum of last arrival minus first arrival."""
+
+
+@attrs.frozen(kw_only=True)
+class GroupSkew:
+    """Ranks of one role, replica and capture that ran the same collectives."""
+
+    role: str | None
+    replica: int | None
+    capture: str | None
+    collectives: tuple[CollectiveSkew, ...]
+    ranks: tuple[RankSkew, ...]
+    straggler: int | None
+    """The rank that arrived last most often; ``None`` if no rank stands out."""
+    note: str | None
+    """Why something could not be told."""
+
+
+@attrs.frozen(kw_only=True)
+class RunSummary:
+    """Any number of traces."""
+
+    ranks: tuple[RankSummary, ...]
+    skew: tuple[GroupSkew, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as dicts, tuples and scalars."""
+        return attrs.asdict(self)

@@ -1,0 +1,1 @@
+"""Reads one trace, in one pass and bounded memory."""

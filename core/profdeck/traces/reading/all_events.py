@@ -1,0 +1,190 @@
+"""Takes all complete events of a trace from a scanner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+import stringzilla
+
+from profdeck.traces.reading.column_builder import (
+    KINETO,
+    MAX_NAME_LENGTH,
+    MAX_TRACKS,
+    ColumnBuilder,
+    DecimalEvent,
+    FastEvent,
+)
+from profdeck.traces.reading.columns import Columns, Tables
+from profdeck.traces.reading.event_args import Copies, StatedCollectives
+from profdeck.traces.reading.identifiers import Id
+from profdeck.traces.reading.scanner import decode_leniently
+from profdeck.traces.reading.times import LostDigitsError
+
+PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
+_LOOSE_EVENTS = 4096
+# After so many batches that were not in Kineto's form none is taken to be any more.
+_PATIENCE = 8
+
+
+class AllEvents:
+    """Collects all complete events, and members of the trace's top-level object, from a scanner.
+
+    Args:
+        keys: The members to collect.
+        tables: For the columns; complete at the end.
+        sink: Takes the events in blocks, in the order of the file.
+    """
+
+    wants_text = True
+    searched = False
+    """Whether something was searched rather than parsed: nobody knows then whether all of it is JSON."""
+
+    def __init__(self, keys: frozenset[str], tables: Tables, sink: Callable[[Columns], None]) -> None:
+        self.keys = keys
+        self.members: dict[str, Any] = {}
+        self.process_names: dict[Id, str] = {}
+        self.thread_names: dict[tuple[Id, Id], str] = {}
+        self.copies = Copies()
+        self.collectives = StatedCollectives()
+        self.collector = ColumnBuilder(tables, sink)
+        self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
+        self._decode: Callable[[memoryview], list[Any]] = msgspec.json.Decoder(list[FastEvent]).decode
+        self._patience = _PATIENCE
+        self._loose: list[DecimalEvent] = []
+
+    def finish(self) -> None:
+        """Hand on what is held back; to be called once, at the end."""
+        self._flush()
+        self.collector.finish(self.process_names)
+
+    def batch(self, text: memoryview) -> int | None:
+        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        self._flush()
+        events = self._take_kineto(text)
+        if events is None:
+            events = self._take_any(text)
+        if events is not None:
+            self._look_for_names(text)
+            self._take_args(text)
+        return events
+
+    def event(self, text: bytes) -> None:
+        """Take one event."""
+        self._take(decode_leniently(b"[%b]" % text) or [])
+        self._take_args(text)
+
+    def member(self, key: str, text: bytes) -> None:
+        """Keep the value."""
+        decoded = decode_leniently(b"[%b]" % text)
+        if decoded:
+            self.members[key] = decoded[0]
+
+    def _take_kineto(self, text: memoryview) -> int | None:
+        """Return how many events there are; ``None``: they have another form, and none was taken."""
+        if not self._patience:
+            return None
+        try:
+            events = self._decode_kineto(text)
+            self.collector.add_kineto(events)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LostDigitsError):
+            self._patience -= 1
+            return None
+        self._patience = _PATIENCE
+        return len(events)
+
+    def _take_any(self, text: memoryview) -> int | None:
+        try:
+            events = self._decode(text)
+            try:
+                self.collector.add(events)
+            except LostDigitsError:
+                self._decode = msgspec.json.Decoder(list[DecimalEvent]).decode
+                events = self._decode(text)
+                self.collector.add(events)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            decoded = decode_leniently(text)
+            if decoded is None:
+                return None
+            objects = [event for event in decoded if isinstance(event, dict)]
+            self._take(objects)
+            return sum("ph" in event for event in objects)
+        return len(events)
+
+    def _take_args(self, text: memoryview | bytes) -> None:
+        self.collectives.add(text)
+        self.copies.add(text)
+
+    def _look_for_names(self, text: memoryview) -> None:
+        for needle in (PROCESS_NAME, _THREAD_NAME):
+            if stringzilla.find(text, needle) >= 0:
+                found = named(bytes(text), needle)
+                self._take_names(decode_leniently(text) or [] if found is None else found)
+
+    def _flush(self) -> None:
+        """Bring the events that came one by one into the columns, in their place in the file."""
+        self.collector.add(self._loose)
+        self._loose.clear()
+
+    def _take(self, objects: list[dict[str, Any]]) -> None:
+        self._loose += map(_normal, objects)
+        self._take_names(objects)
+        if len(self._loose) >= _LOOSE_EVENTS:
+            self._flush()
+
+    def _take_names(self, objects: list[Any]) -> None:
+        for event in objects:
+            args = event.get("args") if isinstance(event, dict) and event.get("ph") == "M" else None
+            if not isinstance(args, dict) or len(self.process_names) + len(self.thread_names) > MAX_TRACKS:
+                continue
+            name, pid = str(args.get("name"))[:MAX_NAME_LENGTH], _id(event.get("pid"))
+            if event.get("name") == "process_name":
+                self.process_names[pid] = name
+            elif event.get("name") == "thread_name":
+                self.thread_names[pid, _id(event.get("tid"))] = name
+
+
+def named(data: bytes, needle: bytes) -> list[Any] | None:
+    """Cut out the metadata events of a kind; ``None`` if one is not where it is looked for.
+
+    Args:
+        data: Whole events.
+        needle: The name of the kind, in quotes.
+    """
+    events = []
+    at = stringzilla.find(data, needle)
+    while at >= 0:
+        begin = data.rfind(b"{", 0, at)
+        end = data.find(b"}", data.find(b"}", at) + 1) + 1  # that of its args, and its own
+        decoded = decode_leniently(b"[%b]" % data[begin:end])
+        if not decoded or decoded[0].get("name") != needle[1:-1].decode():
+            return None
+        events += decoded
+        at = stringzilla.find(data, needle, at + 1)
+    return events
+
+
+def _normal(event: dict[str, Any]) -> DecimalEvent:
+    """Bring an event whose members may have any type into the form that well-formed traces have."""
+    return DecimalEvent(
+        ph=str(event.get("ph")),
+        name=str(event.get("name", "")),
+        cat=str(event.get("cat", "")),
+        pid=_id(event.get("pid")),
+        tid=_id(event.get("tid")),
+        ts=_time(event.get("ts")),
+        dur=_time(event.get("dur")),
+    )
+
+
+def _id(value: Any) -> Id:
+    return value if value is None or isinstance(value, int | str) else str(value)
+
+
+def _time(value: Any) -> Decimal | None:
+    try:
+        return Decimal(value) if isinstance(value, int | str) else None
+    except InvalidOperation:
+        return None

@@ -1,0 +1,226 @@
+"""Turns decoded events into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck.traces.reading.columns import Columns, Tables, concatenated
+from profdeck.traces.reading.identifiers import Id
+from profdeck.traces.reading.intervals import Int
+from profdeck.traces.reading.phases import any_with
+from profdeck.traces.reading.times import nanoseconds, nanoseconds_of_floats
+
+_BLOCK_EVENTS = 1 << 16
+_NO_CATEGORY = ""
+
+# Tables grow with what is distinct in a trace; a hostile one must not fill the memory with names.
+MAX_NAMES, MAX_NAME_LENGTH, _OTHER_NAMES = 100_000, 4096, "(other names)"
+_MAX_CATEGORIES, _OTHER_CATEGORIES = 256, "(other categories)"
+MAX_TRACKS, _OTHER_TRACK = 100_000, ("(other threads)", None)
+
+
+class _Category(dict[str, int]):
+    """The codes of the names of one category, given in the order in which they come."""
+
+    def __init__(self, tables: Tables, code: int) -> None:
+        super().__init__()
+        self._tables = tables
+        self.code = code
+
+    def __missing__(self, name: str) -> int:
+        names = self._tables.names
+        if len(names) >= MAX_NAMES and name != _OTHER_NAMES:
+            return self[_OTHER_NAMES]
+        if len(name) > MAX_NAME_LENGTH:
+            return self[name[: MAX_NAME_LENGTH - 1] + "…"]
+        code = self[name] = len(names)
+        names.append(name)
+        self._tables.name_category.append(self.code)
+        return code
+
+
+class _Categories(dict[Any, _Category]):
+    """By name. That of events without one depends on their process: its key is a tuple of the process id."""
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__()
+        self._tables = tables
+
+    def __missing__(self, key: str | tuple[Id]) -> _Category:
+        categories = self._tables.categories
+        if len(categories) >= _MAX_CATEGORIES and key != _OTHER_CATEGORIES:
+            return self[_OTHER_CATEGORIES]
+        category = self[key] = _Category(self._tables, len(categories))
+        categories.append(key if isinstance(key, str) else _NO_CATEGORY)
+        return category
+
+    def name_processes(self, names: dict[Id, str]) -> None:
+        """Let the name of the process stand for the category of events without one."""
+        for key, category in self.items():
+            if isinstance(key, tuple):
+                self._tables.categories[category.code] = names.get(key[0], _NO_CATEGORY)
+
+
+class _Tracks(dict[tuple[Id, Id], int]):
+    def __init__(self, tables: Tables) -> None:
+        super().__init__()
+        self._tracks = tables.tracks
+
+    def __missing__(self, key: tuple[Id, Id]) -> int:
+        if len(self._tracks) >= MAX_TRACKS and key != _OTHER_TRACK:
+            return self[_OTHER_TRACK]
+        code = self[key] = len(self._tracks)
+        self._tracks.append(key)
+        return code
+
+
+class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):
+    """A complete event as Kineto writes it."""
+
+    cat: str
+    name: str
+    pid: int | str
+    tid: int | str
+    ts: float
+    dur: float = 0.0
+
+
+KINETO: Any = any_with(_Complete)
+
+
+class FastEvent(msgspec.Struct, gc=False):
+    """An event with members of any type that makes sense."""
+
+    ph: str
+    name: str = ""
+    cat: str = _NO_CATEGORY
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: float | str | None = None
+    dur: float | str | None = None
+
+
+class DecimalEvent(msgspec.Struct, gc=False):
+    """The same, with every digit of the times in microseconds, in a third of the speed."""
+
+    ph: str
+    name: str = ""
+    cat: str = _NO_CATEGORY
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: Decimal | None = None
+    dur: Decimal | None = None
+
+
+class CompleteEvent(NamedTuple):
+    """A complete event of which all is known."""
+
+    name: str
+    category: str
+    pid: Id
+    tid: Id
+    start_ns: int
+    duration_ns: int
+
+
+class ColumnBuilder:
+    """Turns decoded events into columns, and hands them on in blocks.
+
+    Args:
+        tables: For the columns; empty at first, or filled by another collector, which is done.
+        sink: Takes each block, in the order of the file.
+    """
+
+    def __init__(self, tables: Tables, sink: Callable[[Columns], None]) -> None:
+        self._tables = tables
+        self._categories = _Categories(tables)
+        self._tracks = _Tracks(tables)
+        self._sink = sink
+        self._parts: list[Columns] = []
+        self._held = 0
+
+    def add_kineto(self, events: Sequence[Any], expected: int | None = None) -> bool:
+        """Take what a decoder of Kineto's form made.
+
+        Args:
+            events: Of any phase.
+            expected: How many complete events there must be; if there are not, none is taken, and the answer is no.
+
+        Raises:
+            LostDigitsError: They must be decoded exactly; none was taken.
+        """
+        complete = [event for event in events if event.__class__ is _Complete]
+        if expected not in {None, len(complete)}:
+            return False
+        if not complete:
+            return True
+        times = np.array([event.ts for event in complete])
+        start, readable = nanoseconds_of_floats(times)
+        duration, _ = nanoseconds_of_floats(np.array([event.dur for event in complete]))
+        categories = self._categories
+        name = [categories[event.cat][event.name] for event in complete]
+        track = self._track_codes([event.pid for event in complete], [event.tid for event in complete])
+        self._keep(name, track, start, duration, readable)
+        return True
+
+    def add(self, events: Sequence[FastEvent | DecimalEvent]) -> None:
+        """Take events of any form.
+
+        Raises:
+            LostDigitsError: They must be decoded exactly; none was taken.
+        """
+        complete = [event for event in events if event.ph == "X" and event.ts is not None]
+        if not complete:
+            return
+        start, readable = nanoseconds([event.ts for event in complete])
+        duration, _ = nanoseconds([event.dur for event in complete])
+        categories, tracks = self._categories, self._tracks
+        name = [categories[event.cat or (event.pid,)][event.name] for event in complete]
+        track = [tracks[event.pid, event.tid] for event in complete]
+        self._keep(name, np.array(track, dtype=np.int32), start, duration, readable)
+
+    def add_spans(self, spans: Sequence[CompleteEvent]) -> None:
+        """Take events of other files than traces."""
+        if not spans:
+            return
+        names, categories, pids, tids, starts, durations = zip(*spans, strict=True)
+        name = [self._categories[category][name] for category, name in zip(categories, names, strict=True)]
+        track = np.array([self._tracks[key] for key in zip(pids, tids, strict=True)], dtype=np.int32)
+        start, duration = np.array(starts, dtype=np.int64), np.array(durations, dtype=np.int64)
+        self._keep(name, track, start, duration, np.ones(len(spans), dtype=np.bool_))
+
+    def finish(self, process_names: dict[Id, str]) -> None:
+        """Hand on the rest."""
+        self._hand_on()
+        self._categories.name_processes(process_names)
+
+    def _keep(
+        self, name: list[int], track: NDArray[np.int32], start: Int, duration: Int, readable: NDArray[np.bool_]
+    ) -> None:
+        part = Columns(self._tables, np.array(name, dtype=np.int32), track, start, start + np.maximum(duration, 0))
+        self._parts.append(part if readable.all() else part[readable])
+        self._held += len(part)
+        if self._held >= _BLOCK_EVENTS:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        if self._parts:
+            self._sink(concatenated(self._tables, self._parts))
+        self._parts.clear()
+        self._held = 0
+
+    def _track_codes(self, pids: list[int | str], tids: list[int | str]) -> NDArray[np.int32]:
+        """Return the codes; looks up once what follows each other on the same track."""
+        pid, tid = np.array(pids), np.array(tids)
+        if pid.dtype != np.int64 or tid.dtype != np.int64:  # names among them, or numbers of more bits
+            return np.array([self._tracks[key] for key in zip(pids, tids, strict=True)], dtype=np.int32)
+        changes = np.flatnonzero((pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])) + 1
+        begins = [0, *changes.tolist()]
+        codes = [self._tracks[pids[begin], tids[begin]] for begin in begins]
+        return np.repeat(np.array(codes, dtype=np.int32), np.diff(begins, append=len(pid)))

@@ -1,0 +1,181 @@
+"""The events of a trace in the order of time, in pieces that fit into memory, whatever the size of the trace."""
+
+from __future__ import annotations
+
+import bisect
+import tempfile
+import weakref
+from collections.abc import Iterator
+from typing import IO
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck.traces.reading.columns import Columns, Tables, concatenated
+from profdeck.traces.reading.intervals import Int
+
+_MAX_SLICE_EVENTS = 1 << 16
+# More than any real program has open at once; of even more, those that end first count as ended with their slice.
+_MAX_OPEN_EVENTS = 1 << 16
+# Every so-manieth start of the sorted events is kept, to find where slices must begin.
+_SAMPLE = 1 << 8
+_ROW = np.dtype([("start_ns", np.int64), ("end_ns", np.int64), ("name", np.int32), ("track", np.int32)])
+
+
+@attrs.frozen
+class Slice:
+    """All events that are open at some time in ``[begin_ns, end_ns)``, or that are empty and lie in it."""
+
+    columns: Columns
+    """In the order of their starts; ``start_ns`` and ``end_ns`` are clipped to the slice."""
+    first: NDArray[np.bool_]
+    """Which of them start in this slice: count those once."""
+    order_ns: Int
+    """Their starts before they were clipped, for the nesting of events that began before the slice."""
+    whole_end_ns: Int
+    """Their ends before they were clipped."""
+    begin_ns: int
+    end_ns: int
+    """Where the next slice begins: they follow each other without a hole."""
+
+    def whole(self, which: NDArray[np.bool_] | Int) -> Columns:
+        """Return some of the events, by a mask or indices, as they were before they were clipped."""
+        return attrs.evolve(self.columns, start_ns=self.order_ns, end_ns=self.whole_end_ns)[which]
+
+
+class TimeSlices:
+    """Takes events in any order; gives them back in slices of time.
+
+    Beyond 2**16 events, sorted runs of them go to a temporary file without a name, 24 bytes for each event, so that
+    memory is bounded by a slice and the events that are still open at its end.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._blocks: list[Columns] = []
+        self._held = 0
+        self._file: IO[bytes] | None = None
+        self._runs: list[tuple[int, Int]] = []  # where in the file, in rows, and the sampled starts
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows + self._held
+
+    def add(self, block: Columns) -> None:
+        """Take events.
+
+        Raises:
+            OSError: The temporary file cannot be written.
+        """
+        self._blocks.append(block)
+        self._held += len(block)
+        if self._held > _MAX_SLICE_EVENTS:
+            self._spill()
+
+    def blocks(self) -> Iterator[Columns]:
+        """Yield all events in blocks, in no particular order; to be called when all have been added."""
+        if self._file is not None:
+            self._file.flush()
+            for (row, starts), end in zip(self._runs, self._ends(), strict=True):
+                yield self._columns(_Run(self._file, row, end, starts).until(None))
+        yield from self._blocks
+
+    def slices(self) -> Iterator[Slice]:
+        """Yield all events, slice by slice; to be called when all have been added."""
+        if self._file is None:
+            yield from self._only_slice()
+            return
+        if self._held:
+            self._spill()
+        yield from self._slices_of_file(self._file)
+
+    def _sorted(self) -> Columns:
+        columns = concatenated(self._tables, self._blocks)
+        self._blocks, self._held = [], 0
+        return columns[np.argsort(columns.start_ns, kind="stable")]
+
+    def _only_slice(self) -> Iterator[Slice]:
+        columns = self._sorted()
+        self.add(columns)  # they may be asked for again
+        if len(columns):
+            begin_ns = int(columns.start_ns[0])
+            # An empty event at the very end lies in the slice as well.
+            end_ns = max(int(columns.end_ns.max()), int(columns.start_ns[-1]) + 1)
+            yield Slice(
+                columns, np.ones(len(columns), dtype=np.bool_), columns.start_ns, columns.end_ns, begin_ns, end_ns
+            )
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="profdeck-")  # noqa: SIM115 - it is closed with this object
+            weakref.finalize(self, self._file.close)
+        columns = self._sorted()
+        rows = np.empty(len(columns), dtype=_ROW)
+        for field, column in zip(_ROW.names or (), _arrays(columns), strict=True):
+            rows[field] = column
+        self._file.write(rows.data)
+        self._runs.append((self._rows, columns.start_ns[::_SAMPLE].copy()))
+        self._rows += len(rows)
+
+    def _slices_of_file(self, file: IO[bytes]) -> Iterator[Slice]:
+        file.flush()
+        sample = np.sort(np.concatenate([starts for _, starts in self._runs]))
+        cuts = np.unique(sample[:: _MAX_SLICE_EVENTS // _SAMPLE])
+        readers = [_Run(file, row, end, starts) for (row, starts), end in zip(self._runs, self._ends(), strict=True)]
+        open_still = concatenated(self._tables, [])
+        for number, begin in enumerate(cuts.tolist()):
+            is_last = number == len(cuts) - 1
+            until = None if is_last else int(cuts[number + 1])
+            rows = np.concatenate([reader.until(until) for reader in readers])
+            fresh = self._columns(rows)
+            fresh = fresh[np.argsort(fresh.start_ns, kind="stable")]
+            columns = concatenated(self._tables, [open_still, fresh])
+            if until is None:
+                until = max(int(columns.end_ns.max()), int(columns.start_ns.max()) + 1)
+            first = np.arange(len(columns)) >= len(open_still)
+            clipped = attrs.evolve(
+                columns, start_ns=np.maximum(columns.start_ns, begin), end_ns=np.minimum(columns.end_ns, until)
+            )
+            yield Slice(clipped, first, columns.start_ns, columns.end_ns, begin, until)
+            open_still = columns[columns.end_ns > until]
+            if len(open_still) > _MAX_OPEN_EVENTS:
+                longest = np.argpartition(open_still.end_ns, -_MAX_OPEN_EVENTS)[-_MAX_OPEN_EVENTS:]
+                open_still = open_still[np.sort(longest)]
+
+    def _columns(self, rows: NDArray[np.void]) -> Columns:
+        return Columns(self._tables, rows["name"], rows["track"], rows["start_ns"], rows["end_ns"])
+
+    def _ends(self) -> list[int]:
+        return [*(row for row, _ in self._runs[1:]), self._rows]
+
+
+def _arrays(columns: Columns) -> tuple[Int, Int, NDArray[np.int32], NDArray[np.int32]]:
+    return columns.start_ns, columns.end_ns, columns.name, columns.track
+
+
+class _Run:
+    """One sorted run in the file, read from its beginning to its end."""
+
+    def __init__(self, file: IO[bytes], row: int, end: int, starts: Int) -> None:
+        self._file = file
+        self._first, self._next, self._end = row, row, end
+        self._starts = starts  # of every _SAMPLE-th row
+        self._held = np.empty(0, dtype=_ROW)
+
+    def until(self, time_ns: int | None) -> NDArray[np.void]:
+        """Return the next rows that start before a time; all that are left, without one."""
+        if time_ns is None:
+            return np.concatenate([self._held, self._read(self._end)])
+        samples = int(np.searchsorted(self._starts, time_ns))  # the row of the next one starts later
+        rows = np.concatenate([self._held, self._read(min(self._end, self._first + samples * _SAMPLE))])
+        cut = bisect.bisect_left(rows["start_ns"], time_ns)  # numpy would copy the column first
+        self._held = rows[cut:].copy()
+        return rows[:cut]
+
+    def _read(self, end: int) -> NDArray[np.void]:
+        count = max(0, end - self._next)
+        self._file.seek(self._next * _ROW.itemsize)
+        self._next += count
+        rows: NDArray[np.void] = np.frombuffer(self._file.read(count * _ROW.itemsize), dtype=_ROW)
+        return rows

@@ -1,0 +1,76 @@
+"""Times of traces as whole nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, DecimalException
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck.traces.reading.intervals import Int
+
+Time = float | str | Decimal | None
+"""A time in microseconds, as it may stand in a trace."""
+
+_NS_PER_US = 1000
+_MAX_TIME_US = 2**52  # 142 years; beyond it a float has no fraction and nanoseconds leave 64 bits
+_MAX_EXACT_US = 2**43  # from here on floats are 2 ns apart
+_DIGITS, _MAX_DIGITS = 3, 16  # behind the point, and in front of it below _MAX_TIME_US
+
+
+class LostDigitsError(Exception):
+    """Times were decoded as numbers too large to hold nanoseconds."""
+
+
+def nanoseconds_of_floats(times_us: NDArray[np.float64]) -> tuple[Int, NDArray[np.bool_]]:
+    """Return integers and which of them could be read; the others are 0.
+
+    Numbers are rounded to the nanosecond, which is what profilers write; whole microseconds are split off first
+    because a product with 1000 would round again.
+
+    Raises:
+        LostDigitsError: A number has a fraction and is too large for its nanoseconds.
+    """
+    readable = np.abs(times_us) < _MAX_TIME_US  # False for NaN
+    times = times_us if readable.all() else np.where(readable, times_us, 0.0)
+    whole = np.floor(times)
+    fraction = times - whole
+    if fraction[np.abs(times) >= _MAX_EXACT_US].any():
+        raise LostDigitsError
+    return whole.astype(np.int64) * _NS_PER_US + np.rint(fraction * _NS_PER_US).astype(np.int64), readable
+
+
+def nanoseconds(times_us: Sequence[Time]) -> tuple[Int, NDArray[np.bool_]]:
+    """Do the same for times of any type.
+
+    Raises:
+        LostDigitsError: As there.
+    """
+    if set(map(type, times_us)) <= {float}:
+        return nanoseconds_of_floats(np.array(times_us, dtype=np.float64))
+    exact = [exact_nanoseconds(time_us) for time_us in times_us]
+    return np.array([value or 0 for value in exact]), np.array([value is not None for value in exact])
+
+
+def exact_nanoseconds(time_us: Time) -> int | None:
+    """Return the nearest whole nanosecond, by all digits; ``None``: it is no time."""
+    if isinstance(time_us, str) and (plain_ns := _plain_nanoseconds(time_us)) is not None:
+        return plain_ns
+    try:
+        # repr has the fewest digits that mean this float, which are those of the file if it had no more than 15.
+        number = Decimal(repr(time_us) if isinstance(time_us, float) else time_us or 0)
+        if time_us is None or abs(number) >= _MAX_TIME_US:
+            return None
+        return round(number * _NS_PER_US)
+    except DecimalException:  # no number, or one with an exponent beyond all bounds
+        return None
+
+
+def _plain_nanoseconds(time_us: str) -> int | None:
+    """Read what profilers write, digits with up to three behind a point, in a fourth of the time of a decimal."""
+    whole, _, fraction = time_us.partition(".")
+    if len(fraction) > _DIGITS or len(whole) > _MAX_DIGITS or not whole or not (whole + fraction).isdecimal():
+        return None
+    number = int(whole)
+    return number * _NS_PER_US + int(fraction.ljust(_DIGITS, "0")) if number < _MAX_TIME_US else None

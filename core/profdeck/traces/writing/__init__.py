@@ -1,0 +1,1 @@
+"""Writes traces: compressed, trimmed, slim."""

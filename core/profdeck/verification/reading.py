@@ -1,0 +1,270 @@
+"""Reads a run directory back and establishes what every rank of every capture is worth, by reading the files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from profdeck.base.errors import ProfdeckError
+from profdeck.base.files import size_of_tree
+from profdeck.base.progress import Meter, Progress
+from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
+from profdeck.records.run_directory import RUN_FILE, replica_directory
+from profdeck.records.status import Status
+from profdeck.traces.ascend.directory import KIND, files_below
+from profdeck.traces.reading.integrity import check_trace
+from profdeck.verification.reports import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
+
+
+def read_run(
+    path: Path,
+    *,
+    only: Callable[[Manifest], bool] | None = None,
+    within: str = "step_*",
+    on_progress: Progress | None = None,
+) -> RunReport:
+    """Read all manifests of a run and check every file that they mention.
+
+    Args:
+        path: a run directory.
+        only: tells which manifests count; all if None. What belongs to no capture is then no problem of the run.
+        within: the name of the steps' directories that are read, as a pattern.
+        on_progress: told of the bytes read, for a progress bar.
+
+    Raises:
+        ProfdeckError: the path is not a run directory.
+    """
+    roles = list(read_about(path).get("roles", ()))
+    manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
+    targets: list[tuple[Path, Manifest]] = []
+    problems = []
+    files = sorted(file for step in path.glob(within) for file in files_below(step))
+    for file in filter(is_manifest, files):
+        try:
+            manifest = read_manifest(file)
+        except ProfdeckError as error:
+            problems.append(str(error))
+            continue
+        if only is not None and not only(manifest):
+            continue
+        if manifest.target is not None:
+            targets.append((file, manifest))
+            continue
+        replica = -1 if manifest.replica is None else manifest.replica
+        manifests[manifest.first_step, manifest.role, replica, manifest.capture].append((file, manifest))
+    ranks = [item for group in manifests.values() for item in group]
+    everything = [(file.parent, manifest) for file, manifest in (*ranks, *targets)]
+    total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
+    meter = Meter(total, on_progress)
+    ends: dict[_Place, int] = {(file.parent, manifest.capture): manifest.last_step for file, manifest in targets}
+    captures = tuple(_capture(group, ends, meter) for _, group in sorted(manifests.items()))
+    there: dict[_Place, set[int]] = defaultdict(set)
+    for file, manifest in ranks:
+        there[file.parent, manifest.request].add(manifest.rank)
+    places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
+    asked = tuple(_target(file, manifest, there, places, meter) for file, manifest in targets)
+    if only is None:
+        seen = {capture.role for capture in captures} | {target.role for target in asked}
+        problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
+        ranked = (rank for capture in captures for rank in capture.ranks)
+        reports: tuple[RankReport | TargetReport, ...] = (*ranked, *asked)
+        known = {artifact.path for report in reports for artifact in report.artifacts}
+        problems += [
+            f"{stray.relative_to(path)} is in no manifest."
+            for stray in _strays(files, known)
+            if not str(stray).startswith(_begun(reports))
+        ]
+    return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems))
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what the ``run.json`` of a run says.
+
+    Raises:
+        ProfdeckError: the path is not a run directory.
+    """
+    try:
+        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        runs = sorted(child.parent.name for child in path.glob(f"*/{RUN_FILE}"))
+        if runs:
+            raise ProfdeckError(
+                f"{path} holds {len(runs)} run(s): {', '.join(runs[-5:])}. Name one, such as {path / runs[-1]}."
+            ) from None
+        what = "has no" if path.is_dir() else "does not exist, so it has no"
+        raise ProfdeckError(f"{path} {what} {RUN_FILE}: it is not the directory of a run.") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
+
+
+def _capture(group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], meter: Meter) -> CaptureReport:
+    manifest = group[0][1]
+    # An engine knows no global steps. Without a window it has recorded to the end of those that its target was asked
+    # for; a window may end at any of them.
+    asked = [ends.get((file.parent, one.request), one.last_step) for file, one in group if one.iterations is None]
+    ranks = [_rank(file, manifest, meter) for file, manifest in group]
+    there = {rank.rank for rank in ranks}
+    expected = {rank for _, manifest in group for rank in manifest.expected_ranks}
+    ranks += [_absent(rank) for rank in expected - there]
+    return CaptureReport(
+        id=manifest.capture,
+        role=manifest.role,
+        replica=manifest.replica,
+        backend=manifest.backend,
+        stage=manifest.stage,
+        first_step=manifest.first_step,
+        last_step=max([*(one.last_step for _, one in group), *asked]),
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+    )
+
+
+_Place = tuple[Path, str | None]
+"""A directory, and the id of the capture that was asked for there."""
+
+
+def _target(
+    file: Path, manifest: Manifest, ranks: Mapping[_Place, set[int]], places: set[_Place], meter: Meter
+) -> TargetReport:
+    artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
+    status, problems = _judge(manifest, artifacts)
+    there = ranks.get((file.parent, manifest.capture), set())
+    absent = [f"Rank {rank}" for rank in manifest.expected_ranks if rank not in there]
+    absent += [
+        f"Replica {record.replica}"
+        for record in manifest.targets
+        if record.took_part and (replica_directory(file.parent, record.replica), record.capture) not in places
+    ]
+    if absent:
+        status = worst([status, Status.MISSING])
+    return TargetReport(
+        id=manifest.capture,
+        role=manifest.role,
+        replica=manifest.replica,
+        target=manifest.target or "",
+        policy=manifest.policy,
+        needed=manifest.needed,
+        start_skew_ms=manifest.start_skew_ms,
+        targets=manifest.targets,
+        first_step=manifest.first_step,
+        status=status,
+        problems=(*problems, *(f"{who} should have recorded and left nothing." for who in absent)),
+        notes=manifest.notes,
+        artifacts=artifacts,
+        manifest=file,
+    )
+
+
+def _absent(rank: int) -> RankReport:
+    return RankReport(
+        rank=rank,
+        parallel={},
+        host=None,
+        status=Status.MISSING,
+        problems=("It should have recorded and left nothing: its process ended before, or never took part.",),
+        notes=(),
+        artifacts=(),
+        manifest=None,
+    )
+
+
+def _rank(file: Path, manifest: Manifest, meter: Meter) -> RankReport:
+    artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
+    status, problems = _judge(manifest, artifacts)
+    return RankReport(
+        rank=manifest.rank,
+        parallel=manifest.parallel,
+        host=manifest.host,
+        status=status,
+        problems=problems,
+        notes=(
+            *manifest.notes,
+            *(f"{artifact.path.name}: {note}" for artifact in artifacts for note in artifact.notes),
+        ),
+        artifacts=artifacts,
+        manifest=file,
+    )
+
+
+def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[Status, tuple[str, ...]]:
+    if manifest.status is Status.RECORDING:
+        if manifest.under_way:
+            does = f"waits for its turn: for {manifest.waits_for}" if manifest.waits_for else "is still recording"
+            return Status.RECORDING, (f"Process {manifest.pid} {does}.",)
+        return Status.MISSING, (f"Process {manifest.pid} on {manifest.host} ended without ending the capture.",)
+    found = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]
+    problems = tuple(dict.fromkeys([*manifest.problems, *found]))
+    # A target's own files are extras: its traces are its ranks'.
+    if manifest.target is None and artifacts and not any(artifact.size_bytes for artifact in artifacts):
+        return (Status.MISSING if manifest.status is Status.COMPLETE else Status.FAILED), problems
+    if manifest.status is Status.COMPLETE and found:
+        return Status.PARTIAL, problems
+    return manifest.status, problems
+
+
+def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> ArtifactReport:
+    path = directory / record.name
+    size_bytes = _size(path)
+    report = ArtifactReport(
+        path=path,
+        kind=record.kind,
+        size_bytes=size_bytes,
+        events=record.events,
+        whole=record.whole,
+        problem=record.problem,
+        iterations=record.iterations,
+    )
+    if not path.exists():
+        report = attrs.evolve(report, whole=False, problem=record.problem or "the file is gone")
+    elif record.kind in {"trace", KIND}:
+        try:
+            report = _checked(report, meter)
+        except (OSError, ProfdeckError) as error:
+            report = attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
+    # What torch_npu left grows when it is analysed.
+    if report.whole and size_bytes != record.size_bytes and record.kind != KIND:
+        problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
+        report = attrs.evolve(report, whole=False, problem=problem)
+    meter.passed(size_bytes)
+    return report
+
+
+def _checked(report: ArtifactReport, meter: Meter) -> ArtifactReport:
+    if report.kind == KIND:
+        from profdeck.traces.ascend.check import check_directory  # takes more imports than all of the rest
+
+        found = check_directory(report.path, meter.within)
+        return attrs.evolve(
+            report,
+            events=found.events,
+            # The recorder may have seen what cannot be told any more.
+            whole=report.whole and found.whole,
+            problem=" ".join(filter(None, [report.problem, found.problem])) or None,
+            notes=found.notes,
+        )
+    check = check_trace(report.path, on_progress=meter.within)
+    return attrs.evolve(report, events=check.events, whole=check.whole, problem=check.problem)
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file, or of all files in a directory; 0 if there is nothing."""
+    if path.is_dir():
+        return size_of_tree(path)
+    return path.stat().st_size if path.exists() else 0
+
+
+def _begun(reports: Iterable[RankReport | TargetReport]) -> tuple[str, ...]:
+    """Return how the paths of what is still being recorded begin: its manifest tells of it at the end."""
+    recording = [report.manifest for report in reports if report.status is Status.RECORDING and report.manifest]
+    return tuple(f"{file.with_suffix('')}{after}" for file in recording for after in "_.")
+
+
+def _strays(files: Iterable[Path], known: set[Path]) -> Iterator[Path]:
+    for file in files:
+        ours = file.name.startswith(("rank_", "target.")) and not is_manifest(file)
+        if ours and file not in known and not any(parent in known for parent in file.parents):
+            yield file

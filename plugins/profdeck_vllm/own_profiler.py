@@ -1,0 +1,131 @@
+"""Captures by vLLM's own profiler, for engines whose workers have not loaded profdeck.
+
+It is fixed when the engine is launched, and writes where it was told then. What a capture asks for beyond that is
+refused, with what to do. The files are found by what is new in the directory, checked, and brought into the run.
+
+Windows, as the code of 0.12 to 0.32 counts them (``WorkerProfiler.step`` in vllm/profiler/wrapper.py, run at the head
+of an iteration): ``delay_iterations`` D > 0 passes over D - 1 iterations, ``max_iterations`` N records N; the recording
+ends when iteration N + 1 begins, or at the stop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from profdeck import Activity
+from profdeck.base.errors import CaptureError, TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.base.structuring import unstructure
+from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin
+from profdeck_vllm.engines import REMEDY, VllmEngine
+from profdeck_vllm.options import VllmOptions
+
+# Names of ``tensorboard_trace_handler`` with the worker names of the releases: [PREFIX_]dp0_pp0_tp1_dcp0_ep0_rank1,
+# rank1, INSTANCE-rank-1; then the time in nanoseconds.
+_FILE = re.compile(r"(?:.*_)?(?P<place>(?:[a-z]+\d+_)*)rank(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+_OLD_FILE = re.compile(r".*-rank-(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+
+# Our options, and those of vLLM's ProfilerConfig that must have been on at launch.
+_AT_LAUNCH = {
+    "record_shapes": "torch_profiler_record_shapes",
+    "with_stack": "torch_profiler_with_stack",
+    "profile_memory": "torch_profiler_with_memory",
+    "with_flops": "torch_profiler_with_flops",
+    "detailed_trace_annotation": "detailed_trace_annotation",
+}
+_NEVER = ("with_modules", "profile_by_stage", "device_options")
+
+# ``TorchNPUProfilerWrapper`` in vllm_ascend/profiler/torch_npu_profiler.py.
+_ON_NPU = (
+    "On an NPU vLLM's own profiler leaves directories of torch_npu and no traces that can be brought into the run."
+)
+
+
+class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
+    """One capture by vLLM's own profiler."""
+
+    backend: ClassVar[str] = "vllm"
+    title: ClassVar[str] = "vLLM"
+    glob: ClassVar[str] = "*.pt.trace.json*"
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            CaptureError: it cannot do what is asked for, or does not start.
+        """
+        if await self._engine.device_type() == Activity.NPU:
+            raise CaptureError(f"{_ON_NPU} {REMEDY}")
+        launched = await self._engine.launched_with()
+        if launched is not None and not launched:
+            raise TargetError(
+                f"{self._engine.name} was launched without a profiler, and its workers have not loaded profdeck. "
+                f"{REMEDY} Or launch it with --profiler-config.profiler=torch "
+                "--profiler-config.torch_profiler_dir=DIRECTORY (profiler_config={...} of an engine object).",
+                Outcome.NOT_ENABLED,
+            )
+        if refused := list(self._refusals(launched)):
+            raise CaptureError(f"vLLM's own profiler cannot be told for one capture: {'; '.join(refused)}. {REMEDY}")
+        directory = launched["torch_profiler_dir"] if launched else self._options.native_directory
+        if not directory:
+            raise CaptureError(
+                f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell "
+                f"which that is: give options.native_directory. {REMEDY}"
+            )
+        self.watch(Path(directory))
+        self._world = await self._engine.world()
+        await self._engine.start_profile(profile_prefix=f"{self._request.role}-{self._request.id}", **self._arguments())
+        self._capture.notes.append("Recorded by vLLM's own profiler, with the options of its launch.")
+
+    async def end(self) -> None:
+        """Stop the profiler, also when the window has ended by itself: only this lets vLLM start another profile."""
+        stages = {} if self._options.stages is None else {"stages": list(self._options.stages)}
+        await self._engine.stop_profile(**stages)
+
+    def place(self, path: Path) -> TraceOrigin | None:
+        """Read the name of a trace; the frontend's has no rank."""
+        if found := _FILE.fullmatch(path.name):
+            pairs = re.findall(r"(dp|pp|tp|dcp|ep)(\d+)_", found["place"])
+            return TraceOrigin(int(found["rank"]), {name: int(index) for name, index in pairs})
+        if found := _OLD_FILE.fullmatch(path.name):
+            return TraceOrigin(int(found["rank"]))
+        return None
+
+    @property
+    def remedy(self) -> str:
+        """Where the engine tells what it failed to write."""
+        if self._directory is not None and any(self._directory.glob("*_ascend_pt")):
+            return f"{_ON_NPU} They are in {self._directory}. {REMEDY}"
+        return "What vLLM failed to write is only in its log, after 'Failed to stop profiler'."
+
+    def _arguments(self) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        if (iterations := self._request.iterations) is not None:
+            arguments["delay_iterations"] = iterations.skip + 1 if iterations.skip else 0
+            arguments["max_iterations"] = iterations.count
+        if self._options.stages is not None:
+            arguments["stages"] = list(self._options.stages)
+        return arguments
+
+    def _refusals(self, launched: Mapping[str, Any] | None) -> Iterator[str]:
+        """Say what is asked for and was not given at launch; of a server that is unknown, so nothing passes."""
+        asked = unstructure(self._options)
+        for option in _NEVER:
+            if asked[option]:
+                yield option
+        if self._request.stages and not self._options.profile_by_stage:
+            yield "stages"
+        for option, native in _AT_LAUNCH.items():
+            if asked[option] and not (launched and launched.get(native)):
+                yield option + (f" (launch with --profiler-config.{native}=true)" if launched else "")
+        if asked["activities"] is not None:
+            native_activities = {str(name).lower() for name in (launched or {}).get("torch_profiler_activities") or ()}
+            if native_activities != set(asked["activities"]):
+                yield "activities (launch with --profiler-config.torch_profiler_activities)"
+        if not self._options.ignore_frontend and (launched is None or launched.get("ignore_frontend")):
+            yield "ignore_frontend: false (launch with --profiler-config.ignore_frontend=false)"
+        if launched and launched.get("profiler") != "torch":
+            yield f"traces (it was launched with the profiler {launched.get('profiler')}, whose files are no traces)"
