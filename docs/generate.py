@@ -38,7 +38,7 @@ from profdeck.records import status
 from profdeck.traces import merge, sources
 from profdeck.traces.analysis import alignment, class_rules, classes, diff, host_states, run_summary, summary
 from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.reading import trace
+from profdeck.traces.reading import reader, trace
 from profdeck.traces.writing import selection, slim, trim
 
 DOCS = Path(__file__).parent
@@ -91,7 +91,7 @@ _TRACE_FUNCTIONS = (
     sources.find_sources,
     summary.summarise_trace,
     run_summary.summarise_run,
-    trace.read_trace,
+    reader.read_trace,
     diff.diff_runs,
     diff.load_summary,
     class_rules.load_rules,

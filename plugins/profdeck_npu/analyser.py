@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from profdeck.base.errors import ProfdeckError
-from profdeck.traces.ascend.analysis_state import OUTPUT
 from profdeck_npu import cann
 from profdeck_npu.process_group import attach
+from profdeck_npu.traces.analysis_state import OUTPUT
 
 # What msprof made of the raw data on its way. torch_npu removes it at the end of every analysis; where an analysis was
 # killed, msprof would take it for all that there is ("residual files", says "Parsing Profile Data" in CANN's guide).

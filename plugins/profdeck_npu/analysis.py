@@ -31,11 +31,11 @@ import msgspec
 from profdeck import Capture
 from profdeck.base.errors import CaptureError, ProfdeckError, TraceError, describe
 from profdeck.base.processes import process_started
-from profdeck.traces.ascend.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
-from profdeck.traces.ascend.directory import AscendDirectory
-from profdeck.traces.ascend.info import NPU, Info, read_info
 from profdeck_npu.options import Export, NpuOptions
 from profdeck_npu.process_group import Cancellation, Ended, run_group
+from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
+from profdeck_npu.traces.directory import AscendDirectory
+from profdeck_npu.traces.info import NPU, Info, read_info
 
 TIMEOUT_S = 1800.0
 
@@ -285,7 +285,7 @@ def _problems(directory: Path, state: AnalysisState, ended: Ended) -> list[str]:
 
 def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
     """Say what is missing or damaged of the files that an analysis has to leave; None if all are whole."""
-    from profdeck.traces.ascend.check import check_output  # not for the job, which only asks for analyses
+    from profdeck_npu.traces.check import check_output  # not for the job, which only asks for analyses
 
     try:
         return check_output(directory, patterns)

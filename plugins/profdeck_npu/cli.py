@@ -22,11 +22,11 @@ from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.cli import _output
 from profdeck.cli._exit import ExitCode
 from profdeck.records.manifest import is_manifest, read_manifest
-from profdeck.traces.ascend.analysis_state import read_state
-from profdeck.traces.ascend.directory import is_ascend_directory
 from profdeck_npu import analysis, cann
+from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.options import Export
 from profdeck_npu.process_group import Cancellation, terminable
+from profdeck_npu.traces.analysis_state import read_state
 
 command = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -106,7 +106,7 @@ def _directories(paths: Sequence[Path]) -> Iterator[Path]:
         TraceError: There is none below a path.
     """
     for path in paths:
-        if is_ascend_directory(path):
+        if AscendDirectoryKind().matches(path):
             yield path
             continue
         if not path.is_dir():
@@ -114,7 +114,7 @@ def _directories(paths: Sequence[Path]) -> Iterator[Path]:
             raise TraceError(f"{path} {what}. Name a run, a capture, or a directory that ends in _ascend_pt.")
         found = []
         for parent, names, _ in os.walk(path):
-            mine = sorted(name for name in names if is_ascend_directory(Path(parent, name)))
+            mine = sorted(name for name in names if AscendDirectoryKind().matches(Path(parent, name)))
             found += [Path(parent, name) for name in mine]
             names[:] = sorted({*names}.difference(mine))
         if not found:

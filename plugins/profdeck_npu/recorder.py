@@ -33,8 +33,8 @@ from profdeck.base.errors import CaptureError, describe
 from profdeck.base.files import size_of_tree
 from profdeck.config.schedule import WindowPhase
 from profdeck.records.artifact import Output
-from profdeck.traces.ascend.directory import KIND
 from profdeck_npu import experimental
+from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.options import Level, NpuOptions
 
 _one = OneAtATime("torch_npu")
@@ -102,7 +102,7 @@ class NpuRecorder:
         self.directories.append(path)
         return Artifact(
             path=path,
-            kind=KIND,
+            kind=AscendDirectoryKind.name,
             size_bytes=size_of_tree(path),
             whole=problem is None,
             problem=problem,
@@ -210,7 +210,11 @@ class _Cycle:
         """Return the directory that torch_npu has made for this recording, if it is where it should be."""
         made = Path(self._profile.prof_if.prof_path)  # "." before it is made
         wanted = self._capture.directory.resolve()
-        return made if made.parent == wanted and made.name.endswith(f"_{KIND}") and made.is_dir() else None
+        return (
+            made
+            if made.parent == wanted and made.name.endswith(f"_{AscendDirectoryKind.name}") and made.is_dir()
+            else None
+        )
 
     def _moved(self) -> None:
         if self.first is None and self._profile.current_action is ProfilerAction.RECORD:

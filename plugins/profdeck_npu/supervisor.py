@@ -18,9 +18,9 @@ import msgspec
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
-from profdeck.traces.ascend.analysis_state import read_state
 from profdeck_npu.analysis import AnalysisUnderWayError, Order, analyse, default_processes, fail
 from profdeck_npu.process_group import terminable
+from profdeck_npu.traces.analysis_state import read_state
 
 # There is no event that reaches from one process to another by a shared file system.
 _POLL_S = 0.5

@@ -30,11 +30,11 @@ from profdeck.cli import app
 from profdeck.cli._exit import ExitCode
 from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck.records.status import Status
-from profdeck.traces.ascend.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
-from profdeck.traces.ascend.check import check_directory, check_output
 from profdeck_npu import analysis, process_group
 from profdeck_npu.analysis import AnalysisUnderWayError, analyse, expected, is_analysed, request
 from profdeck_npu.options import NpuOptions
+from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
+from profdeck_npu.traces.check import check_directory, check_output
 
 STUB = Path(__file__).parents[1] / "packages" / "torch_npu_stub"
 PATIENCE_S = 120.0

@@ -291,7 +291,7 @@ def test_captures_of_another_take_do_not_count(build: Build, run: Path) -> None:
 
 
 def test_an_analysis_that_is_still_to_come_is_waited_for(build: Build, run: Path) -> None:
-    from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
+    from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 
     with build().capture(2):
         pass

@@ -18,9 +18,9 @@ from profdeck.base.identity import Identity
 from profdeck.base.processes import process_started
 from profdeck.records.manifest import read_manifest
 from profdeck.records.run_directory import run_name
-from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
 from profdeck.verification.reading import read_run
 from profdeck.verification.reports import RankReport, RunReport
+from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import ManifestWriter
 from profdeck.records.run_directory import RunDirectory
-from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
+from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 
 PLACE = "run/step_000001/rollout"
 RAW = "rank_0000.step1_4711_20260101_ascend_pt"

@@ -19,8 +19,7 @@ from profdeck.base.errors import ProfdeckError
 from profdeck.base.processes import is_running
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.status import Status
-from profdeck.traces.ascend.analysis_state import read_state
-from profdeck.traces.ascend.directory import KIND, files_below
+from profdeck.traces.kinds import files_below, kind_named
 
 _MOST_NAMED = 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.05, 1.0
@@ -93,14 +92,15 @@ class Participants:
     def _analyses(self) -> Iterator[Unfinished]:
         """Tell of what is still made of raw data."""
         for file, manifest in self._over.items():
-            paths = [file.parent / record.name for record in manifest.artifacts if record.kind == KIND]
-            for path in paths if self.counts(manifest) else ():
+            for record in manifest.artifacts if self.counts(manifest) else ():
+                kind = kind_named(record.kind)
                 with suppress(ProfdeckError):  # as above
-                    state = read_state(path)
-                    if state is not None and state.state in {"pending", "running"}:
-                        who = f"the analysis of {path.name} (process {state.pid} on {state.host})"
-                        alive = state.under_way if state.host == socket.gethostname() else None
-                        yield Unfinished(lost=(who,)) if alive is False else Unfinished((who,), at_work=bool(alive))
+                    if kind is not None and (work := kind.pending(file.parent / record.name)) is not None:
+                        yield (
+                            Unfinished(lost=(work.what,))
+                            if work.alive is False
+                            else Unfinished((work.what,), at_work=bool(work.alive))
+                        )
 
     def _absent(self, manifests: Sequence[Manifest]) -> Iterator[str]:
         """Name those who take part and have not begun."""

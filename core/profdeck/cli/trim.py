@@ -57,9 +57,9 @@ def command(  # noqa: PLR0913  # the options of a command line
 
 
 def _check_source(file: Path) -> None:
-    from profdeck.traces.ascend.directory import is_ascend_directory
+    from profdeck.traces.kinds import kind_of
 
-    if not file.is_dir() or is_ascend_directory(file):
+    if not file.is_dir() or kind_of(file) is not None:
         return
     from profdeck.traces.sources import find_sources
 
@@ -75,7 +75,7 @@ def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
 
 
 def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> None:
-    from profdeck.traces.ascend.directory import chrome_trace
+    from profdeck.traces.kinds import chrome_trace
 
     source_bytes = chrome_trace(file).stat().st_size
     if json:

@@ -121,3 +121,14 @@ class RemoteFiles(Protocol):
         Raises:
             OSError: it cannot be written.
         """
+
+
+class Connects(Protocol):
+    """What connects to an engine object: the backend of an engine."""
+
+    def connect(self, target: object) -> Engine:
+        """Return the engine that an object stands for.
+
+        Raises:
+            ConfigError: this is no such object.
+        """

@@ -12,19 +12,18 @@ import attrs
 
 from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.records.capture import Unit
-from profdeck.traces.ascend.directory import KIND, AscendDirectory, files_below, is_ascend_directory, size_to_read
+from profdeck.traces.kinds import TRACE, files_below, kind_named, kind_of, kinds, size_to_read
 
 if TYPE_CHECKING:
     from profdeck.records.manifest import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
-_KERNEL_DETAILS = "kernel_details*.csv"
 _TRACES = (".trace.json", ".trace.json.gz")
 
 
 @attrs.frozen
 class TraceSource:
-    """One trace of one rank: a file, or a directory of torch_npu."""
+    """One trace of one rank: a file, or a directory that a plugin reads."""
 
     path: Path
     manifest: Manifest | None = None
@@ -39,18 +38,17 @@ class TraceSource:
 
     @property
     def is_json(self) -> bool:
-        """Whether it is, or has, a Chrome trace, and not only Ascend's table of kernels."""
-        if not is_ascend_directory(self.path):
-            return not is_kernel_details(self.path)
-        directory = AscendDirectory(self.path)
-        return directory.trace_view is not None or directory.kernel_details is None
+        """Whether it is, or has, a Chrome trace."""
+        kind = kind_of(self.path)
+        return kind is None or kind.has_chrome_trace(self.path)
 
     @property
     def rank(self) -> int | None:
-        """The rank, by the manifest, or else by what torch_npu left; ``None`` if neither tells it."""
+        """The rank, by the manifest, or else by what the recorder left; ``None`` if neither tells it."""
         if self.manifest is not None:
             return self.manifest.rank if self.manifest.target is None else None
-        return AscendDirectory(self.path).rank if is_ascend_directory(self.path) else None
+        kind = kind_of(self.path)
+        return None if kind is None else kind.rank(self.path)
 
     @property
     def unit(self) -> Unit | None:
@@ -81,18 +79,12 @@ class TraceSource:
         return offsets[len(offsets) // 2] if offsets else None
 
 
-def is_kernel_details(path: Path) -> bool:
-    """Tell Ascend's table of kernels by its name."""
-    return path.match(_KERNEL_DETAILS)
-
-
 def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
     """Find the traces below some paths, each once, in the order of the paths and then of the names.
 
-    A file is a trace whatever its name is, and so is a directory ``*_ascend_pt`` of torch_npu. Below other directories
-    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests tell of, directories of
-    torch_npu, each as one, and ``kernel_details.csv`` outside of them. Files in which a target merged its ranks are
-    left out there: the ranks have them.
+    A file is a trace whatever its name is, and so is a directory of a kind that a plugin reads. Below other directories
+    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests tell of, and those of
+    other kinds. Files in which a target merged its ranks are left out there: the ranks have them.
 
     Raises:
         TraceError: There is no trace below a directory.
@@ -100,7 +92,7 @@ def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
     found: dict[Path, TraceSource] = {}
     for given in paths:
         # The name of "." is that of the working directory, beside which the manifest lies.
-        path = Path(os.path.abspath(given)) if is_ascend_directory(given) and given.name in {"", ".."} else given  # noqa: PTH100
+        path = Path(os.path.abspath(given)) if given.name in {"", ".."} and kind_of(given) is not None else given  # noqa: PTH100
         told = {source.path: source for source in _told(path)}
         if _is_one(path):
             found.setdefault(path, told.get(path, TraceSource(path)))
@@ -110,7 +102,7 @@ def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
         sources = [source for source in sources if source.manifest is None or source.manifest.target is None]
         if not sources:
             raise TraceError(
-                f"{path}: there is no trace below this directory; their names end in .trace.json[.gz] or _ascend_pt."
+                f"{path}: there is no trace below this directory; their names end in {' or '.join(_endings())}."
             )
         for source in sources:
             found.setdefault(source.path, source)
@@ -119,11 +111,15 @@ def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
 
 def _is_one(path: Path) -> bool:
     """Tell whether a path means one trace, rather than those below it."""
-    return not os.path.isdir(path) or is_ascend_directory(path)  # noqa: PTH112 - never raises
+    return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises
 
 
 def _is_trace(path: Path) -> bool:
-    return path.name.endswith(_TRACES) or is_kernel_details(path) or is_ascend_directory(path)
+    return path.name.endswith(_TRACES) or kind_of(path) is not None
+
+
+def _endings() -> list[str]:
+    return [".trace.json[.gz]", *(kind.suffix for kind in kinds() if kind.suffix)]
 
 
 def _told(path: Path) -> Iterator[TraceSource]:
@@ -138,5 +134,6 @@ def _told(path: Path) -> Iterator[TraceSource]:
             continue
         for artifact in manifest.artifacts:
             trace = file.parent / artifact.name
-            if (artifact.kind == "trace" and trace.is_file()) or (artifact.kind == KIND and is_ascend_directory(trace)):
+            kind = kind_named(artifact.kind)
+            if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
                 yield TraceSource(trace, manifest, artifact)

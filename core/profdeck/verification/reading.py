@@ -16,7 +16,7 @@ from profdeck.base.progress import Meter, Progress
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, replica_directory
 from profdeck.records.status import Status
-from profdeck.traces.ascend.directory import KIND, files_below
+from profdeck.traces.kinds import TRACE, ArtifactKind, files_below, kind_named
 from profdeck.traces.reading.integrity import check_trace
 from profdeck.verification.reports import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
 
@@ -208,7 +208,7 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
 
 def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> ArtifactReport:
     path = directory / record.name
-    size_bytes = _size(path)
+    kind, size_bytes = kind_named(record.kind), _size(path)
     report = ArtifactReport(
         path=path,
         kind=record.kind,
@@ -220,24 +220,21 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> Artifact
     )
     if not path.exists():
         report = attrs.evolve(report, whole=False, problem=record.problem or "the file is gone")
-    elif record.kind in {"trace", KIND}:
+    elif record.kind == TRACE or kind is not None:
         try:
-            report = _checked(report, meter)
+            report = _checked(report, kind, meter)
         except (OSError, ProfdeckError) as error:
             report = attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
-    # What torch_npu left grows when it is analysed.
-    if report.whole and size_bytes != record.size_bytes and record.kind != KIND:
+    if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):
         problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
     meter.passed(size_bytes)
     return report
 
 
-def _checked(report: ArtifactReport, meter: Meter) -> ArtifactReport:
-    if report.kind == KIND:
-        from profdeck.traces.ascend.check import check_directory  # takes more imports than all of the rest
-
-        found = check_directory(report.path, meter.within)
+def _checked(report: ArtifactReport, kind: ArtifactKind | None, meter: Meter) -> ArtifactReport:
+    if kind is not None:
+        found = kind.check(report.path, meter.within)
         return attrs.evolve(
             report,
             events=found.events,

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from profdeck.base.processes import is_running, process_started
-from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
-from profdeck.traces.ascend.check import check_directory
 from profdeck_npu import process_group
 from profdeck_npu.analysis import analyse, is_analysed
+from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
+from profdeck_npu.traces.check import check_directory
 
 PATIENCE_S = 240.0
 CAPTURES = """

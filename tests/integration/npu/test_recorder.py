@@ -32,8 +32,8 @@ from npu_captures import (
 
 from profdeck import Status
 from profdeck.base import leases
-from profdeck.traces.ascend.analysis_state import read_state
 from profdeck.verification.reading import read_run
+from profdeck_npu.traces.analysis_state import read_state
 
 ENGINE = """
 from profdeck.engine.worker.recorder import EngineRecorder

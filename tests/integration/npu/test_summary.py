@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.ascend.communication import read_communication
-from profdeck.traces.ascend.step_times import read_step_times
+from profdeck_npu.traces.communication import read_communication
+from profdeck_npu.traces.step_times import read_step_times
 
 CAPTURE = """
 import torch, torch_npu

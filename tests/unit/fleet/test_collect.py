@@ -31,8 +31,8 @@ from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
-from profdeck.traces.ascend.analysis_state import AnalysisState, write_state
 from profdeck.verification.reading import read_run
+from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]

@@ -11,7 +11,7 @@ import pytest
 
 from profdeck.base.errors import TraceError
 from profdeck.base.processes import process_started
-from profdeck.traces.ascend.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
+from profdeck_npu.traces.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
 
 STATE = AnalysisState(
     state="running",

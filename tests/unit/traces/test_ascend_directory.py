@@ -18,16 +18,12 @@ from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.base.processes import process_started
-from profdeck.traces.ascend.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
-from profdeck.traces.ascend.check import DirectoryCheck, check_directory, check_output
-from profdeck.traces.ascend.directory import (
-    AscendDirectory,
-    chrome_trace,
-    files_below,
-    is_ascend_directory,
-    size_to_read,
-)
-from profdeck.traces.reading.trace import read_trace
+from profdeck.traces.kinds import ArtifactCheck, chrome_trace, files_below, kind_of, size_to_read
+from profdeck.traces.reading.reader import read_trace
+from profdeck_npu.artifact_kinds import AscendDirectoryKind
+from profdeck_npu.traces.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
+from profdeck_npu.traces.check import check_directory, check_output
+from profdeck_npu.traces.directory import AscendDirectory
 
 TEXT_FILES = ("trace_view.json", "kernel_details.csv", "step_trace_time.csv", "communication.json")
 NOBODY = 2**22 - 1  # no process has this id
@@ -55,16 +51,16 @@ def state(state: Any, **changes: Any) -> AnalysisState:
 
 
 def test_such_a_directory_is_told_by_its_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_ascend_directory(directory)
-    assert not is_ascend_directory(directory.parent)
-    assert not is_ascend_directory(directory.parent / "none_ascend_pt")
+    assert isinstance(kind_of(directory), AscendDirectoryKind)
+    assert kind_of(directory.parent) is None
+    assert kind_of(directory.parent / "none_ascend_pt") is None
     file = directory.parent / "file_ascend_pt"
     file.touch()
-    assert not is_ascend_directory(file)
+    assert kind_of(file) is None
     monkeypatch.chdir(directory)
-    assert is_ascend_directory(Path())
+    assert isinstance(kind_of(Path()), AscendDirectoryKind)
     monkeypatch.chdir(OUTPUT)
-    assert is_ascend_directory(Path(".."))
+    assert isinstance(kind_of(Path("..")), AscendDirectoryKind)
 
 
 def test_files_are_where_torch_npu_puts_them(directory: Path) -> None:
@@ -124,7 +120,7 @@ def test_a_trace_to_read_is_one_of_the_directory(directory: Path) -> None:
 def test_a_whole_directory_is_whole(directory: Path) -> None:
     sizes = [file.stat().st_size for file in directory.rglob("*") if file.is_file()]
 
-    assert check_directory(directory) == DirectoryCheck(
+    assert check_directory(directory) == ArtifactCheck(
         size_bytes=sum(sizes), events=35, whole=True, problem=None, notes=()
     )
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.ascend.kernel_details import KernelDetails, read_kernel_details
 from profdeck.traces.reading.column_builder import ColumnBuilder
 from profdeck.traces.reading.columns import Columns, Tables, concatenated
-from profdeck.traces.reading.trace import read_trace
+from profdeck.traces.reading.reader import read_trace
+from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
 
 OLD = (
     "Step Id,Model ID,Task ID,Stream ID,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Dim"

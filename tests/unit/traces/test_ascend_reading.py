@@ -18,7 +18,8 @@ from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.merge import MergeSource, merge_traces
 from profdeck.traces.reading import time_slices
-from profdeck.traces.reading.trace import Trace, read_trace
+from profdeck.traces.reading.reader import read_trace
+from profdeck.traces.reading.trace import Trace
 from profdeck.traces.sources import TraceSource
 from profdeck.traces.writing.selection import Selection, iteration_window, read_extent, step_window, time_window
 from profdeck.traces.writing.slim import SlimSource, write_slim

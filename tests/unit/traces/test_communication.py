@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
-from profdeck.traces.ascend import communication
-from profdeck.traces.ascend.communication import OTHER_OPERATIONS, Communication, read_communication
+from profdeck_npu.traces import communication
+from profdeck_npu.traces.communication import OTHER_OPERATIONS, Communication, read_communication
 
 GROUP, OTHER = "13681369207305868445", "5862276093215481612"
 

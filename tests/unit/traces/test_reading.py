@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from profdeck.base.errors import TraceError
 from profdeck.traces.reading import column_builder, stream
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
-from profdeck.traces.reading.trace import read_trace
+from profdeck.traces.reading.reader import read_trace
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.model import DeviceStepSummary
-from profdeck.traces.ascend import step_times
-from profdeck.traces.ascend.step_times import AscendStepTimes, read_step_times
+from profdeck_npu.traces import step_times
+from profdeck_npu.traces.step_times import AscendStepTimes, read_step_times
 
 TIMES = [field.name for field in attrs.fields(DeviceStepSummary) if field.name.endswith("_us")]
 NOTHING = dict.fromkeys(TIMES)

@@ -28,7 +28,7 @@ from profdeck.base.files import new_file, replace, size_of, write_new
 from profdeck.engine.engine import FileHost, RemoteFiles
 from profdeck.records.manifest import SCHEMA, ArtifactRecord, Manifest, read_manifest
 from profdeck.records.status import Status
-from profdeck.traces.ascend.directory import KIND
+from profdeck.traces.kinds import kind_named
 from profdeck.traces.reading.integrity import check_trace
 
 _AT_ONCE = 8
@@ -143,7 +143,7 @@ class Downloader:
             return f"its name is taken here by another file, {path}"
         try:
             async with in_time(self.until, self.late):
-                if record.kind == KIND:
+                if _is_directory(record):
                     return await self._directory(place, path)
                 return await self._file(place, path, record)
         except (ProfdeckError, OSError) as error:
@@ -279,7 +279,12 @@ async def _new_file(path: Path) -> AsyncIterator[BinaryIO]:
 
 def _is_here(path: Path, record: ArtifactRecord) -> bool:
     """Tell whether an artifact is there that a copied manifest names; directories appear whole."""
-    return path.is_dir() if record.kind == KIND else path.is_file() and size_of(path) == record.size_bytes
+    return path.is_dir() if _is_directory(record) else path.is_file() and size_of(path) == record.size_bytes
+
+
+def _is_directory(record: ArtifactRecord) -> bool:
+    kind = kind_named(record.kind)
+    return kind is not None and bool(kind.suffix)
 
 
 def _check_room(path: Path, size_bytes: int) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.records.manifest import Manifest, is_manifest
-from profdeck.traces.ascend.analysis_state import read_state
+from profdeck.traces.kinds import kind_of
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PASS = _READ | os.O_DIRECTORY
@@ -115,8 +115,10 @@ def _given(directory: int, name: str, path: Path, *, inside: bool) -> ServedFile
         if not artifact:
             return dict(_manifests(descriptor))
         with suppress(TraceError):  # whoever reads the directory says so
-            if (state := read_state(path)) is not None and state.under_way:
-                text = f"{path} is being analysed by process {state.pid} on {socket.gethostname()}: ask again later."
+            of_plugin = kind_of(path)
+            work = None if of_plugin is None else of_plugin.pending(path)
+            if work is not None and work.alive:
+                text = f"{path} is being analysed by process {work.pid} on {socket.gethostname()}: ask again later."
                 raise NotServedError(text, HTTPStatus.CONFLICT)
         return dict(_files(descriptor))
     finally:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -25,8 +25,7 @@ from profdeck.base.errors import ConfigError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.base.version import __version__
-from profdeck.engine.control.control_backend import ControlBackend
-from profdeck.engine.engine import Engine
+from profdeck.engine.engine import Connects, Engine
 
 _PLAIN = str | bytes | int | float | bool | None
 
@@ -118,15 +117,15 @@ def _engine(instance: object, call: Mapping[str, Any]) -> Engine:
     if known is not None and call["method"] != "has_profdeck":
         return known.engine
     cls = load_backend(call["backend"])
-    assert issubclass(cls, ControlBackend)  # noqa: S101  # others have no RayEngine, which asks
-    backend = cls(structure(call["options"], cls.Options, where="options"))
+    # Engines are asked for by their own backends only.
+    backend = cast("Connects", cls(structure(call["options"], cls.Options, where="options")))
     found = find(instance, backend, call["attribute"])
     if known is None or known.target is not found.target:  # an Engine remembers what it was asked for
         _connected[key] = known = found
     return known.engine
 
 
-def find(instance: object, backend: ControlBackend, path: str | None) -> _Connected:
+def find(instance: object, backend: Connects, path: str | None) -> _Connected:
     """Find what a backend controls in an actor: where the path says, else its only attribute that is such an engine,
     else the actor itself.
 
@@ -165,7 +164,7 @@ def find(instance: object, backend: ControlBackend, path: str | None) -> _Connec
     )
 
 
-def _at(instance: object, backend: ControlBackend, path: str) -> _Connected:
+def _at(instance: object, backend: Connects, path: str) -> _Connected:
     target, passed = instance, type(instance).__qualname__
     for name in path.split("."):
         try:
@@ -189,7 +188,7 @@ def _candidates(instance: object) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _accepted(backend: ControlBackend, target: object) -> Engine | None:
+def _accepted(backend: Connects, target: object) -> Engine | None:
     try:
         return backend.connect(target)
     except ConfigError:

@@ -6,6 +6,7 @@ Shares are fractions of 1. Where something cannot be known from the traces, the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -372,3 +373,14 @@ class RunSummary:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as dicts, tuples and scalars."""
         return attrs.asdict(self)
+
+
+@attrs.frozen(kw_only=True)
+class RecorderTables:
+    """What a recorder's own analysis has worked out beside the timeline."""
+
+    device_steps: tuple[DeviceStepSummary, ...] = ()
+    communication: tuple[CommunicationSummary, ...] = ()
+    groups: Mapping[str, str] = attrs.field(factory=dict)
+    """The numbers of process groups, by their last digits."""
+    problems: tuple[str, ...] = ()

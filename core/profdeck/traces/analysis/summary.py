@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
 from profdeck.traces.analysis.devices import DeviceTimes
 from profdeck.traces.analysis.host_states import HostStates
 from profdeck.traces.analysis.model import (
     CategorySummary,
-    CommunicationSummary,
     CopySummary,
     CoreSummary,
-    DeviceStepSummary,
     DeviceSummary,
     KernelSummary,
     OperatorSummary,
     PerStep,
     RankSummary,
+    RecorderTables,
 )
 from profdeck.traces.analysis.skew import Collectives, is_message
 from profdeck.traces.analysis.steps import StepNames, StepTimes, find_steps
-from profdeck.traces.ascend.communication import read_communication
-from profdeck.traces.ascend.directory import AscendDirectory, is_ascend_directory
-from profdeck.traces.ascend.step_times import read_step_times
+from profdeck.traces.kinds import kind_of
 from profdeck.traces.reading.columns import (
     ANNOTATION,
     DEVICE_CATEGORIES,
@@ -40,8 +36,9 @@ from profdeck.traces.reading.columns import (
     concatenated,
 )
 from profdeck.traces.reading.intervals import Int, self_times
+from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.reading.time_slices import Slice
-from profdeck.traces.reading.trace import Trace, read_trace
+from profdeck.traces.reading.trace import Trace
 from profdeck.traces.sources import TraceSource
 
 _NS_PER_US = 1000
@@ -51,36 +48,6 @@ _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 # What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
-
-
-@attrs.frozen(kw_only=True)
-class _Tables:
-    """What the recorder's own analysis has worked out beside the timeline."""
-
-    device_steps: tuple[DeviceStepSummary, ...] = ()
-    communication: tuple[CommunicationSummary, ...] = ()
-    groups: Mapping[str, str] = attrs.field(factory=dict)
-    """The numbers of process groups, by their last digits."""
-    problems: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, path: Path) -> _Tables:
-        if not is_ascend_directory(path):
-            return cls()
-        directory = AscendDirectory(path)
-        tables, problems = cls(), []
-        try:
-            if file := directory.step_trace_time:
-                steps = read_step_times(file)
-                problems.append(steps.problem)
-                tables = attrs.evolve(tables, device_steps=steps.steps)
-            if file := directory.communication:
-                calls = read_communication(file)
-                problems.append(calls.problem)
-                tables = attrs.evolve(tables, communication=calls.operations, groups=calls.groups)
-        except TraceError as error:
-            problems.append(str(error))
-        return attrs.evolve(tables, problems=tuple(filter(None, problems)))
 
 
 @attrs.frozen
@@ -105,9 +72,9 @@ def summarise_trace(
     the host runtime and Python frames take inside an operator stays its own.
 
     Args:
-        source: A Chrome trace, plain or gzip, a directory ``*_ascend_pt`` of torch_npu, or its ``kernel_details.csv``.
+        source: A Chrome trace, plain or gzip, or what a plugin reads: see `profdeck.traces.kinds`.
         devices_only: Read the lanes of devices and annotations only, three times as fast; see
-            :func:`profdeck.traces.reading.trace.read_trace`.
+            :func:`profdeck.traces.reading.reader.read_trace`.
         classifier: What class a kernel is of; the built-in table, if not given.
         step_names: What steps are called; what the installed plugins say, if not given.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
@@ -139,14 +106,20 @@ def read_summary(
         is_step=lambda name: step_names.parse(name) is not None,
         on_progress=on_progress,
     )
-    return _Summary(source, trace, _Tables.read(source.path), classifier, step_names).finish()
+    return _Summary(source, trace, _tables(source.path), classifier, step_names).finish()
+
+
+def _tables(path: Path) -> RecorderTables:
+    kind = kind_of(path)
+    tables: RecorderTables | None = None if kind is None else kind.tables(path)
+    return tables or RecorderTables()
 
 
 class _Summary:
     """Adds up the slices of one trace."""
 
     def __init__(
-        self, source: TraceSource, trace: Trace, analysed: _Tables, classifier: Classifier, step_names: StepNames
+        self, source: TraceSource, trace: Trace, analysed: RecorderTables, classifier: Classifier, step_names: StepNames
     ) -> None:
         self._source = source
         self._trace = trace
@@ -155,7 +128,7 @@ class _Summary:
         self._on_device = tables.names_of_categories(_DEVICE)
         self._is_copy = tables.names_of_categories(_COPIES)
         operators, annotations = (tables.names_of_categories(frozenset({kind})) for kind in (OPERATOR, ANNOTATION))
-        # Ascend's profiler marks steps by operators, which are no work of the host.
+        # Some recorders mark steps by operators, which are no work of the host.
         of_steps = operators.copy()
         of_steps[operators] = [step_names.parse(tables.names[code]) is not None for code in np.flatnonzero(operators)]
         self._is_operator, self._is_annotation = operators & ~of_steps, annotations | of_steps

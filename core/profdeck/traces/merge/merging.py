@@ -17,7 +17,7 @@ from isal import isal_zlib
 from profdeck.base.errors import TraceError
 from profdeck.base.files import append_file, new_file, write_all
 from profdeck.base.progress import Progress
-from profdeck.traces.ascend.directory import size_to_read
+from profdeck.traces.kinds import size_to_read
 from profdeck.traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, SegmentPlace
 from profdeck.traces.merge.segment import Deflater, Segment, SegmentPiece, SegmentTask, write_segment
 from profdeck.traces.merge.source import MergeSource

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import attrs
 
-from profdeck.traces.ascend.directory import chrome_trace
+from profdeck.traces.kinds import chrome_trace
 
 
 class EventFilter(Protocol):
@@ -22,7 +22,7 @@ class MergeSource:
     """One trace to merge."""
 
     path: Path
-    """A Chrome trace, plain or gzip, or a directory ``*_ascend_pt`` of torch_npu, which has one."""
+    """A Chrome trace, plain or gzip, or an artifact that has one."""
     label: str
     """Put in front of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
     sort_index: int

@@ -30,10 +30,8 @@ from numpy.typing import NDArray
 
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
-from profdeck.traces.ascend.directory import AscendDirectory, chrome_trace, is_ascend_directory
-from profdeck.traces.ascend.kernel_details import read_kernel_details
-from profdeck.traces.reading.column_builder import ColumnBuilder
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, Tables
+from profdeck.traces.kinds import chrome_trace, kind_of
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
 from profdeck.traces.reading.integrity import CountingHandler, TraceCheck, check_trace
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
@@ -196,7 +194,7 @@ def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
     """Read a trace for what can be selected; of a damaged one, what is readable.
 
     Args:
-        path: A Chrome trace, plain or gzip, or a directory ``*_ascend_pt`` of torch_npu, whose ``trace_view.json``
+        path: A Chrome trace, plain or gzip, or an artifact that has one, which
             counts.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
 
@@ -355,14 +353,8 @@ class _MarkHandler(CountingHandler):
 
 
 def _steps_on_devices(path: Path) -> list[_Mark]:
-    """Return where the kernels of each step are, as far as the kernel_details.csv of a directory tells it."""
-    table = AscendDirectory(path).kernel_details if is_ascend_directory(path) else None
-    if table is None:
-        return []
-    try:
-        kernels = read_kernel_details(table, ColumnBuilder(Tables(), lambda _: None))
-    except TraceError:  # the host tells what there is to be told
-        return []
+    """Return where the work of each step is, as far as something other than the Chrome trace tells it."""
+    kind = kind_of(path)
     return [
         _Mark(
             name=f"ProfilerStep#{step.step}",
@@ -372,7 +364,7 @@ def _steps_on_devices(path: Path) -> list[_Mark]:
             start=_microseconds(step.start_ns),
             stop=_microseconds(step.end_ns),
         )
-        for step in kernels.steps
+        for step in (kind.steps_on_devices(path) if kind else ())
     ]
 
 

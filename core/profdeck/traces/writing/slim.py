@@ -11,11 +11,12 @@ import attrs
 from profdeck.base.errors import TraceError
 from profdeck.base.files import append_file, new_file
 from profdeck.base.progress import Progress
-from profdeck.traces.ascend.directory import size_to_read
+from profdeck.traces.kinds import size_to_read
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES
+from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.reading.time_slices import Slice
-from profdeck.traces.reading.trace import Trace, read_trace
+from profdeck.traces.reading.trace import Trace
 from profdeck.traces.writing.deflate import gzip_deflater
 from profdeck.traces.writing.perfetto import PerfettoSource, encode_source
 from profdeck.traces.writing.selection import Selection

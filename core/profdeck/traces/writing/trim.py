@@ -15,7 +15,7 @@ import attrs
 from profdeck.base.errors import TraceError
 from profdeck.base.files import new_file, write_all
 from profdeck.base.progress import Progress
-from profdeck.traces.ascend.directory import chrome_trace
+from profdeck.traces.kinds import chrome_trace
 from profdeck.traces.reading.integrity import TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.reading.stream import Chunk, read_ahead
 from profdeck.traces.writing.deflate import gzip_deflater
@@ -35,7 +35,7 @@ def trim_trace(
     event that is nested too deeply to be read is kept.
 
     Args:
-        source: A Chrome trace, plain or gzip, or a directory ``*_ascend_pt`` of torch_npu, whose ``trace_view.json`` is
+        source: A Chrome trace, plain or gzip, or an artifact that has one, which is
             trimmed.
         destination: The new file, in a directory that exists: one gzip member if its name ends in ``.gz``, otherwise
             plain JSON. It appears when it is complete and on disk (fsync), or not at all.

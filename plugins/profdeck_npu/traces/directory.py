@@ -13,39 +13,18 @@ Layout (``ProfPathCreator``, ``_ProfInterface`` and ``ProfilingParser`` in ``tor
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import size_of
-from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
+from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 
-KIND = "ascend_pt"
-"""The kind of such an artifact."""
-
-_SUFFIX = "_ascend_pt"
 _INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
-
-
-def is_ascend_directory(path: Path) -> bool:
-    """Tell by its name whether a directory is such a one."""
-    # By that of "." as well.
-    return os.path.basename(os.path.abspath(path)).endswith(_SUFFIX) and os.path.isdir(path)  # noqa: PTH100, PTH112, PTH119
-
-
-def files_below(path: Path) -> Iterator[Path]:
-    """Yield the files below a directory, in no order; such a directory counts as one, and nothing in it."""
-    for name, directories, files in os.walk(path):
-        directory = Path(name)
-        whole = {child for child in directories if child.endswith(_SUFFIX)}
-        yield from (directory / child for child in (*whole, *files))
-        directories[:] = [child for child in directories if child not in whole]
 
 
 @attrs.frozen
@@ -160,13 +139,11 @@ class AscendDirectory:
 
 
 def chrome_trace(path: Path) -> Path:
-    """Return the Chrome trace that a path means: the file itself, or that in such a directory.
+    """Return the Chrome trace in such a directory.
 
     Raises:
-        TraceError: There is none in the directory.
+        TraceError: There is none.
     """
-    if not is_ascend_directory(path):
-        return path
     directory = AscendDirectory(path)
     if error := directory.unreadable():
         raise error
@@ -177,12 +154,12 @@ def chrome_trace(path: Path) -> Path:
 
 
 def size_to_read(path: Path) -> int:
-    """Return how many bytes a reader of a trace reads: the size of the file, or of those in such a directory."""
-    if not is_ascend_directory(path):
-        return size_of(path)
-    with suppress(TraceError):  # whoever reads it says so
-        return sum(map(size_of, AscendDirectory(path).timelines))
-    return 0
+    """Return how many bytes a reader of such a directory reads.
+
+    Raises:
+        TraceError: This cannot be told.
+    """
+    return sum(map(size_of, AscendDirectory(path).timelines))
 
 
 def unfinished(state: AnalysisState) -> str:

@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import attrs
 import stringzilla
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import size_of, size_of_tree
 from profdeck.base.progress import Meter, Progress
-from profdeck.traces.ascend.analysis_state import OUTPUT, AnalysisState, read_state
-from profdeck.traces.ascend.communication import read_communication
-from profdeck.traces.ascend.directory import AscendDirectory, unfinished
-from profdeck.traces.ascend.info import CPU, NPU, Info, read_info
-from profdeck.traces.ascend.kernel_details import KernelDetails, read_kernel_details
-from profdeck.traces.ascend.step_times import read_step_times
+from profdeck.traces.kinds import ArtifactCheck
 from profdeck.traces.reading.column_builder import ColumnBuilder
 from profdeck.traces.reading.columns import Tables
 from profdeck.traces.reading.integrity import CountingHandler, check_trace
+from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
+from profdeck_npu.traces.communication import read_communication
+from profdeck_npu.traces.directory import AscendDirectory, unfinished
+from profdeck_npu.traces.info import CPU, NPU, Info, read_info
+from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
+from profdeck_npu.traces.step_times import read_step_times
 
 RAW_ONLY = "raw data only, not analysed"
 """The note on a directory that nobody has analysed, or asked to."""
@@ -37,22 +37,7 @@ _STEP = re.compile(rb'"ProfilerStep#([0-9]{1,18})"')
 _MAX_STEPS = 100_000
 
 
-@attrs.frozen(kw_only=True)
-class DirectoryCheck:
-    """What reading such a directory established."""
-
-    size_bytes: int
-    """Of all files in it."""
-    events: int | None
-    """Those of ``trace_view.json``; ``None`` if that was not read."""
-    whole: bool
-    """Whether all is there that must be, and what the analysis wrote could be read to its end."""
-    problem: str | None
-    """What is wrong; ``None`` when it is whole."""
-    notes: tuple[str, ...]
-
-
-def check_directory(path: Path, on_progress: Progress | None = None) -> DirectoryCheck:
+def check_directory(path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
     """Read what the analysis of a directory wrote, and say whether the directory is whole.
 
     Args:
@@ -80,7 +65,7 @@ def check_directory(path: Path, on_progress: Progress | None = None) -> Director
             found.look_for_output(directory)
             found.read(_files(directory), on_progress)
             found.compare_steps()
-    return DirectoryCheck(
+    return ArtifactCheck(
         size_bytes=size_of_tree(path),
         events=found.events,
         whole=not found.problems,

@@ -1,0 +1,117 @@
+"""Reads one Chrome trace, plain or gzip, into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from profdeck.base.progress import Progress
+from profdeck.traces.reading.all_events import AllEvents
+from profdeck.traces.reading.columns import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    DEVICE_CATEGORIES,
+    OPERATOR,
+    Columns,
+    Tables,
+    concatenated,
+)
+from profdeck.traces.reading.integrity import check_trace
+from profdeck.traces.reading.time_slices import TimeSlices
+from profdeck.traces.reading.trace import Trace
+
+MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
+# What a category is called that only the name of the process will tell is "" so far.
+DEVICE_LANES = DEVICE_CATEGORIES | MARKS | {""}
+# More annotations than any capture that somebody looks at has: 24 MB of them.
+_MAX_MARKS = 1_000_000
+# Written by Kineto at the head and the end of the file (libkineto/src/output_json.cpp).
+_KEYS = frozenset({"distributedInfo", "deviceProperties", "baseTimeNanoseconds"})
+
+
+class ReadingArguments(TypedDict):
+    """The arguments of `read_trace` that are the same for all kinds of files."""
+
+    is_step: Callable[[str], bool]
+    on_progress: Progress | None
+    max_json_bytes: int
+
+
+def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to read
+    path: Path,
+    kind: type[AllEvents],
+    categories: frozenset[str] | None,
+    *,
+    tables: Tables | None = None,
+    is_step: Callable[[str], bool],
+    on_progress: Progress | None,
+    max_json_bytes: int,
+) -> Trace:
+    """Read the events of some categories, or all, in the way of a handler; see `profdeck.traces.reading.reader`."""
+    store = EventStore(is_step, categories, tables)
+    handler = kind(_KEYS, store.tables, store.add)
+    check = check_trace(path, handler, on_progress=on_progress, max_json_bytes=max_json_bytes)
+    handler.finish()
+    return Trace(
+        path=path,
+        check=check,
+        devices_only=categories is not None,
+        searched=handler.searched,
+        tables=store.tables,
+        timeline=store.timeline,
+        marks=store.marks.columns(),
+        members=handler.members,
+        process_names=handler.process_names,
+        thread_names=handler.thread_names,
+        copied=handler.copies.told(),
+        collectives=handler.collectives,
+    )
+
+
+class EventStore:
+    """Takes the events of a file, or those of some categories, and marks of any."""
+
+    def __init__(
+        self, is_step: Callable[[str], bool], categories: frozenset[str] | None, tables: Tables | None = None
+    ) -> None:
+        self.tables = Tables() if tables is None else tables
+        self.timeline = TimeSlices(self.tables)
+        self.marks = _Marks(self.tables, is_step)
+        self._categories = categories
+
+    def add(self, block: Columns) -> None:
+        """Take a block of events."""
+        self.marks.add(block)
+        if self._categories is not None:
+            block = block[self.tables.names_of_categories(self._categories)[block.name]]
+        self.timeline.add(block)
+
+
+class _Marks:
+    """Keeps what may mark a step; of too much, what comes first in the file."""
+
+    def __init__(self, tables: Tables, is_step: Callable[[str], bool]) -> None:
+        self._tables = tables
+        self._is_step = is_step
+        self._is_mark = np.empty(0, dtype=np.bool_)
+        self._kept: list[Columns] = []
+        self._count = 0
+
+    def add(self, block: Columns) -> None:
+        known = len(self._is_mark)
+        if known < len(self._tables.names):
+            self._is_mark = np.append(self._is_mark, list(map(self._marks, range(known, len(self._tables.names)))))
+        kept = block[self._is_mark[block.name]]
+        if len(kept) and self._count < _MAX_MARKS:
+            self._kept.append(kept[: _MAX_MARKS - self._count])
+            self._count += len(kept)
+
+    def columns(self) -> Columns:
+        return concatenated(self._tables, self._kept)
+
+    def _marks(self, code: int) -> bool:
+        category = self._tables.categories[self._tables.name_category[code]]
+        return category in MARKS or (category == OPERATOR and self._is_step(self._tables.names[code]))

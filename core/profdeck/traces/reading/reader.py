@@ -1,0 +1,59 @@
+"""Reads one trace, whichever kind it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from profdeck.base.progress import Progress
+from profdeck.traces.kinds import kind_of
+from profdeck.traces.reading.all_events import AllEvents
+from profdeck.traces.reading.chrome import DEVICE_LANES, ReadingArguments, read_chrome
+from profdeck.traces.reading.columns import (
+    DEVICE_PROCESSES,
+)
+from profdeck.traces.reading.device_events import DeviceEvents
+from profdeck.traces.reading.integrity import MAX_JSON_BYTES
+from profdeck.traces.reading.trace import Trace
+
+
+def read_trace(
+    path: Path,
+    *,
+    devices_only: bool = False,
+    is_step: Callable[[str], bool] = lambda _name: False,
+    on_progress: Progress | None = None,
+    max_json_bytes: int = MAX_JSON_BYTES,
+) -> Trace:
+    """Read a Chrome trace, plain or gzip, or an artifact of another kind, in one pass and bounded memory.
+
+    Of a damaged file, what is readable is read, and the check says where that ends.
+
+    Times are exact to the nanosecond, also where the file has them as strings or as numbers of more digits than a
+    float holds.
+
+    Args:
+        path: A Chrome trace, or what a plugin reads: see `profdeck.traces.kinds`.
+        devices_only: Search the lanes of devices and annotations instead of parsing everything: three times as fast.
+            Damage to the JSON outside of them is not noticed, damage to the gzip stream is.
+        is_step: Whether a name is that of a step, asked once for each name of operators: some recorders mark steps by
+            operators.
+        on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
+        max_json_bytes: Give up after so many uncompressed bytes, against files that inflate without end.
+
+    Raises:
+        TraceError: The file cannot be opened or read, or has not been analysed yet.
+        OSError: There is no room for temporary files.
+    """
+    how = ReadingArguments(is_step=is_step, on_progress=on_progress, max_json_bytes=max_json_bytes)
+    if (kind := kind_of(path)) is not None:
+        read_kind: Trace = kind.read(path, devices_only=devices_only, **how)
+        return read_kind
+    read = functools.partial(read_chrome, path, **how)
+    if devices_only:
+        trace = read(DeviceEvents, DEVICE_LANES)
+        # Where a cut went wrong, the file is damaged or the process tells what is a device, the parser knows.
+        if trace.check.whole and DEVICE_PROCESSES.isdisjoint(trace.process_names.values()):
+            return trace
+    return read(AllEvents, DEVICE_LANES if devices_only else None)

@@ -1,0 +1,191 @@
+"""Reads a directory of torch_npu, or its table of kernels alone, into columns."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+
+from profdeck.base.errors import TraceError
+from profdeck.base.files import size_of
+from profdeck.base.progress import Meter, Progress
+from profdeck.traces.analysis.model import RecorderTables
+from profdeck.traces.kinds import StepSpan
+from profdeck.traces.reading.all_events import AllEvents
+from profdeck.traces.reading.chrome import MARKS, EventStore, ReadingArguments, read_chrome
+from profdeck.traces.reading.column_builder import ColumnBuilder
+from profdeck.traces.reading.columns import (
+    ANNOTATION,
+    DEVICE_PROCESSES,
+    OPERATOR,
+    Tables,
+    concatenated,
+)
+from profdeck.traces.reading.integrity import TraceCheck
+from profdeck.traces.reading.reader import read_trace
+from profdeck.traces.reading.trace import Trace
+from profdeck_npu.traces.communication import read_communication
+from profdeck_npu.traces.directory import AscendDirectory, size_to_read
+from profdeck_npu.traces.kernel_details import read_kernel_details, steps_as_annotations, steps_on_devices
+from profdeck_npu.traces.step_times import read_step_times
+
+
+def read_directory(
+    path: Path,
+    *,
+    devices_only: bool,
+    is_step: Callable[[str], bool],
+    on_progress: Progress | None,
+    max_json_bytes: int,
+) -> Trace:
+    """Read a directory of torch_npu; the arguments are those of `profdeck.traces.reading.reader.read_trace`.
+
+    Kernels come from ``kernel_details.csv``, all else from ``trace_view.json`` without the lanes of its process
+    ``Ascend Hardware``: these show the same kernels, and between them waits and ranges of mstx. If one of the two files
+    is missing, the other is read alone.
+
+    Raises:
+        TraceError: it cannot be read, or has not been analysed.
+    """
+    directory = AscendDirectory(path)
+    if error := directory.unreadable():
+        raise error
+    table, view = directory.kernel_details, directory.trace_view
+    meter = Meter(size_to_read(path), on_progress)
+    problems: list[str] = []
+    kernels: Kernels | None = None
+    trace: Trace | None = None
+    if table is not None:
+        kernels = _attempt(functools.partial(Kernels, table, is_step, meter.within), problems)
+        meter.passed(size_of(table))
+        if kernels is not None and kernels.check.problem:
+            problems.append(f"{table.name}: {kernels.check.problem}")
+    if view is not None:
+        how = ReadingArguments(is_step=is_step, on_progress=meter.within, max_json_bytes=max_json_bytes)
+        if kernels is not None and kernels.check.events:
+            read = functools.partial(read_chrome, view, AllEvents, MARKS if devices_only else None, **how)
+            trace = _attempt(functools.partial(kernels.with_host, read), problems)
+        else:
+            trace = _attempt(functools.partial(read_trace, view, devices_only=devices_only, **how), problems)
+        if trace is not None and trace.check.problem:
+            problems.append(f"{view.name}: {trace.check.problem}")
+    if trace is None and kernels is not None:
+        trace = kernels.alone()
+    if trace is None:
+        raise TraceError(" ".join(problems))
+    check = attrs.evolve(
+        trace.check,
+        size_bytes=size_to_read(path),
+        whole=trace.check.whole and not problems,
+        problem=" ".join(problems) or None,
+    )
+    rank = directory.rank
+    members = trace.members if rank is None else {"distributedInfo": {"rank": rank}, **trace.members}
+    return attrs.evolve(trace, path=path, check=check, members=members)
+
+
+_T = TypeVar("_T")
+
+
+def _attempt(read: Callable[[], _T], problems: list[str]) -> _T | None:
+    try:
+        return read()
+    except TraceError as error:
+        problems.append(str(error))
+        return None
+
+
+class Kernels:
+    """The kernels of a ``kernel_details.csv``."""
+
+    def __init__(self, path: Path, is_step: Callable[[str], bool], on_progress: Progress | None) -> None:
+        self._path = path
+        self._store = EventStore(is_step, None)
+        self._collector = ColumnBuilder(self._store.tables, self._store.add)
+        self._details = read_kernel_details(path, self._collector, on_progress)
+
+    @property
+    def check(self) -> TraceCheck:
+        """What reading the table to its end found."""
+        return self._details.check
+
+    def alone(self) -> Trace:
+        """Return the trace that they are without anything else."""
+        self._collector.add_spans(steps_as_annotations(self._details.steps))
+        self._collector.finish({})
+        return Trace(
+            path=self._path,
+            check=self.check,
+            devices_only=True,
+            searched=False,
+            tables=self._store.tables,
+            timeline=self._store.timeline,
+            marks=self._store.marks.columns(),
+            kernel_types=self._details.types,
+            cores=self._details.cores,
+        )
+
+    def with_host(self, read: Callable[..., Trace]) -> Trace:
+        """Return the trace of these kernels and of all but the device lanes of a Chrome trace.
+
+        Args:
+            read: Reads that; takes ``tables``.
+        """
+        tables = self._store.tables
+        # First, so that a host of very many names leaves them theirs.
+        self._collector.add_spans(steps_on_devices(self._details.steps))
+        host = read(tables=tables)
+        if not _has_steps(tables):
+            self._collector.add_spans(steps_as_annotations(self._details.steps))
+        self._collector.finish({})
+        left_out = tables.names_of_categories(DEVICE_PROCESSES)
+        for block in host.timeline.blocks():
+            self._store.timeline.add(block[~left_out[block.name]])
+        return attrs.evolve(
+            host,
+            timeline=self._store.timeline,
+            marks=concatenated(tables, [host.marks, self._store.marks.columns()]),
+            kernel_types=self._details.types,
+            cores=self._details.cores,
+        )
+
+
+def _has_steps(tables: Tables) -> bool:
+    """Tell whether the host marked steps."""
+    of_host = tables.names_of_categories(frozenset({OPERATOR, ANNOTATION}))
+    return any(name.startswith("ProfilerStep#") for name in itertools.compress(tables.names, of_host))
+
+
+def read_tables(path: Path) -> RecorderTables:
+    """Read what torch_npu's analysis worked out beside the timeline."""
+    directory = AscendDirectory(path)
+    tables, problems = RecorderTables(), []
+    try:
+        if file := directory.step_trace_time:
+            steps = read_step_times(file)
+            problems.append(steps.problem)
+            tables = attrs.evolve(tables, device_steps=steps.steps)
+        if file := directory.communication:
+            calls = read_communication(file)
+            problems.append(calls.problem)
+            tables = attrs.evolve(tables, communication=calls.operations, groups=calls.groups)
+    except TraceError as error:
+        problems.append(str(error))
+    return attrs.evolve(tables, problems=tuple(filter(None, problems)))
+
+
+def steps_of_kernels(path: Path) -> list[StepSpan]:
+    """Return where the kernels of each step are on each device.
+
+    Raises:
+        TraceError: the table cannot be read.
+    """
+    table = AscendDirectory(path).kernel_details
+    if table is None:
+        return []
+    kernels = read_kernel_details(table, ColumnBuilder(Tables(), lambda _: None))
+    return [StepSpan(step.step, step.device, step.start_ns, step.end_ns) for step in kernels.steps]
