@@ -37,11 +37,12 @@ OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check formatting, style and types."""
+    """Check formatting, style, types and which room imports which."""
     python = environment(session, "lint")
     run(session, python, "-m", "ruff", "format", "--check", ".")
     run(session, python, "-m", "ruff", "check", ".")
     run(session, python, "-m", "mypy", *TYPED)
+    run(session, str(Path(python).with_name("lint-imports")), "--no-cache")
 
 
 @nox.session

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 import attrs
 
@@ -125,6 +125,8 @@ class RemoteFiles(Protocol):
 
 class Connects(Protocol):
     """What connects to an engine object: the backend of an engine."""
+
+    name: ClassVar[str]
 
     def connect(self, target: object) -> Engine:
         """Return the engine that an object stands for.
