@@ -29,7 +29,7 @@ from profdeck import profiler
 from profdeck.backends import api, hookspecs, plugin_host
 from profdeck.base import entry_points, errors
 from profdeck.base.outcome import Outcome
-from profdeck.cli import _commands, _exit, app
+from profdeck.cli import _commands, app, kit
 from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
@@ -218,7 +218,7 @@ def subcommands() -> str:
 
 def exit_codes() -> str:
     """List the exit codes."""
-    rows = [(f"`{_exit.ExitCode[name].value}`", text) for name, text in member_docs(_exit.ExitCode)]
+    rows = [(f"`{kit.ExitCode[name].value}`", text) for name, text in member_docs(kit.ExitCode)]
     return table(("Code", "Meaning"), rows)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from profdeck.base.errors import CaptureError
-from profdeck.cli._output import Json, print_json
+from profdeck.cli.kit import Json, print_json
 
 _CONFIG = """\
 # Written by `profdeck demo`: both ranks record global steps 3 and 4 as one capture.

@@ -10,8 +10,7 @@ import typer
 
 from profdeck.backends.building import build_backend
 from profdeck.base.errors import ConfigError, nearest
-from profdeck.cli._output import Json, print_json
-from profdeck.cli._settings import SOURCE, Settings
+from profdeck.cli.kit import SOURCE, Json, Settings, print_json
 from profdeck.config.model import Config, Mode
 from profdeck.config.sources import load, parse_setting
 from profdeck_torch.options import TorchOptions

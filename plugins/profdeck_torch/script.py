@@ -20,7 +20,7 @@ import typer
 
 from profdeck import Profiler
 from profdeck.base.errors import ConfigError
-from profdeck.cli._settings import Settings
+from profdeck.cli.kit import Settings
 from profdeck.config.sources import gather, load, parse_setting
 from profdeck.records.run_directory import RUN_FILE
 

@@ -27,7 +27,7 @@ from profdeck import Capture, Identity
 from profdeck.base import leases
 from profdeck.base.processes import is_running, process_started, process_stat
 from profdeck.cli import app
-from profdeck.cli._exit import ExitCode
+from profdeck.cli.kit import ExitCode
 from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck.records.status import Status
 from profdeck_npu import analysis, process_group

@@ -22,7 +22,7 @@ from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import Hooks
 from profdeck.base import entry_points, errors
 from profdeck.cli import app
-from profdeck.cli._exit import ExitCode
+from profdeck.cli.kit import ExitCode
 from profdeck.config.model import Config, FinishConfig, RoleConfig
 from profdeck.config.options import CommonOptions, describe
 from profdeck.config.schedule import Iterations, Window

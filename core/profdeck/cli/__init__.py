@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line and exit with one of `profdeck.cli._exit.ExitCode`."""
+    """Run the command line and exit with one of `profdeck.cli.kit.ExitCode`."""
     app(prog_name="profdeck")
 
 

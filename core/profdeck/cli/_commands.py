@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from profdeck.base.errors import BrokenPluginError, PluginError, ProfdeckError, nearest
-from profdeck.cli._exit import ExitCode, exit_code
+from profdeck.cli.kit import ExitCode, exit_code
 
 COMMANDS = "profdeck.commands"
 

@@ -14,7 +14,7 @@ from profdeck.backends import plugin_host
 from profdeck.backends.api import Backend, Library
 from profdeck.base import entry_points
 from profdeck.base.errors import PluginError
-from profdeck.cli import _output
+from profdeck.cli import kit
 from profdeck.config.options import CommonOptions, OptionDoc, describe
 
 
@@ -62,7 +62,7 @@ class Offer:
 def command(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Explain the options of this backend.")] = None,
     *,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """List the installed backends, or explain the options of one."""
     if name is not None:
@@ -70,15 +70,15 @@ def command(
         return
     offers = [Offer.of(point) for point in entry_points.installed(plugin_host.BACKENDS).values()]
     if json:
-        _output.print_json({"backends": [offer.plain() for offer in offers]})
+        kit.print_json({"backends": [offer.plain() for offer in offers]})
         return
-    table = _output.table("backend", "provided by", "library", "supported", "usable")
+    table = kit.table("backend", "provided by", "library", "supported", "usable")
     for offer in offers:
         found = [" ".join(library.installed() or (library.names[0], "missing")) for library in offer.libraries]
         supported = [library.versions for library in offer.libraries]
         usable = "no" if offer.problem else "yes"
         table.add_row(offer.name, offer.provider, "\n".join(found), "\n".join(supported), usable)
-    console = _output.stdout()
+    console = kit.stdout()
     if not offers:
         console.print("No backends are installed. profdeck's own come with it: reinstall profdeck.")
         return
@@ -95,16 +95,16 @@ def _explain(name: str, *, json: bool) -> None:
     docs = describe(backend.Options)
     if json:
         options = [{**attrs.asdict(doc), "common": doc.name in common} for doc in docs]
-        _output.print_json({**offer.plain(), "options": options})
+        kit.print_json({**offer.plain(), "options": options})
         return
-    console = _output.stdout()
+    console = kit.stdout()
     console.print(f"{name}: {_first_line(backend)}")
     console.print(f"Provided by {offer.provider}.")
     for library in offer.libraries:
         found = " ".join(library.installed() or ()) or "not installed"
         console.print(f"Supports {library.names[0]} {library.versions}: {found}.")
     if offer.problem:
-        _output.warn(offer.problem)
+        kit.warn(offer.problem)
     _print_options(console, f"Options of {name}", [doc for doc in docs if doc.name not in common])
     _print_options(console, "Options of every backend", [doc for doc in docs if doc.name in common])
 

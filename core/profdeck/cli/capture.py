@@ -12,9 +12,8 @@ import typer
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
 from profdeck.base.errors import ConfigError
-from profdeck.cli import _demand, _fleet, _load, _output, ls, summary
-from profdeck.cli._exit import ExitCode
-from profdeck.cli._settings import Settings
+from profdeck.cli import _capture_job, _capture_servers, _warm_up, kit, ls, summary
+from profdeck.cli.kit import ExitCode, Settings
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, WorkerType
 from profdeck.on_demand.requests import MOST_STEPS
@@ -127,7 +126,7 @@ def command(  # noqa: PLR0913  # the options of a command line
             "job has not begun (default: 3600).",
         ),
     ] = None,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """Capture running servers or a job; exit with 1 if incomplete."""
     if not (url or router or targets or config):
@@ -137,10 +136,10 @@ def command(  # noqa: PLR0913  # the options of a command line
                 "are named by several --url, by --router, --targets or --config."
             )
         _refuse(ctx, _OF_SERVERS, "is for servers, and needs --url. What a job records is said by its config.")
-        wish = _demand.OnDemandOptions(
+        wish = _capture_job.OnDemandOptions(
             run=Path(run), in_steps=in_steps, steps=steps, timeout_s=timeout or _TIMEOUT_OF_JOBS_S
         )
-        _demand.command(wish, json=json)
+        _capture_job.command(wish, json=json)
         return
     _refuse(ctx, _OF_JOBS, "is for jobs, and a server has no global steps. Use --iterations, or leave out --url.")
     if iterations is None and skip:
@@ -157,7 +156,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         "iterations": None if iterations is None else {"count": iterations, "skip": skip},
         "stages": stage,
     }
-    given = _fleet.ServerOptions(
+    given = _capture_servers.ServerOptions(
         urls=tuple(url or ()),
         router=router,
         file=targets,
@@ -174,12 +173,12 @@ def command(  # noqa: PLR0913  # the options of a command line
             **dict(map(parse_setting, settings or ())),
         },
         config=config,
-        load=_load.read(load) if load else _load.WarmUp(warmup_requests) if warmup_requests else None,
+        load=_warm_up.read(load) if load else _warm_up.WarmUp(warmup_requests) if warmup_requests else None,
         iterations=iterations,
         timeout_s=timeout or _TIMEOUT_OF_SERVERS_S,
     )
     with asyncio.Runner() as runner:
-        done = ctrl_c.run(runner, _fleet.capture(given))
+        done = ctrl_c.run(runner, _capture_servers.capture(given))
     _report(done, json=json)
 
 
@@ -200,16 +199,16 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8.") from None
 
 
-def _report(done: _fleet.ServerCapture, *, json: bool) -> None:
+def _report(done: _capture_servers.ServerCapture, *, json: bool) -> None:
     if done.sent is not None:
         typer.echo(str(done.sent), err=True)
     report = ls.read(done.run) if (done.run / RUN_FILE).exists() else None
-    with _output.progress("Waiting for the finish"):
+    with kit.progress("Waiting for the finish"):
         start.await_own()
     captured = done.error is None and all(capture.status is Status.COMPLETE for capture in done.captures)
     complete = captured and report is not None and report.status is Status.COMPLETE
     if json:
-        _output.print_json(
+        kit.print_json(
             {
                 "run": str(done.run),
                 "complete": complete,
@@ -222,7 +221,7 @@ def _report(done: _fleet.ServerCapture, *, json: bool) -> None:
     elif report is not None and done.error is None:
         ls.show(report)
         if any(rank.events for found in report.captures for rank in found.ranks):
-            _output.stdout().print()
+            kit.stdout().print()
             summary.command([capture.directory for capture in done.captures], top=8)
     if done.error is not None:
         raise done.error

@@ -15,9 +15,8 @@ from profdeck.backends import plugin_host
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
 from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
-from profdeck.cli import _output
-from profdeck.cli._exit import ExitCode, exit_code
-from profdeck.cli._settings import SOURCE, Settings
+from profdeck.cli import kit
+from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import GRAMMAR
@@ -40,28 +39,28 @@ def command(
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
     settings: Settings = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """Check a config before the job starts; list all that is wrong."""
     checks = list(_checks(file, role, settings or (), here=here))
     wrong = [check for check in checks if check.code]
     if json:
         listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
-        _output.print_json({"file": str(file), "ok": not wrong, "checks": listed})
+        kit.print_json({"file": str(file), "ok": not wrong, "checks": listed})
     else:
         _print(file, checks, wrong)
     raise typer.Exit(min((check.code for check in wrong), default=ExitCode.OK))
 
 
 def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
-    table = _output.table("", "checked", "")
+    table = kit.table("", "checked", "")
     for check in checks:
         state = Text("failed", style="red") if check.code else Text("ok", style="green")
         table.add_row(state, check.what, check.detail)
-    console = _output.stdout()
+    console = kit.stdout()
     console.print(table)
     console.print(
-        f"{_output.short(file)}: {len(checks)} checked, {f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
+        f"{kit.short(file)}: {len(checks)} checked, {f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
     )
 
 
@@ -130,7 +129,7 @@ def _output_directory(output: Path) -> str:
             (Path(probe) / "file").write_bytes(b"profdeck")
     except OSError as error:
         raise ConfigError(f"{existing} cannot be written: {error.strerror}. Choose another output.") from None
-    return f"{_output.short(output)} can be written" + ("" if existing == output else "; it does not exist yet")
+    return f"{kit.short(output)} can be written" + ("" if existing == output else "; it does not exist yet")
 
 
 class _NoBackend(Backend):

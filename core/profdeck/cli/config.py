@@ -13,8 +13,8 @@ import typer
 from profdeck.backends.building import build_backend
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.structuring import unstructure
-from profdeck.cli import _output
-from profdeck.cli._settings import SOURCE, Settings
+from profdeck.cli import kit
+from profdeck.cli.kit import SOURCE, Settings
 from profdeck.config.sources import Loaded, load, parse_setting
 
 command = typer.Typer(help="Show the config.", no_args_is_help=True)
@@ -37,22 +37,22 @@ def show(
     ] = None,
     *,
     settings: Settings = None,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """Show every value of the config and where it comes from."""
     loaded = load(file, settings=dict(map(parse_setting, settings or ())), settings_source=SOURCE)
     notes: list[str] = []
     rows = list(_rows(loaded, notes))
     if json:
-        _output.print_json({"values": [attrs.asdict(row) for row in rows], "notes": notes})
+        kit.print_json({"values": [attrs.asdict(row) for row in rows], "notes": notes})
         return
-    table = _output.table("key", "value", "source")
+    table = kit.table("key", "value", "source")
     for row in rows:
         value = row.value if isinstance(row.value, str) else jsonlib.dumps(row.value)
         table.add_row(row.key, value, row.source, style="dim" if row.source == "default" else None)
-    _output.stdout().print(table)
+    kit.stdout().print(table)
     for note in notes:
-        _output.warn(note)
+        kit.warn(note)
 
 
 def _rows(loaded: Loaded, notes: list[str]) -> Iterator[Row]:

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from profdeck.cli import _output, _traces
-from profdeck.cli._exit import ExitCode
+from profdeck.cli import _trace_options, kit
+from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.diff import Change, RoleDiff, RunDiff
@@ -60,7 +60,7 @@ def command(
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 15,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """Compare two runs: what got slower or faster.
 
@@ -85,11 +85,11 @@ def command(
     if json:
         found = [{"role": role.role, "stage": role.stage, "name": change.name} for role, change in regressions]
         plain = _plain(diff, top or None)
-        _output.print_json(
+        kit.print_json(
             {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": found}
         )
     else:
-        console = _output.stdout()
+        console = kit.stdout()
         for role in diff.roles:
             _print(console, role, top or None)
         for role, change in regressions:
@@ -107,18 +107,18 @@ def _read(path: Path) -> tuple[RunSummary, list[str]]:
     """Read or make a summary; also return why some traces could not be read."""
     from profdeck.traces.analysis.diff import is_summary, load_summary
 
-    return (load_summary(path), []) if is_summary(path) else _traces.summarise_paths([path])
+    return (load_summary(path), []) if is_summary(path) else _trace_options.summarise_paths([path])
 
 
 def _warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
     for run in runs:
         for rank in run.ranks:
             if rank.problem:
-                _output.warn(f"{_output.short(Path(rank.path))}: {rank.problem} What is compared is what can be read.")
+                kit.warn(f"{kit.short(Path(rank.path))}: {rank.problem} What is compared is what can be read.")
     for path, alone in zip(paths, (diff.only_before, diff.only_after), strict=True):
         if alone:
-            names = ", ".join(_output.short(Path(name)) for name in alone)
-            _output.warn(f"{_output.short(path)}: the other side has no counterpart of {names}")
+            names = ", ".join(kit.short(Path(name)) for name in alone)
+            kit.warn(f"{kit.short(path)}: the other side has no counterpart of {names}")
 
 
 def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _table(
         others["kind"] = [change.category or "" for change in changes]
     if any(change.per != basis for change in changes):
         others["per"] = [change.per for change in changes]
-    table = _output.table(heading, *others, *numbers, "", numbers=numbers)
+    table = kit.table(heading, *others, *numbers, "", numbers=numbers)
     for row, change in enumerate(changes):
         table.add_row(
             change.name,

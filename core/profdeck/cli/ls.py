@@ -13,8 +13,8 @@ from rich.text import Text
 
 from profdeck.after_run.record import FinishReport, FinishState, read_finishes
 from profdeck.base.errors import ProfdeckError
-from profdeck.cli import _output
-from profdeck.cli._exit import ExitCode
+from profdeck.cli import kit
+from profdeck.cli.kit import ExitCode
 from profdeck.records.manifest import Manifest
 from profdeck.records.status import Status
 from profdeck.verification import reports
@@ -33,12 +33,12 @@ _STYLES = {
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
     *,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """List a run's captures; exit with 1 if one is incomplete."""
     report = read(run)
     if json:
-        _output.print_json(plain(report))
+        kit.print_json(plain(report))
     else:
         show(report)
     if report.status is not Status.COMPLETE or report.problems:
@@ -52,7 +52,7 @@ def read(run: Path, *, only: Callable[[Manifest], bool] | None = None) -> RunRep
         ProfdeckError: it cannot be read, or is not a run.
     """
     try:
-        with _output.progress("Reading the traces") as on_progress:
+        with kit.progress("Reading the traces") as on_progress:
             return read_run(run, only=only, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
@@ -66,8 +66,8 @@ def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
 
 def show(report: RunReport) -> None:
     """Print a report."""
-    console = _output.stdout()
-    table = _output.table("steps", "role", "stage", "rank", "status", "size", "events", numbers=("size", "events"))
+    console = kit.stdout()
+    table = kit.table("steps", "role", "stage", "rank", "status", "size", "events", numbers=("size", "events"))
     for capture, rank in _ranks(report):
         table.add_row(
             _steps(capture),
@@ -75,7 +75,7 @@ def show(report: RunReport) -> None:
             _stage(capture),
             _rank(rank),
             Text(rank.status, style=_STYLES[rank.status]),
-            _output.size(rank.size_bytes),
+            kit.size(rank.size_bytes),
             _events(rank),
         )
     if report.captures:
@@ -94,9 +94,9 @@ def show(report: RunReport) -> None:
         console.print(line)
     counted = reports.totals(report)
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
-    amount = f"{_output.size(counted['size_bytes'])}, {counted['events']:,} events"
+    amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"
     captures = f"{counted['captures']} capture{'' if counted['captures'] == 1 else 's'}"
-    console.print(f"{_output.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+    console.print(f"{kit.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
 
 
 def _of_targets(report: RunReport) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _of_finish(finish: FinishReport) -> str | None:
     if what is None:
         return None
     by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
-    see = f" See {_output.short(finish.record)}" if finish.record else ""
+    see = f" See {kit.short(finish.record)}" if finish.record else ""
     return f"Finish of {finish.capture}{by}: {what}.{see}"
 
 

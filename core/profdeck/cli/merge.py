@@ -10,8 +10,8 @@ import attrs
 import typer
 
 from profdeck.base.errors import ConfigError, TraceError
-from profdeck.cli import _output, _select, _traces
-from profdeck.cli._exit import ExitCode
+from profdeck.cli import _trace_options, _trace_part, kit
+from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
     from profdeck.base.progress import Progress
@@ -43,7 +43,7 @@ class WrittenPiece:
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    paths: _traces.Paths,
+    paths: _trace_options.Paths,
     *,
     output: Annotated[
         Path,
@@ -62,14 +62,16 @@ def command(  # noqa: PLR0913  # the options of a command line
     role: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this role; may be given again.")] = None,
     rank: Annotated[
         list[range] | None,
-        typer.Option(metavar="RANGE", parser=_select.numbers, help="Only these ranks: 3 or 0..7; may be given again."),
+        typer.Option(
+            metavar="RANGE", parser=_trace_part.numbers, help="Only these ranks: 3 or 0..7; may be given again."
+        ),
     ] = None,
-    steps: _select.Steps = None,
-    iterations: _select.Iterations = None,
-    time: _select.Time = None,
-    category: _select.Category = None,
-    processes: _traces.Processes = 0,
-    json: _output.Json = False,
+    steps: _trace_part.Steps = None,
+    iterations: _trace_part.Iterations = None,
+    time: _trace_part.Time = None,
+    category: _trace_part.Category = None,
+    processes: _trace_options.Processes = 0,
+    json: kit.Json = False,
 ) -> None:
     """Merge traces into one that Perfetto opens.
 
@@ -80,20 +82,20 @@ def command(  # noqa: PLR0913  # the options of a command line
 
     if not output.name.endswith((*_CHROME, *_PERFETTO)):
         raise ConfigError(f"--output {output}: its name must end in {', '.join((*_CHROME, *_PERFETTO))}.")
-    part = _select.TracePart.of(steps, iterations, time, category)
-    destination = _select.new_file(output)
+    part = _trace_part.TracePart.of(steps, iterations, time, category)
+    destination = _trace_part.new_file(output)
     slim = output.name.endswith(_PERFETTO)
     sources = _chosen(find_sources(paths), role, rank)
     if not slim:
         sources = _in_json(sources)
     how = _alignment(align, sources)
-    count = _traces.cores(processes)
+    count = _trace_options.cores(processes)
     pieces = list(map(WrittenPiece, sources, _shifts(sources, how, count), _selections(sources, part)))
     write = _write_slim if slim else _write_chrome
-    with _output.progress("Merging the traces") as on_progress, _select.writing(destination):
+    with kit.progress("Merging the traces") as on_progress, _trace_part.writing(destination):
         written = write(pieces, destination, count, on_progress)
     for problem in written.problems:
-        _output.warn(f"{problem} What is readable was merged.")
+        kit.warn(f"{problem} What is readable was merged.")
     _report(destination, sources, how, written, json=json)
     if written.problems:
         raise typer.Exit(ExitCode.UNREADABLE)
@@ -126,7 +128,7 @@ def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
     kept = [source for source in sources if source.is_json]
     for source in sources:
         if not source.is_json:
-            _output.warn(f"{_output.short(source.path)} is left out: only a slim trace (.pftrace) can have it.")
+            kit.warn(f"{kit.short(source.path)} is left out: only a slim trace (.pftrace) can have it.")
     if not kept:
         raise TraceError("There is no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others.")
     return kept
@@ -147,20 +149,20 @@ def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
 def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> tuple[int, ...]:
     from profdeck.traces.analysis.alignment import align
 
-    with _output.progress("Aligning the clocks") as on_progress:
+    with kit.progress("Aligning the clocks") as on_progress:
         shifts = align(sources, how, processes=processes, on_progress=on_progress)
     for source in shifts.unknown:
-        _output.warn(f"{_output.short(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
+        kit.warn(f"{kit.short(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
     return shifts.shift_ns
 
 
-def _selections(sources: Sequence[TraceSource], part: _select.TracePart) -> list[Selection | None]:
+def _selections(sources: Sequence[TraceSource], part: _trace_part.TracePart) -> list[Selection | None]:
     if part.is_all:
         return [None] * len(sources)
     from profdeck.base.progress import Meter
 
     selections: list[Selection | None] = []
-    with _output.progress("Looking for what to keep") as on_progress:
+    with kit.progress("Looking for what to keep") as on_progress:
         meter = Meter(sum(source.size_bytes for source in sources), on_progress)
         for source in sources:
             selections.append(part.selection(source.path, meter.within))
@@ -210,7 +212,7 @@ def _write_slim(pieces: Sequence[WrittenPiece], destination: Path, processes: in
 
 def _report(destination: Path, sources: Sequence[TraceSource], how: Alignment, written: Written, *, json: bool) -> None:
     if json:
-        _output.print_json(
+        kit.print_json(
             {
                 "path": str(destination),
                 "traces": [str(source.path) for source in sources],
@@ -221,5 +223,5 @@ def _report(destination: Path, sources: Sequence[TraceSource], how: Alignment, w
             }
         )
         return
-    about = f"{len(sources)} traces, {written.events:,} events, {_output.size(written.size_bytes)}"
-    _output.stdout().print(f"{destination}: {about}; clocks aligned by: {how}", soft_wrap=True)
+    about = f"{len(sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}"
+    kit.stdout().print(f"{destination}: {about}; clocks aligned by: {how}", soft_wrap=True)

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from profdeck.cli import _output, _traces
-from profdeck.cli._exit import ExitCode
+from profdeck.cli import _trace_options, kit
+from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import CommunicationSummary, DeviceSummary, GroupSkew, RankSummary, RunSummary
@@ -55,7 +55,7 @@ class CsvRows(StrEnum):
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    paths: _traces.Paths,
+    paths: _trace_options.Paths,
     *,
     top: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many rows of each table; 0 for all. JSON has all.")
@@ -64,11 +64,11 @@ def command(  # noqa: PLR0913  # the options of a command line
         bool | None,
         typer.Option("--details/--overview", help="Tables for each trace, or one line; default: up to 4 traces."),
     ] = None,
-    devices_only: _traces.DevicesOnly = False,
-    rules: _traces.Rules = None,
-    processes: _traces.Processes = 0,
-    ray: _traces.Ray = None,
-    json: _output.Json = False,
+    devices_only: _trace_options.DevicesOnly = False,
+    rules: _trace_options.Rules = None,
+    processes: _trace_options.Processes = 0,
+    ray: _trace_options.Ray = None,
+    json: kit.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
     rows: Annotated[
         CsvRows | None,
@@ -82,19 +82,21 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise typer.BadParameter("--json and --csv exclude each other: choose one.")
     if rows and not as_csv:
         raise typer.BadParameter("--rows says what --csv prints: give --csv as well.")
-    run, problems = _traces.summarise_paths(paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray)
+    run, problems = _trace_options.summarise_paths(
+        paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray
+    )
     limit = top or None
     if json:
-        _output.print_json(run.to_dict())
+        kit.print_json(run.to_dict())
     elif as_csv:
         _print_csv(run.ranks, rows or CsvRows.KERNELS)
     else:
-        _print(_output.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
+        _print(kit.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     for rank in run.ranks:
         if rank.problem:
-            _output.warn(f"{_output.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
+            kit.warn(f"{kit.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 
@@ -148,7 +150,7 @@ def _print(console: Console, run: RunSummary, limit: int | None, *, detailed: bo
 
 def _print_overview(console: Console, ranks: Iterable[RankSummary]) -> None:
     numbers = ("rank", "span ms", "busy", "communication", "overlapped", "events")
-    table = _output.table("role", *numbers, "whole", numbers=numbers)
+    table = kit.table("role", *numbers, "whole", numbers=numbers)
     for rank in ranks:
         table.add_row(
             _name(rank),
@@ -169,7 +171,7 @@ def _print_rank(console: Console, rank: RankSummary, limit: int | None) -> None:
     if rank.rank is not None:
         about.append(f"rank {rank.rank}")
     about.append("devices only" if rank.events is None else f"{rank.events:,} events")
-    console.print(_output.short(Path(rank.path)), style="bold", soft_wrap=True)
+    console.print(kit.short(Path(rank.path)), style="bold", soft_wrap=True)
     console.print(", ".join(about))
     for device in rank.devices:
         _print_device(console, device)
@@ -192,14 +194,14 @@ def _print_rank(console: Console, rank: RankSummary, limit: int | None) -> None:
 
 
 def _cores(rank: RankSummary) -> Table:
-    table = _output.table("core", "kernels", "total ms", "share", numbers=("kernels", "total ms", "share"))
+    table = kit.table("core", "kernels", "total ms", "share", numbers=("kernels", "total ms", "share"))
     for core in rank.cores:
         table.add_row(core.core, f"{core.count:,}", _ms(core.total_us), f"{core.share:.1%}")
     return table
 
 
 def _categories(rank: RankSummary) -> Table:
-    table = _output.table("class", "calls", "total ms", "share", numbers=("calls", "total ms", "share"))
+    table = kit.table("class", "calls", "total ms", "share", numbers=("calls", "total ms", "share"))
     for category in rank.categories:
         table.add_row(category.category, f"{category.count:,}", _ms(category.total_us), f"{category.share:.1%}")
     return table
@@ -207,7 +209,7 @@ def _categories(rank: RankSummary) -> Table:
 
 def _kernels(rank: RankSummary, limit: int | None) -> Table:
     numbers = ("calls", "total ms", "mean us", "max us", "share")
-    table = _output.table(*numbers, "class", "kernel", numbers=numbers)
+    table = kit.table(*numbers, "class", "kernel", numbers=numbers)
     for kernel in rank.kernels[:limit]:
         table.add_row(
             f"{kernel.count:,}",
@@ -222,16 +224,16 @@ def _kernels(rank: RankSummary, limit: int | None) -> Table:
 
 
 def _copies(rank: RankSummary) -> Table:
-    table = _output.table("copy", "calls", "total ms", "size", numbers=("calls", "total ms", "size"))
+    table = kit.table("copy", "calls", "total ms", "size", numbers=("calls", "total ms", "size"))
     for copy in rank.copies:
-        moved = "" if copy.size_bytes is None else _output.size(copy.size_bytes)
+        moved = "" if copy.size_bytes is None else kit.size(copy.size_bytes)
         table.add_row(copy.name, f"{copy.count:,}", _ms(copy.total_us), moved)
     return table
 
 
 def _calls(rank: RankSummary, limit: int | None) -> Table:
     numbers = ("calls", "total ms", "transit ms", "wait ms", "sync ms", "idle ms")
-    table = _output.table(*numbers, "group", "communication", numbers=numbers)
+    table = kit.table(*numbers, "group", "communication", numbers=numbers)
     for operation in rank.communication[:limit]:
         times_us = (operation.transit_us, operation.wait_us, operation.synchronisation_us, operation.idle_us)
         table.add_row(
@@ -242,12 +244,12 @@ def _calls(rank: RankSummary, limit: int | None) -> Table:
 
 def _links(rank: RankSummary, limit: int | None) -> Table:
     numbers = ("size", "transit ms", "GB/s", "packets", "large")
-    table = _output.table("link", *numbers, "group", "communication", numbers=numbers)
+    table = kit.table("link", *numbers, "group", "communication", numbers=numbers)
     for operation in rank.communication[:limit]:
         for link in operation.links:
             table.add_row(
                 link.link,
-                _output.size(link.size_bytes),
+                kit.size(link.size_bytes),
                 _ms(link.transit_us),
                 "" if link.bytes_per_s is None else f"{link.bytes_per_s / _BYTES_PER_GB:,.1f}",
                 "" if link.packets is None else f"{link.packets:,}",
@@ -264,7 +266,7 @@ def _group(operation: CommunicationSummary) -> str:
 
 
 def _operators(rank: RankSummary, limit: int | None) -> Table:
-    table = _output.table("operator", "calls", "self ms", "total ms", numbers=("calls", "self ms", "total ms"))
+    table = kit.table("operator", "calls", "self ms", "total ms", numbers=("calls", "self ms", "total ms"))
     for operator in rank.operators[:limit]:
         table.add_row(operator.name, f"{operator.count:,}", _ms(operator.self_us), _ms(operator.total_us))
     return table
@@ -289,7 +291,7 @@ def _print_device(console: Console, device: DeviceSummary) -> None:
 def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None:
     if rank.iterations:
         numbers = ("count", "p50 ms", "p90 ms", "p99 ms", "max ms", "tokens/s")
-        table = _output.table("steps", *numbers, numbers=numbers)
+        table = kit.table("steps", *numbers, numbers=numbers)
         for group in rank.iterations:
             table.add_row(
                 " ".join(filter(None, [_kind(group.kind, rank.unit), group.stage])),
@@ -299,7 +301,7 @@ def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None
             )
         console.print("", table)
     if rank.steps:
-        table = _output.table("step", "duration ms", "device ms", numbers=("duration ms", "device ms"))
+        table = kit.table("step", "duration ms", "device ms", numbers=("duration ms", "device ms"))
         for step in rank.steps[:limit]:
             device = "" if step.device_us is None else _ms(step.device_us)
             table.add_row(step.name if step.step is None else str(step.step), _ms(step.duration_us), device)
@@ -328,7 +330,7 @@ def _print_device_steps(console: Console, rank: RankSummary, limit: int | None) 
     columns = {heading: times_us for heading, times_us in columns.items() if any(times_us)}
     if not columns:
         return
-    table = _output.table("device", "step", *columns, numbers=tuple(columns))
+    table = kit.table("device", "step", *columns, numbers=tuple(columns))
     for row, step in enumerate(steps[:limit]):
         table.add_row(
             "" if step.device is None else str(step.device),
@@ -346,7 +348,7 @@ def _print_skew(console: Console, group: GroupSkew, limit: int | None) -> None:
         who = "no rank stands out" if group.straggler is None else f"rank {group.straggler} arrives last most often"
         console.print(f"Collectives{f' of {what}' if what else ''}: {who}", style="bold")
         numbers = ("rank", "clock offset us", "collectives", "last", "late ms", "waited ms")
-        table = _output.table(*numbers, numbers=numbers)
+        table = kit.table(*numbers, numbers=numbers)
         for rank in group.ranks:
             table.add_row(
                 "" if rank.rank is None else str(rank.rank),
@@ -357,9 +359,7 @@ def _print_skew(console: Console, group: GroupSkew, limit: int | None) -> None:
                 _ms(rank.wait_us),
             )
         console.print(table)
-        table = _output.table(
-            "collective", "calls", "transfer ms", "skew ms", numbers=("calls", "transfer ms", "skew ms")
-        )
+        table = kit.table("collective", "calls", "transfer ms", "skew ms", numbers=("calls", "transfer ms", "skew ms"))
         for collective in group.collectives[:limit]:
             table.add_row(
                 collective.name, f"{collective.count:,}", _ms(collective.transfer_us), _ms(collective.skew_us)
@@ -372,7 +372,7 @@ def _print_skew(console: Console, group: GroupSkew, limit: int | None) -> None:
 
 def _name(rank: RankSummary) -> str:
     if rank.role is None:
-        return _output.short(Path(rank.path))
+        return kit.short(Path(rank.path))
     return rank.role if rank.replica is None else f"{rank.role}/{rank.replica}"
 
 

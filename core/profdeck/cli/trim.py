@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profdeck.base.errors import ConfigError, TraceError
-from profdeck.cli import _output, _select
+from profdeck.cli import _trace_part, kit
 
 if TYPE_CHECKING:
     from profdeck.traces.reading.integrity import TraceCheck
@@ -21,10 +21,10 @@ _SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
 def command(  # noqa: PLR0913  # the options of a command line
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, or a directory of torch_npu.")],
     *,
-    steps: _select.Steps = None,
-    iterations: _select.Iterations = None,
-    time: _select.Time = None,
-    category: _select.Category = None,
+    steps: _trace_part.Steps = None,
+    iterations: _trace_part.Iterations = None,
+    time: _trace_part.Time = None,
+    category: _trace_part.Category = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -35,24 +35,24 @@ def command(  # noqa: PLR0913  # the options of a command line
             "what is kept.",
         ),
     ] = None,
-    json: _output.Json = False,
+    json: kit.Json = False,
 ) -> None:
     """Trim a trace to steps, iterations, a time or categories.
 
     What overlaps the time of the part is kept whole, on the host and on the devices.
     """
-    part = _select.TracePart.of(steps, iterations, time, category)
+    part = _trace_part.TracePart.of(steps, iterations, time, category)
     if part.is_all:
         raise ConfigError("Nothing says what to keep: give --steps, --iterations, --time or --category.")
     _check_source(file)
     name = f"{_SUFFIXES.sub('', file.absolute().name)}.trim-{part.text}.trace.json.gz"
     destination = Path(name) if output is None else output / name if output.is_dir() else output
-    _select.new_file(destination)
-    with _output.progress("Looking for what to keep") as on_progress:
+    _trace_part.new_file(destination)
+    with kit.progress("Looking for what to keep") as on_progress:
         selection = part.selection(file, on_progress)
     check = _trim(file, destination, selection)
     if check.problem:
-        _output.warn(f"{check.problem} What is readable was kept.")
+        kit.warn(f"{check.problem} What is readable was kept.")
     _report(file, destination, check, json=json)
 
 
@@ -70,7 +70,7 @@ def _check_source(file: Path) -> None:
 def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
     from profdeck.traces.writing.trim import trim_trace
 
-    with _output.progress("Trimming the trace") as on_progress, _select.writing(destination):
+    with kit.progress("Trimming the trace") as on_progress, _trace_part.writing(destination):
         return trim_trace(file, destination, selection, on_progress=on_progress)
 
 
@@ -79,7 +79,7 @@ def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> 
 
     source_bytes = chrome_trace(file).stat().st_size
     if json:
-        _output.print_json(
+        kit.print_json(
             {
                 "path": str(destination),
                 "events": check.events,
@@ -91,5 +91,5 @@ def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> 
             }
         )
         return
-    sizes = f"{_output.size(check.size_bytes)} from {_output.size(source_bytes)}"
-    _output.stdout().print(f"{destination}: {check.events:,} events kept, {sizes}", soft_wrap=True)
+    sizes = f"{kit.size(check.size_bytes)} from {kit.size(source_bytes)}"
+    kit.stdout().print(f"{destination}: {check.events:,} events kept, {sizes}", soft_wrap=True)

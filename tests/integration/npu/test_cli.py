@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.cli._exit import ExitCode
+from profdeck.cli.kit import ExitCode
 
 JOB = """
 import sys

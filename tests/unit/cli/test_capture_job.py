@@ -90,7 +90,9 @@ def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 @pytest.fixture
 def ask(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start the command, which waits no longer than this for ranks that may be started again."""
-    hasty = "import profdeck.cli._demand as command; from profdeck.cli import main; command._RESTART_S = 0.5; main()"
+    hasty = (
+        "import profdeck.cli._capture_job as command; from profdeck.cli import main; command._RESTART_S = 0.5; main()"
+    )
     return lambda *options: spawn("-c", hasty, "capture", "--run", tmp_path / "run", *options)
 
 

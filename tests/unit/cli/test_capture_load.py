@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from profdeck.base.errors import ConfigError
-from profdeck.cli import _load
-from profdeck.cli._load import Replay, Request, Sent, WarmUp
-from profdeck.cli._servers import CheckedServer, Router
+from profdeck.cli import _warm_up
+from profdeck.cli._checked_servers import CheckedServer, Router
+from profdeck.cli._warm_up import Replay, Request, Sent, WarmUp
 from profdeck.config.targets import WorkerType
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
@@ -58,7 +58,7 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     ]
     file = tmp_path / "load.jsonl"
     file.write_text("\ufeff" + "\r\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n\n")
-    found = _load.read(file)
+    found = _warm_up.read(file)
     assert found.lines == [
         Request("/v1/completions", {"prompt": "Once", "max_tokens": 5}),
         Request("/v1/chat/completions", CHAT),
@@ -70,7 +70,7 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 
 def test_separators_of_unicode_end_no_line(tmp_path: Path) -> None:
     (tmp_path / "load.jsonl").write_text('{"prompt": "one\u2028two\x85three"}', encoding="utf-8")
-    (line,) = _load.read(tmp_path / "load.jsonl").lines
+    (line,) = _warm_up.read(tmp_path / "load.jsonl").lines
     assert line.body == {"prompt": "one\u2028two\x85three"}
 
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, content: str, message: str) -> Non
     file = tmp_path / "load.jsonl"
     file.write_text(content)
     with pytest.raises(ConfigError) as error:
-        _load.read(file)
+        _warm_up.read(file)
     assert str(error.value).startswith(f"--load {file}")
     assert message in str(error.value)
 
@@ -105,10 +105,10 @@ def test_a_file_that_is_wrong(tmp_path: Path, content: str, message: str) -> Non
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigError, match=f"--load {path}: cannot be read: {message}"):
-            _load.read(path)
+            _warm_up.read(path)
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(ConfigError, match="latin: not UTF-8: "):
-        _load.read(tmp_path / "latin")
+        _warm_up.read(tmp_path / "latin")
 
 
 # Requests.
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_warm_up_is_so_many_for_each_server() -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        async with _load.sending(WarmUp(3), list(map(to, servers)), 10) as sent:
+        async with _warm_up.sending(WarmUp(3), list(map(to, servers)), 10) as sent:
             for server in servers:
                 await server.heard("completions", 3)
             await answered(sent, 6)
@@ -139,7 +139,7 @@ def test_a_file_goes_round_until_the_end() -> None:
 
     async def check(servers: list[SimulatedServer]) -> None:
         servers[0].acts["completions"] = [*[Act()] * 7, Act(hang=True, raw=b"")]
-        async with _load.sending(Replay(lines), [to(servers[0])], 10) as sent:
+        async with _warm_up.sending(Replay(lines), [to(servers[0])], 10) as sent:
             await servers[0].heard("completions", 10)  # the last ones hang
             await answered(sent, 7)
         assert (sent.sent, sent.answered, sent.failed) == (10, 7, 0)
@@ -161,7 +161,7 @@ def test_how_many_are_sent_at_once(lines: int, servers: int, clients: int) -> No
         some[0].acts["completions"] = [Act(hang=True, raw=b"")]
         gone = [CheckedServer(role="server", url="http://127.0.0.1:1", replica=None)] * (servers - 1)
         load = Replay([Request("/v1/completions", {"model": "tiny"})] * lines)
-        async with _load.sending(load, [to(some[0]), *gone], 10):
+        async with _warm_up.sending(load, [to(some[0]), *gone], 10):
             await some[0].heard("completions", clients)
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -176,7 +176,7 @@ def test_what_fails_is_counted_and_ends_nothing() -> None:
         refusing.acts["completions"] = [Act(status=429, content=b'{"error":\n "too many"}')]
         without_model.acts["models"] = [Act(content=b'{"data": []}')]
         await gone.stop()
-        async with _load.sending(WarmUp(1), list(map(to, servers)), 10) as sent:
+        async with _warm_up.sending(WarmUp(1), list(map(to, servers)), 10) as sent:
             await answered(sent, 4)
         assert (sent.sent, sent.answered, sent.failed) == (4, 1, 3)
         assert sent.first_error is not None
@@ -186,7 +186,7 @@ def test_what_fails_is_counted_and_ends_nothing() -> None:
             (refusing, f'{refusing.url}: /v1/completions answered 429: {{"error": "too many"}}'),
             (without_model, f"{without_model.url}: /v1/models names no model."),
         ):
-            async with _load.sending(WarmUp(1), [to(server)], 10) as sent:
+            async with _warm_up.sending(WarmUp(1), [to(server)], 10) as sent:
                 await answered(sent, 1)
             assert sent.first_error == message
         assert good.commands() == ["models", "completions"]
@@ -197,7 +197,7 @@ def test_what_fails_is_counted_and_ends_nothing() -> None:
 def test_an_answer_that_takes_too_long() -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[0].acts["completions"] = [Act(hang=True, raw=b"")]
-        async with _load.sending(WarmUp(1), [to(servers[0])], 0.05) as sent:
+        async with _warm_up.sending(WarmUp(1), [to(servers[0])], 0.05) as sent:
             await servers[0].heard("completions", 1)
             await answered(sent, 1)
         assert "/v1/completions gave no answer within 0.05 seconds" in str(sent.first_error)
@@ -207,7 +207,7 @@ def test_an_answer_that_takes_too_long() -> None:
 
 def test_nothing_is_sent() -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        async with _load.sending(None, [to(servers[0])], 10):
+        async with _warm_up.sending(None, [to(servers[0])], 10):
             await asyncio.sleep(0)
         assert servers[0].arrivals == []
 
@@ -224,13 +224,13 @@ def test_half_workers_are_asked_through_their_router(monkeypatch: pytest.MonkeyP
             to(decode, WorkerType.DECODE, router),
             to(whole, WorkerType.REGULAR, router),
         ]
-        _load.check(WarmUp(2), chosen)
-        async with _load.sending(WarmUp(2), chosen, 10) as sent:
+        _warm_up.check(WarmUp(2), chosen)
+        async with _warm_up.sending(WarmUp(2), chosen, 10) as sent:
             await answered(sent, 6)
         assert [len(bodies(server)) for server in servers] == [4, 0, 0, 2]
         keys = [{arrival.headers["authorization"] for arrival in server.arrivals} for server in (router, whole)]
         assert keys == [{"Bearer a key"}, {"Bearer a token"}]
-        async with _load.sending(Replay([Request("/v1/completions", {"model": "tiny"})]), chosen[:2], 10):
+        async with _warm_up.sending(Replay([Request("/v1/completions", {"model": "tiny"})]), chosen[:2], 10):
             await router.heard("completions", 9)
         assert (prefill.arrivals, decode.arrivals) == ([], [])
 
@@ -241,4 +241,4 @@ def test_half_workers_without_a_router_are_refused() -> None:
     half = CheckedServer(role="server", url="http://10.0.0.1:8000", replica=0, worker_type=WorkerType.PREFILL)
     for load, option in ((WarmUp(1), "--warmup-requests"), (Replay([]), "--load")):
         with pytest.raises(ConfigError, match=f"{option}: http://10.0.0.1:8000 does only prefill, so it cannot"):
-            _load.check(load, [half])
+            _warm_up.check(load, [half])

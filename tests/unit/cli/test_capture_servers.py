@@ -16,7 +16,7 @@ import attrs
 import pytest
 from typer.testing import Result
 
-from profdeck.cli import _watch
+from profdeck.cli import _capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import Answer, Reply, RequestState
 from simulated_servers import (
@@ -571,7 +571,9 @@ def reply(state: RequestState, iterations: int = 0) -> Reply:
 def test_how_far_they_are() -> None:
     states = [RequestState.ARMED, RequestState.RECORDING, RequestState.WRITING, RequestState.ENDED]
     far = [
-        _watch.Progressed.of(f"http://{state}", Answer(ranks=(reply(RequestState.IDLE), reply(state, count))))
+        _capture_progress.Progressed.of(
+            f"http://{state}", Answer(ranks=(reply(RequestState.IDLE), reply(state, count)))
+        )
         for count, state in enumerate(states)
     ]
     assert [(one.recorded, one.writing, one.iterations) for one in far] == [
@@ -580,16 +582,22 @@ def test_how_far_they_are() -> None:
         (True, True, 2),
         (True, False, 3),
     ]
-    assert _watch.say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
-    assert _watch.say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
-    assert _watch.say_windows(far[:1], 1, 1) == "Recording 1 iteration"
-    assert _watch.say_windows([], None, 1) == "Recording"
+    assert _capture_progress.say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
+    assert _capture_progress.say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
+    assert _capture_progress.say_windows(far[:1], 1, 1) == "Recording 1 iteration"
+    assert _capture_progress.say_windows([], None, 1) == "Recording"
     waiting = attrs.evolve(far[0], waits_for="trainer, step3")
-    assert _watch.say_windows([waiting], 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
-    assert _watch.say_files(far) == "Waiting for the files of http://writing"
-    assert _watch.say_files(far[2:3] * 4) == "Waiting for the files of http://writing, http://writing and 2 more"
-    assert _watch.say_files(far[3:]) == "Collecting the files"
-    assert _watch.amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
-    assert _watch.amount(far, None, stopping=False) == (0, None)
-    assert _watch.amount([], 3, stopping=False) == (0, None)
-    assert _watch.amount(far, 3, stopping=True) == (3, 4)
+    assert (
+        _capture_progress.say_windows([waiting], 1, 1)
+        == "Recording 1 iteration (http://armed waits for trainer, step3)"
+    )
+    assert _capture_progress.say_files(far) == "Waiting for the files of http://writing"
+    assert (
+        _capture_progress.say_files(far[2:3] * 4)
+        == "Waiting for the files of http://writing, http://writing and 2 more"
+    )
+    assert _capture_progress.say_files(far[3:]) == "Collecting the files"
+    assert _capture_progress.amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
+    assert _capture_progress.amount(far, None, stopping=False) == (0, None)
+    assert _capture_progress.amount([], 3, stopping=False) == (0, None)
+    assert _capture_progress.amount(far, 3, stopping=True) == (3, 4)

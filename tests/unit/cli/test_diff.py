@@ -10,7 +10,7 @@ import pytest
 from typer.testing import Result
 
 from profdeck.base.errors import TraceError
-from profdeck.cli import _traces
+from profdeck.cli import _trace_options
 from profdeck.traces.analysis.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
 
 Cli = Callable[..., Result]
@@ -241,7 +241,7 @@ def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, mon
         read.append(paths)
         return run(rank(1100)), ["rank1.trace.json: it is empty"]
 
-    monkeypatch.setattr(_traces, "summarise_paths", summarise)
+    monkeypatch.setattr(_trace_options, "summarise_paths", summarise)
     result = cli("diff", document("a.json", rank()), tmp_path, "--fail-over", "5%")
     assert read == [[tmp_path]]
     assert (result.exit_code, result.stderr) == (4, "error: rank1.trace.json: it is empty\n")
@@ -251,7 +251,7 @@ def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, mon
 def test_what_could_not_be_read_is_told_even_if_nothing_is_left(
     cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_traces, "summarise_paths", lambda _: (run(), ["rank0.trace.json: it is empty"]))
+    monkeypatch.setattr(_trace_options, "summarise_paths", lambda _: (run(), ["rank0.trace.json: it is empty"]))
     result = cli("diff", document("a.json", rank()), tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
     assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
@@ -269,7 +269,7 @@ def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: py
     def fail(paths: Sequence[Path]) -> tuple[RunSummary, list[str]]:
         raise TraceError(f"{paths[0].name}: there is no trace below this directory.")
 
-    monkeypatch.setattr(_traces, "summarise_paths", fail)
+    monkeypatch.setattr(_trace_options, "summarise_paths", fail)
     path = document("a.json", rank())
     result = cli("diff", path, path.parent)
     assert (result.exit_code, result.stdout) == (4, "")

@@ -10,7 +10,7 @@ import ascend_files
 import pytest
 from typer.testing import Result
 
-from profdeck.cli._output import size
+from profdeck.cli.kit import size
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]

@@ -1,4 +1,4 @@
-"""How commands print: one JSON document or tables on stdout, progress on stderr."""
+"""What commands share, and those of plugins may use: output, exit codes, and options of several commands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from profdeck.cli._exit import ExitCode
+from profdeck.base.errors import CaptureError, ConfigError, PluginError, ProfdeckError
 
 _REFRESH_EVERY_S = 0.1
 
@@ -117,3 +118,49 @@ def _leave() -> NoReturn:
     """End quietly: nobody reads stdout any more, and the interpreter must not flush it into the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(ExitCode.BROKEN_PIPE)
+
+
+class ExitCode(IntEnum):
+    """The exit codes of all commands."""
+
+    OK = 0
+    """The command did what was asked, and the answer is yes, if it was a question."""
+    INCOMPLETE = 1
+    """A recording is not complete: `profdeck ls` found something partial, missing or failed, or none was made."""
+    USAGE = 2
+    """The command line or the config is wrong."""
+    PLUGIN = 3
+    """A plugin cannot be used: it is unknown, broken, or its library is missing or of an unsupported version."""
+    UNREADABLE = 4
+    """A file or directory cannot be read, or is not what the command reads."""
+    REGRESSION = 5
+    """`profdeck diff --fail-over` found that something got slower."""
+    INTERRUPTED = 130
+    """Ended by Ctrl-C."""
+    BROKEN_PIPE = 141
+    """Whoever read the output went away, as in ``profdeck ls RUN | head -1``."""
+
+
+def exit_code(error: ProfdeckError) -> ExitCode:
+    """Return the exit code that an error ends the command line with."""
+    match error:
+        case ConfigError():
+            return ExitCode.USAGE
+        case PluginError():
+            return ExitCode.PLUGIN
+        case CaptureError():
+            return ExitCode.INCOMPLETE
+        case _:
+            return ExitCode.UNREADABLE
+
+
+SOURCE = "--set"
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        SOURCE,
+        metavar="KEY=VALUE",
+        help="Set a config value over file and environment, such as trainer.options.with_stack=true. Repeatable.",
+    ),
+]

@@ -13,7 +13,7 @@ import attrs
 import typer
 
 from profdeck.base.errors import ConfigError
-from profdeck.cli import _output
+from profdeck.cli import kit
 from profdeck.config.schedule import parse_span
 from profdeck.records.run_directory import RUN_FILE
 
@@ -173,7 +173,7 @@ def new_file(destination: Path) -> Path:
     for parent in destination.resolve().parents:
         if (parent / RUN_FILE).exists():
             raise ConfigError(
-                f"{_output.short(destination.absolute())} would lie in the run {parent}, and be taken for one of its "
+                f"{kit.short(destination.absolute())} would lie in the run {parent}, and be taken for one of its "
                 "traces: choose an --output elsewhere."
             )
     return destination

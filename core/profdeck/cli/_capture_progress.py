@@ -10,7 +10,7 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from profdeck.cli._servers import CheckedServer
+from profdeck.cli._checked_servers import CheckedServer
 from profdeck.records.request import Answer, RequestState
 from profdeck.replicas.fan_out import fan_out
 

@@ -11,8 +11,8 @@ import typer
 
 from profdeck.after_run import record
 from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
-from profdeck.cli import _output, ls, summary
-from profdeck.cli._exit import ExitCode
+from profdeck.cli import kit, ls, summary
+from profdeck.cli.kit import ExitCode
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -63,10 +63,10 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
     report = _read(wish.run, request, plan, processes)
     if all(map(waiting.is_over, processes)):
         requests.forget(wish.run, request)
-        with _output.progress("Waiting for the finish"):
+        with kit.progress("Waiting for the finish"):
             record.await_finishes(report)
     else:
-        _say(f"The capture goes on. See it later with: profdeck ls {_output.short(wish.run)}")
+        _say(f"The capture goes on. See it later with: profdeck ls {kit.short(wish.run)}")
     _report(report, request, plan, processes, json=json)
 
 
@@ -118,8 +118,8 @@ class _Waiting:
     def for_plan(self) -> StepPlan | None:
         """Wait until the steps are agreed on; None if the time is over before, or the job."""
         run, request = self.wish.run, self.request
-        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {_output.short(run)}.")
-        with _output.progress("Waiting for a global step to begin") as on_progress:
+        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {kit.short(run)}.")
+        with kit.progress("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(run, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
@@ -131,7 +131,7 @@ class _Waiting:
         """Wait until the capture is over in all processes, or the time is."""
         steps = _steps(plan)
         _say(f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}.")
-        with _output.progress(f"Capturing {steps}") as on_progress:
+        with kit.progress(f"Capturing {steps}") as on_progress:
             while True:
                 late, processes = self._is_late(), self.processes()
                 over = sum(map(self.is_over, processes))
@@ -163,7 +163,7 @@ class _Waiting:
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe(error)}"
-        return f"The capture has begun, and goes on. See it with: profdeck ls {_output.short(run)}"
+        return f"The capture has begun, and goes on. See it with: profdeck ls {kit.short(run)}"
 
     def _is_late(self) -> bool:
         return time.monotonic() >= self.deadline_s
@@ -206,7 +206,7 @@ def _report(
     left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
     complete = report.status is Status.COMPLETE and not left_out
     if json:
-        _output.print_json(
+        kit.print_json(
             {
                 "run": str(report.path),
                 "complete": complete,
@@ -220,9 +220,9 @@ def _report(
         ls.show(report)
         for process, reason in left_out.items():
             if not process.captures:  # whose manifest says it
-                _output.stdout().print(f"{process.name}, {process.at}: {reason}.")
+                kit.stdout().print(f"{process.name}, {process.at}: {reason}.")
         if any(rank.events for found in report.captures for rank in found.ranks):
-            _output.stdout().print()
+            kit.stdout().print()
             summary.command(_folders(report.path, plan), top=8)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)

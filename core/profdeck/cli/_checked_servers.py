@@ -22,7 +22,7 @@ from profdeck.base.entry_points import installed
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.version import __version__
-from profdeck.cli import _output
+from profdeck.cli import kit
 from profdeck.config.targets import TargetsConfig, WorkerType
 from profdeck.engine.transport.http_engine import About, HttpEngine
 from profdeck.replicas.discovery import Target
@@ -207,7 +207,7 @@ async def check_all(servers: Sequence[CheckedServer]) -> None:
         await server.check({} if server.backend else backends)
         on_progress(done := done + 1, len(servers))
 
-    with _output.progress(f"Checking {len(servers)} server{'' if len(servers) == 1 else 's'}") as on_progress:
+    with kit.progress(f"Checking {len(servers)} server{'' if len(servers) == 1 else 's'}") as on_progress:
         on_progress(done, len(servers))
         results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
     for server, result in zip(servers, results, strict=True):
@@ -332,7 +332,7 @@ def show(servers: Sequence[CheckedServer]) -> None:
     }
     told = {name: cells for name, cells in columns.items() if any(cells)}
     if shown:
-        table = _output.table(*told)
+        table = kit.table(*told)
         table.columns[0].no_wrap = True
         for row in zip(*told.values(), strict=True):
             table.add_row(*row)
@@ -351,7 +351,7 @@ def warn_of_versions(servers: Iterable[CheckedServer]) -> None:
             of[server.about.profdeck].append(server.name)
     for version, names in of.items():
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        _output.warn(
+        kit.warn(
             f"{which}: profdeck is {version} there and {__version__} here. If they do not understand each "
             "other, install the same version on both sides."
         )

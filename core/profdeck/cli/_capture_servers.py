@@ -13,9 +13,9 @@ import typer
 
 from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
-from profdeck.cli import _load, _output, _servers
-from profdeck.cli._servers import CheckedServer
-from profdeck.cli._watch import watching
+from profdeck.cli import _checked_servers, _warm_up, kit
+from profdeck.cli._capture_progress import watching
+from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import RoleConfig
 from profdeck.config.sources import gather, load
 from profdeck.config.targets import TargetsConfig
@@ -51,7 +51,7 @@ class ServerOptions:
     settings: Mapping[str, Any]
     """Other settings, by dotted key."""
     config: Path | None
-    load: _load.Load | None
+    load: _warm_up.Load | None
     iterations: int | None
     timeout_s: float
 
@@ -74,7 +74,7 @@ class ServerCapture:
     captures: tuple[Capture, ...]
     """One per role; none if the start failed."""
     servers: tuple[CheckedServer, ...]
-    sent: _load.Sent | None
+    sent: _warm_up.Sent | None
     """The requests, if any were to be sent."""
     error: CaptureError | None
     """Why the start failed."""
@@ -123,12 +123,12 @@ async def capture(given: ServerOptions) -> ServerCapture:
     allow_files(_FILES + _FILES_PER_SERVER * len(servers))  # each server takes several connections
     await _checked(servers)
     if given.load is not None:
-        _load.check(given.load, servers)
+        _warm_up.check(given.load, servers)
     for role in roles:
-        role.set("backend", _servers.common_backend(role.servers))
+        role.set("backend", _checked_servers.common_backend(role.servers))
     output = None
     if not any("output" in place for place in (given.settings, gather(given.config)[0])):
-        output = await _servers.common_output(servers)
+        output = await _checked_servers.common_output(servers)
     settings = {role.name: _complete(given, roles, role, output) for role in roles}
     fleet = Fleet({role.name: role.profiler(given.config, settings[role.name]) for role in roles})
     try:
@@ -136,7 +136,7 @@ async def capture(given: ServerOptions) -> ServerCapture:
     except CaptureError as error:
         run = _run(given, settings[roles[0].name])
         if len(servers) > 1 and (run / RUN_FILE).exists():
-            error = CaptureError(f"{error} What came of each: profdeck ls {_output.short(run)}")
+            error = CaptureError(f"{error} What came of each: profdeck ls {kit.short(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
     made = tuple(captures.values())
     request = made[0].request
@@ -226,7 +226,7 @@ def _known(role: RoleConfig) -> str | None:
     """Return the backend that servers are said to have; None if they have to be asked."""
     if role.backend == _UNKNOWN:
         return None
-    _servers.engine_backend(role.backend)
+    _checked_servers.engine_backend(role.backend)
     return role.backend
 
 
@@ -248,19 +248,19 @@ async def _checked(servers: list[CheckedServer]) -> None:
         ConfigError: one is a router.
         CaptureError: there is one only, and it cannot be asked.
     """
-    await _servers.check_all(servers)
+    await _checked_servers.check_all(servers)
     if routers := [server.name for server in servers if server.is_router]:
         raise ConfigError(
             f"{', '.join(routers)}: this is a router, which would pass a start and its stop on to any of its workers. "
             "Name it by --router, so that each worker is asked by its own URL."
         )
     if len(servers) > 1:
-        _servers.show(servers)
+        _checked_servers.show(servers)
     elif servers[0].problem is not None:
         raise servers[0].problem
     elif servers[0].reason and servers[0].backend is not None:
-        _output.warn(servers[0].complaint)
-    _servers.warn_of_versions(servers)
+        kit.warn(servers[0].complaint)
+    _checked_servers.warn_of_versions(servers)
 
 
 # The capture.
@@ -268,7 +268,7 @@ async def _checked(servers: list[CheckedServer]) -> None:
 
 async def _recorded(
     given: ServerOptions, fleet: Fleet, servers: list[CheckedServer]
-) -> tuple[dict[str, Capture], _load.Sent | None]:
+) -> tuple[dict[str, Capture], _warm_up.Sent | None]:
     """Start, wait and stop; what is started is stopped, whatever happens.
 
     Raises:
@@ -279,7 +279,7 @@ async def _recorded(
         recording = [server for server in servers if _takes_part(server, captures[server.role])]
         lost: str | None = None
         async with watching(recording, given.iterations) as phase:
-            async with _load.sending(given.load, recording, given.timeout_s) as sent:
+            async with _warm_up.sending(given.load, recording, given.timeout_s) as sent:
                 try:
                     await fleet.await_window(given.timeout_s)
                 except CaptureError as error:  # none answers any more; what is there counts

@@ -23,7 +23,7 @@ import attrs
 
 from profdeck.base.errors import CaptureError, ConfigError, describe
 from profdeck.base.structuring import show
-from profdeck.cli._servers import CheckedServer
+from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.targets import WorkerType
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.http_engine import TOKEN_VARIABLE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profdeck.cli import _output
+from profdeck.cli import kit
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
@@ -58,7 +58,7 @@ def summarise_paths(
 
     classifier = Classifier(load_rules(rules)) if rules else None
     sources = find_sources(paths)
-    with _output.progress("Reading the traces") as on_progress:
+    with kit.progress("Reading the traces") as on_progress:
         summary, errors = summarise_run(
             sources,
             devices_only=devices_only,
