@@ -30,6 +30,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
 from profdeck.engine.engine import Engine
+from profdeck.engine.options import EngineOptions
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.http_client import FILE_TYPE, HttpClient
 from profdeck.engine.transport.http_engine import About, HttpEngine
@@ -460,14 +461,27 @@ def _message(status: int, content: bytes, *, chunked: bool) -> bytes:
     return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + body
 
 
+@attrs.frozen(kw_only=True)
+class SimulatedOptions(EngineOptions):
+    """Options of simulated servers."""
+
+    merge: bool = False
+    """Merge the traces of all ranks. Default: off."""
+
+    @property
+    def merges_ranks(self) -> bool:
+        return self.merge
+
+
 @attrs.define
-class SimulatedBackend(ControlBackend):
+class SimulatedBackend(ControlBackend[SimulatedOptions]):
     """The backend of simulated servers, which have no profiler of their own."""
 
     name: ClassVar[str] = "simulated"
+    Options: ClassVar[type[SimulatedOptions]] = SimulatedOptions
 
     def connect(self, target: object) -> Engine:
-        return HttpEngine(str(target), timeout_s=self._own.rpc_timeout_s)
+        return HttpEngine(str(target), timeout_s=self.options.rpc_timeout_s)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("profdeck")
 
 
 @attrs.define
-class NpuBackend(Backend):
+class NpuBackend(Backend[NpuOptions]):
     """Records this process with ``torch_npu.profiler``."""
 
     name: ClassVar[str] = "npu"
@@ -32,10 +32,6 @@ class NpuBackend(Backend):
     device_types: ClassVar[tuple[str, ...]] = ("npu",)
 
     _recorder: NpuRecorder | None = attrs.field(default=None, init=False)
-
-    @property
-    def _own(self) -> NpuOptions:
-        return cast("NpuOptions", self.options)
 
     def preflight(self) -> None:
         """Check that this process can record what the options ask for."""
@@ -46,15 +42,15 @@ class NpuBackend(Backend):
                 f"torch_npu {torch_npu.__version__} sees no NPU, and its profiler needs one. Run where a device is "
                 "visible (ASCEND_RT_VISIBLE_DEVICES, driver, the container's devices), or choose the backend torch."
             )
-        if self._own.analyse and Activity.NPU in self._own.activities:
+        if self.options.analyse and Activity.NPU in self.options.activities:
             cann.check_msprof()
         from torch_npu.profiler import experimental_config
 
         import profdeck_npu.recorder  # noqa: F401  # paid for now rather than in the first captured step
         from profdeck_npu import experimental
 
-        experimental.experimental_config(self._own, experimental_config, torch_npu.__version__)
-        if self._own.with_stack:
+        experimental.experimental_config(self.options, experimental_config, torch_npu.__version__)
+        if self.options.with_stack:
             logger.warning(
                 "options.with_stack: with it, some releases of torch_npu, such as 2.10.0.post4, crash at the end of a "
                 "capture, and every step slows down. Leave it off unless it is needed."
@@ -69,7 +65,7 @@ class NpuBackend(Backend):
 
     def devices(self) -> tuple[str, ...]:
         """Name the NPU that this process uses, as the host calls it."""
-        if Activity.NPU not in self._own.activities:
+        if Activity.NPU not in self.options.activities:
             return ()
         npu = cann.load().npu
         index = npu.current_device()
@@ -90,7 +86,7 @@ class NpuBackend(Backend):
 
         if self._recorder is not None:
             raise CaptureError("This backend is recording already; one capture at a time.")
-        recorder = NpuRecorder(self._own, capture)
+        recorder = NpuRecorder(self.options, capture)
         recorder.start()
         self._recorder = recorder
 
@@ -107,7 +103,7 @@ class NpuBackend(Backend):
         if recorder is None:
             return ()
         recorder.stop()
-        if not self._own.analyse or not recorder.outputs:
+        if not self.options.analyse or not recorder.outputs:
             return recorder.outputs
         *others, last = recorder.outputs
 
@@ -115,7 +111,7 @@ class NpuBackend(Backend):
             artifact = last() if callable(last) else last
             from profdeck_npu import analysis
 
-            analysis.request(recorder.directories, capture, self._own)
+            analysis.request(recorder.directories, capture, self.options)
             return artifact
 
         return [*others, check_and_analyse]

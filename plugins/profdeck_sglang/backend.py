@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define
-class SglangBackend(ControlBackend):
+class SglangBackend(ControlBackend[SglangOptions]):
     """Asks the schedulers of an SGLang engine to record: an engine object of this process, or a server."""
 
     name: ClassVar[str] = "sglang"
@@ -26,20 +26,16 @@ class SglangBackend(ControlBackend):
     health: ClassVar[str] = "/server_info"  # which the schedulers answer; its /health generates a token
     libraries: ClassVar[tuple[Library, ...]] = (LIBRARY,)
 
-    @property
-    def _mine(self) -> SglangOptions:
-        return cast("SglangOptions", self.options)
-
     def connect(self, target: object) -> Engine:
         """Take an `Engine` or its tokenizer manager, or the URL of a server."""
         if isinstance(target, str):
             from profdeck_sglang.server import SglangServer
 
-            return SglangServer(target, timeout_s=self._mine.rpc_timeout_s)
+            return SglangServer(target, timeout_s=self.options.rpc_timeout_s)
         from profdeck_sglang.engines import SglangObject
 
         self.libraries[0].require(self.name)
-        return SglangObject(target, timeout_s=self._mine.rpc_timeout_s)
+        return SglangObject(target, timeout_s=self.options.rpc_timeout_s)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
@@ -52,4 +48,4 @@ class SglangBackend(ControlBackend):
         """Use SGLang's own profiler."""
         from profdeck_sglang.own_profiler import SglangCapture
 
-        return SglangCapture(cast("SglangEngine", engine), self._mine, capture, request)
+        return SglangCapture(cast("SglangEngine", engine), self.options, capture, request)

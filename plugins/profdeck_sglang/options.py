@@ -15,6 +15,14 @@ from profdeck.engine.options import EngineOptions
 class SglangOptions(EngineOptions):
     """Options of the backend `sglang`."""
 
+    profile_by_stage: bool = False
+    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
+    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
+
+    merge_profiles: bool = False
+    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
+    on this host, or that `collect` fetches."""
+
     start_step: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     """The first forward pass to record, as SGLang counts them from the launch of each scheduler (its `forward_ct`).
     Default: none, the role's `iterations.skip` counts from the start of the capture. Refused once that pass is over,
@@ -37,6 +45,16 @@ class SglangOptions(EngineOptions):
         super().__attrs_post_init__()
         if self.start_step is not None and self.profile_by_stage:
             raise ValueError("start_step: profile_by_stage counts prefill and decode apart; use iterations.skip")
+
+    @property
+    def separates_kinds(self) -> bool:
+        """Whether kinds of batches are recorded apart."""
+        return self.profile_by_stage
+
+    @property
+    def merges_ranks(self) -> bool:
+        """Whether the traces of all ranks are merged."""
+        return self.merge_profiles
 
     def for_processes(self) -> Mapping[str, Any]:
         """Return what the schedulers' side and the frontends' read."""

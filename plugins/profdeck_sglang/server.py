@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from profdeck.base.errors import CaptureError, TargetError
@@ -44,10 +43,6 @@ class SglangServer(HttpEngine, SglangEngine):
         """Tell by the address: other names of this host count as other hosts."""
         return self.url.host in {"127.0.0.1", "localhost", "::1"}
 
-    async def environment(self) -> Mapping[str, str]:
-        """Return that of the process which listens at the port; empty if that cannot be seen."""
-        return await self.call(_environment_of, self.url.port) if await self.is_here() else {}
-
     async def _info(self) -> dict[str, Any] | None:
         response = await self.request("GET", "/server_info")
         try:
@@ -65,28 +60,3 @@ class SglangServer(HttpEngine, SglangEngine):
                 "See the server's log.",
             )
         self.expect_success(response)
-
-
-def _environment_of(port: int) -> Mapping[str, str]:
-    sockets = {Path(f"socket:[{inode}]") for inode in _listening(port)}
-    for process in Path("/proc").glob("[0-9]*") if sockets else ():
-        try:
-            if any(link.readlink() in sockets for link in (process / "fd").iterdir()):
-                pairs = (process / "environ").read_text(errors="replace").split("\0")
-                return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        except OSError:  # it has ended, or is somebody else's
-            continue
-    return {}
-
-
-def _listening(port: int) -> Iterator[str]:
-    """Yield the inodes of sockets that listen at a port of this host; see proc_net_tcp in the kernel's docs."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9]

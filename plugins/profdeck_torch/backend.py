@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define
-class TorchBackend(Backend):
+class TorchBackend(Backend[TorchOptions]):
     """Records this process with ``torch.profiler``: CUDA when present, CPU otherwise."""
 
     name: ClassVar[str] = "torch"
@@ -31,10 +31,6 @@ class TorchBackend(Backend):
     _recorder: TorchRecorder | None = attrs.field(default=None, init=False)
     _end: ExitStack = attrs.field(factory=ExitStack, init=False)
 
-    @property
-    def _own(self) -> TorchOptions:
-        return cast("TorchOptions", self.options)
-
     def preflight(self) -> None:
         """Check that this process can record what the options ask for."""
         import torch
@@ -42,7 +38,7 @@ class TorchBackend(Backend):
 
         import profdeck_torch.recorder  # noqa: F401  # paid for now rather than in the first captured step
 
-        if Activity.CUDA in (self._own.activities or ()):
+        if Activity.CUDA in (self.options.activities or ()):
             if not torch.cuda.is_available():
                 built = f"torch {torch.__version__} sees no CUDA device"
                 raise ConfigError(
@@ -54,7 +50,7 @@ class TorchBackend(Backend):
                     f"options.activities asks for cuda, but torch {torch.__version__} was built without CUPTI."
                 )
         for option in ("cuda_profiler_range", "memory_snapshot"):
-            if getattr(self._own, option) and not torch.cuda.is_available():
+            if getattr(self.options, option) and not torch.cuda.is_available():
                 raise ConfigError(f"options.{option} needs CUDA, and torch {torch.__version__} sees no CUDA device.")
 
     def identify(self) -> Identity | None:
@@ -67,14 +63,14 @@ class TorchBackend(Backend):
         """Return what is observed: as asked, else the CPU and the device that is there."""
         import torch
 
-        if self._own.activities is not None:
-            return self._own.activities
-        device = torch.cuda.is_available() and not self._own.cuda_profiler_range
+        if self.options.activities is not None:
+            return self.options.activities
+        device = torch.cuda.is_available() and not self.options.cuda_profiler_range
         return (Activity.CPU, Activity.CUDA) if device else (Activity.CPU,)
 
     def devices(self) -> tuple[str, ...]:
         """Name the GPU that this process uses; the CPU records each process by itself and is not leased."""
-        if Activity.CUDA not in self.activities() and not self._own.cuda_profiler_range:
+        if Activity.CUDA not in self.activities() and not self.options.cuda_profiler_range:
             return ()
         import torch
 
@@ -90,12 +86,12 @@ class TorchBackend(Backend):
             raise CaptureError("This backend is recording already; one capture at a time.")
         outputs: list[Output] = []
         with ExitStack() as recording:  # ended in reverse: nsys does not see the export, the snapshot sees it all
-            if self._own.memory_snapshot:
-                recording.enter_context(cuda.memory_history(capture, self._own.memory_snapshot_entries, outputs))
-            recorder = TorchRecorder(self._own, self.activities(), capture, outputs)
+            if self.options.memory_snapshot:
+                recording.enter_context(cuda.memory_history(capture, self.options.memory_snapshot_entries, outputs))
+            recorder = TorchRecorder(self.options, self.activities(), capture, outputs)
             recorder.start()
             recording.callback(recorder.stop)
-            if self._own.cuda_profiler_range:
+            if self.options.cuda_profiler_range:
                 recording.enter_context(cuda.profiler_range())
             self._end = recording.pop_all()
             self._recorder = recorder

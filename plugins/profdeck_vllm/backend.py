@@ -19,23 +19,19 @@ if TYPE_CHECKING:
 
 
 @attrs.define
-class VllmBackend(ControlBackend):
+class VllmBackend(ControlBackend[VllmOptions]):
     """Asks the workers of a vLLM engine to record: an engine object of this process, or a server."""
 
     name: ClassVar[str] = "vllm"
     Options: ClassVar[type[VllmOptions]] = VllmOptions
     libraries: ClassVar[tuple[Library, ...]] = (LIBRARY,)
 
-    @property
-    def _mine(self) -> VllmOptions:
-        return cast("VllmOptions", self.options)
-
     def connect(self, target: object) -> Engine:
         """Take an `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` object, or the URL of a server."""
         if isinstance(target, str):
             from profdeck_vllm.server import VllmServer
 
-            return VllmServer(target, timeout_s=self._mine.rpc_timeout_s)
+            return VllmServer(target, timeout_s=self.options.rpc_timeout_s)
         from profdeck_vllm.engines import VllmObject
 
         self.libraries[0].require(self.name)
@@ -50,11 +46,11 @@ class VllmBackend(ControlBackend):
 
     def check(self) -> None:
         """Refuse what engines with profdeck in their workers do not have."""
-        if self._mine.stages is not None:
+        if self.options.stages is not None:
             raise CaptureError("options.stages choose the stages of a vLLM-Omni pipeline, and this engine has none.")
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Use vLLM's own profiler."""
         from profdeck_vllm.own_profiler import VllmCapture
 
-        return VllmCapture(cast("VllmEngine", engine), self._mine, capture, request)
+        return VllmCapture(cast("VllmEngine", engine), self.options, capture, request)

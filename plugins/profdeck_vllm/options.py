@@ -14,6 +14,14 @@ from profdeck.engine.options import EngineOptions
 class VllmOptions(EngineOptions):
     """Options of the backend `vllm`."""
 
+    profile_by_stage: bool = False
+    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
+    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
+
+    merge_profiles: bool = False
+    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
+    on this host, or that `collect` fetches."""
+
     detailed_trace_annotation: bool = False
     """Name each iteration in the trace with the attention work of its prefill and decode requests, as vLLM's option of
     this name does, for roofline models. Default: off, requests and tokens only."""
@@ -24,6 +32,16 @@ class VllmOptions(EngineOptions):
 
     stages: tuple[int, ...] | None = None
     """Stages of a vLLM-Omni pipeline to record. Default: all. Other engines have none."""
+
+    @property
+    def separates_kinds(self) -> bool:
+        """Whether kinds of batches are recorded apart."""
+        return self.profile_by_stage
+
+    @property
+    def merges_ranks(self) -> bool:
+        """Whether the traces of all ranks are merged."""
+        return self.merge_profiles
 
     def for_processes(self) -> Mapping[str, Any]:
         """Return what the workers' side and the frontend's read."""

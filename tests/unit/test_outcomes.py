@@ -106,7 +106,7 @@ class Backend(ControlBackend):
     natively: Callable[..., Any] | None = None
 
     def connect(self, target: object) -> Engine:
-        return HttpEngine(str(target), timeout_s=self._own.rpc_timeout_s)
+        return HttpEngine(str(target), timeout_s=self.options.rpc_timeout_s)
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Any:
         assert self.natively is not None

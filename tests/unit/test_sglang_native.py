@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +15,6 @@ from profdeck.records.request import CaptureRequest
 from profdeck_sglang.options import SglangOptions
 from profdeck_sglang.own_profiler import SglangCapture
 from profdeck_sglang.server import SglangServer
-
-LISTEN = """
-import socket
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-input()
-"""
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """The port of a process that listens, with a variable in its environment."""
-    with subprocess.Popen(
-        [sys.executable, "-c", LISTEN],
-        env=os.environ | {"SGLANG_PROFILE_V2": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-        process.communicate("\n")
-
-
-def environment(url: str) -> dict[str, str]:
-    return dict(asyncio.run(SglangServer(url, timeout_s=1).environment()))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which process listens at a port")
-def test_the_environment_of_a_server_on_this_host_is_that_of_the_process_that_listens(port: int) -> None:
-    assert "SGLANG_PROFILE_V2" not in os.environ
-    assert environment(f"http://127.0.0.1:{port}")["SGLANG_PROFILE_V2"] == "1"
-    assert environment(f"http://localhost:{port}/")["SGLANG_PROFILE_V2"] == "1"
-
-
-def test_the_environment_of_others_is_not_known(port: int) -> None:
-    assert environment(f"http://192.0.2.1:{port}") == {}  # an address of the documentation's
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and nobody listens
-        assert environment(f"http://127.0.0.1:{bound.getsockname()[1]}") == {}
 
 
 @pytest.fixture

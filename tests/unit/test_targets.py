@@ -447,7 +447,11 @@ def test_a_target_without_its_own_file_has_the_traces_of_its_ranks(
     file.unlink() if damage != "empty" else file.write_text("")
     if damage == "never written":
         manifest = manifests(tmp_path, "target.*")[0]
-        artifact = manifest["artifacts"][0] | {"size_bytes": 0, "whole": False, "problem": "merge_profiles: no"}
+        artifact = manifest["artifacts"][0] | {
+            "size_bytes": 0,
+            "whole": False,
+            "problem": "The ranks are not merged: no",
+        }
         edit(tmp_path, "target.step1.json", artifacts=[artifact], status="partial")
     assert the_target(tmp_path).status is Status.PARTIAL
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic
 
 import attrs
 from packaging.specifiers import SpecifierSet
+from typing_extensions import TypeVar
 
 from profdeck.base.errors import IncompatibleLibraryError, MissingLibraryError
 from profdeck.base.identity import Identity
@@ -56,9 +57,12 @@ class Library:
             )
 
 
+OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, default=CommonOptions, covariant=True)
+
+
 @attrs.define
-class Backend:
-    """Base class of backends: subclass it, set the class variables, implement the three hooks.
+class Backend(Generic[OptionsT_co]):
+    """Base class of backends: subclass it for its options, set the class variables, implement the three hooks.
 
     Built once per process with its checked options. The module that defines the class must import without the
     library that it drives, so that options can be shown and checked on machines that lack it: import the library
@@ -77,7 +81,7 @@ class Backend:
     """The devices whose processes this backend records, in torch's words (``cuda``, ``cpu``, ``npu``): engines ask for
     the backend of their device."""
 
-    options: CommonOptions
+    options: OptionsT_co
 
     def preflight(self) -> None:
         """Check at start-up, before any capture, that this process can record with these options.
@@ -106,7 +110,7 @@ class Backend:
 
 
 @attrs.define
-class EngineBackend(Backend):
+class EngineBackend(Backend[OptionsT_co]):
     """Base class of backends that ask an engine to record: an engine object in this process, or a server.
 
     Each process of the engine records with the device's backend (see `profdeck.engine`) and writes its own manifest.

@@ -66,12 +66,10 @@ class Plugins:
         listeners: by name, what is told of it.
         checked: whether the class of the backend is known to follow the hook specification; a fleet has thousands.
         """
-        self._backend = (
-            _Member(backend.name, _Hooks(backend), records=True)
-            if checked
-            else _member(backend.name, backend, records=True)
-        )
-        self._listeners = [_member(name, listener, records=False) for name, listener in listeners]
+        named = [(backend.name, backend), *listeners]
+        if not checked:
+            _check(named)
+        self._backend, *self._listeners = (_Member(name, _Hooks(plugin), plugin is backend) for name, plugin in named)
 
     async def start(self, capture: Capture, settle: Settle) -> None:
         """Start the backend, then the listeners. A listener that fails is noted and passed over.
@@ -151,40 +149,46 @@ class _Member:
 
 
 class _Hooks:
-    """Calls the hooks of a backend as pluggy does, which takes a millisecond to find them in an object."""
+    """Calls the hooks of one plugin, so that a failure of another cannot end the call. pluggy's own fan-out ends at the
+    first exception.
+    """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, plugin: object) -> None:
+        self.plugin = plugin
 
     def __getattr__(self, hook: str) -> Callable[..., list[Any]]:
-        cls: Any = type(self._backend)
-        taken = _taken(cls, hook)
+        method: Any = getattr(self.plugin, hook, None)
+        if not hasattr(method, f"{NAMESPACE}_impl"):
+            return lambda **_: []
+        taken = _parameters(getattr(method, "__func__", method))
 
         def call(**arguments: object) -> list[Any]:
-            if taken is None:
-                return []
-            return [getattr(self._backend, hook)(**{name: arguments[name] for name in taken})]
+            result = method(**{name: arguments[name] for name in taken if name in arguments})
+            return [] if result is None else [result]
 
         return call
 
 
 @functools.cache
-def _taken(cls: type[Any], hook: str) -> tuple[str, ...] | None:
-    """Return which arguments of a hook a backend wants; None if it does not have the hook."""
-    method: Any = getattr(cls, hook, None)
-    return tuple(inspect.signature(method).parameters)[1:] if hasattr(method, f"{NAMESPACE}_impl") else None
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return which arguments of a hook a plugin takes; a fleet has thousands of one class."""
+    return tuple(inspect.signature(function).parameters)
 
 
-def _member(name: str, plugin: object, *, records: bool) -> _Member:
-    # A manager each: pluggy's own fan-out ends at the first exception.
+def _check(plugins: Iterable[tuple[str, object]]) -> None:
+    """Check plugins against the hook specification.
+
+    Raises:
+        BrokenPluginError: one does not follow it.
+    """
     manager = pluggy.PluginManager(NAMESPACE)
     manager.add_hookspecs(Hooks)
-    try:
-        manager.register(plugin, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise BrokenPluginError(f"The plugin '{name}' does not follow the hook specification: {error}") from None
-    return _Member(name, manager.hook, records)
+    for number, (name, plugin) in enumerate(plugins):
+        try:
+            manager.register(plugin, f"{name} {number}")
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise BrokenPluginError(f"The plugin '{name}' does not follow the hook specification: {error}") from None
 
 
 def load_plugins(backend: Backend, listeners: Iterable[str]) -> Plugins:

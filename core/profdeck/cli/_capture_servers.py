@@ -51,7 +51,7 @@ class ServerOptions:
     settings: Mapping[str, Any]
     """Other settings, by dotted key."""
     config: Path | None
-    load: _warm_up.Load | None
+    warmup_requests: int | None
     iterations: int | None
     timeout_s: float
 
@@ -122,8 +122,8 @@ async def capture(given: ServerOptions) -> ServerCapture:
     servers = [server for role in roles for server in role.servers]
     allow_files(_FILES + _FILES_PER_SERVER * len(servers))  # each server takes several connections
     await _checked(servers)
-    if given.load is not None:
-        _warm_up.check(given.load, servers)
+    if given.warmup_requests is not None:
+        _warm_up.check(servers)
     for role in roles:
         role.set("backend", _checked_servers.common_backend(role.servers))
     output = None
@@ -279,7 +279,7 @@ async def _recorded(
         recording = [server for server in servers if _takes_part(server, captures[server.role])]
         lost: str | None = None
         async with watching(recording, given.iterations) as phase:
-            async with _warm_up.sending(given.load, recording, given.timeout_s) as sent:
+            async with _warm_up.sending(given.warmup_requests, recording, given.timeout_s) as sent:
                 try:
                     await fleet.await_window(given.timeout_s)
                 except CaptureError as error:  # none answers any more; what is there counts
@@ -292,7 +292,7 @@ async def _recorded(
         raise
     finally:
         await fleet.aclose("interrupted")  # the servers must not go on recording
-    return captures, sent if given.load is not None else None
+    return captures, sent if given.warmup_requests is not None else None
 
 
 def _takes_part(server: CheckedServer, capture: Capture) -> bool:

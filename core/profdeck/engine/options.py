@@ -26,14 +26,6 @@ class Auth(StrEnum):
 class EngineOptions(CommonOptions):
     """Options that mean the same in every backend of an engine. Those of `CommonOptions` hold for each worker."""
 
-    profile_by_stage: bool = False
-    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
-    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
-
-    merge_profiles: bool = False
-    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
-    on this host, or that `collect` fetches."""
-
     collect: bool = True
     """At the stop, fetch what ranks have written where this host cannot see it into the run here, through the routes of
     their server. Default: on. Off, or without a server that has these routes, the files stay, and the capture says
@@ -66,17 +58,27 @@ class EngineOptions(CommonOptions):
         if common := sorted(_COMMON.intersection(self.device_options)):
             raise ValueError(f"device_options: give {', '.join(common)} as options of their own, beside device_options")
 
+    @property
+    def separates_kinds(self) -> bool:
+        """Whether prefill, decode and mixed batches are recorded apart, where the role's `stages` chooses none."""
+        return False
+
+    @property
+    def merges_ranks(self) -> bool:
+        """Whether the traces of all ranks are merged into one file beside them."""
+        return False
+
     def for_processes(self) -> Mapping[str, Any]:
         """Return what only the engine's plugin reads in the processes of the engine."""
         return {}
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
         """Add what these options ask of the engine's processes to a request."""
-        by_stage = tuple(BatchKind) if self.profile_by_stage else ()
+        kinds = tuple(BatchKind) if self.separates_kinds else ()
         common = {name: value for name, value in unstructure(self).items() if name in _COMMON and value is not None}
         return attrs.evolve(
             request,
-            stages=request.stages or by_stage,
+            stages=request.stages or kinds,
             options=common | dict(self.device_options),
             engine=self.for_processes(),
         )

@@ -442,7 +442,6 @@ URL = "http://127.0.0.1:1"
         (["--config", "job.yaml"], "--config job.yaml: no role of it says under targets where servers are."),
         (["--config", "job.yaml", "--role", "trainer"], "--role trainer: the config names no servers for it"),
         (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "it has the roles trainer."),
-        (["--url", URL, "--load", "a", "--warmup-requests", "2"], "--warmup-requests and --load both say what to send"),
         (["--run", "run", "--policy", "all"], "--policy is for servers, and needs --url."),
         (["--run", "run", "--warmup-requests", "2"], "--warmup-requests is for servers, and needs --url."),
         (["--router", URL, "--steps", "2"], "--steps is for jobs, and a server has no global steps."),
@@ -458,22 +457,6 @@ def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], 
 # Requests.
 
 
-def test_requests_of_a_file_fill_the_windows(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
-    (tmp_path / "load.jsonl").write_text('{"prompt": "a", "max_tokens": 2}\n{"messages": [], "max_tokens": 1}\n')
-    with fleet(2) as servers:
-        result = cli("capture", *by_url(servers), "--iterations", 20, "--load", "load.jsonl", "--json")
-        assert result.exit_code == 0, result.output
-        for server in servers:
-            sent = [one for one in server.arrivals if one.path.startswith("/v1/") and one.command != "models"]
-            assert sum(one.body["max_tokens"] for one in sent) >= 20
-            assert {one.path for one in sent} == {"/v1/completions", "/v1/chat/completions"}
-            started = next(one for one in server.arrivals if one.command == "start")
-            assert min(one.at_ns for one in sent) > (started.answered_ns or 0)
-    requests = json.loads(result.stdout)["requests"]
-    assert requests["answered"] >= 20
-    assert (requests["failed"], requests["first_error"]) == (0, None)
-
-
 def test_requests_that_fail_are_told(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].acts["completions"] = [Act(status=500), Act()]
@@ -481,15 +464,6 @@ def test_requests_that_fail_are_told(cli: Cli, fleet: Fleet) -> None:
         assert result.exit_code == 0, result.output
         said = f"1 failed. The first failure: {servers[0].url}: /v1/completions answered 500: "
     assert said in words(result.stderr)
-
-
-@pytest.mark.parametrize("content", [None, "", "{"])
-def test_a_file_of_requests_that_is_wrong(cli: Cli, tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "load.jsonl").write_text(content)
-    result = cli("capture", "--url", URL, "--load", "load.jsonl")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "error: --load load.jsonl" in result.stderr
 
 
 def test_half_a_worker_cannot_be_asked_alone(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:

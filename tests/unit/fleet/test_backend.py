@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status, Step, hookimpl
-from profdeck.backends import plugin_host
 from profdeck.backends.recording import sentence
 from profdeck.base.errors import CaptureError, ConfigError, TargetError
 from profdeck.base.identity import Identity
@@ -315,13 +314,11 @@ def test_boundaries_reach_a_backend_that_wants_them(
     def profile_step(_: SimulatedBackend, step: Step) -> None:
         told.append(str(step.unit))
 
-    plugin_host._taken.cache_clear()
     monkeypatch.setattr(SimulatedBackend, "profile_step", profile_step, raising=False)
     with ServersInThread(3) as servers, build(urls(servers), {"steps": ["1..2"]}) as profiler:
         for step in range(4):
             with profiler.capture(step):
                 pass
-    plugin_host._taken.cache_clear()
     assert told == ["global_step"] * 3
     assert manifest().status is Status.COMPLETE
 

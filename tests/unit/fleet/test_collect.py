@@ -252,7 +252,7 @@ def test_merged_are_those_that_were_fetched(
     async def main() -> None:
         async with SimulatedServer(recording(ranks=2, output=there), host="elsewhere", output=str(there)) as server:
             server.gives = there
-            async with build([server.url], {"rollout.options.merge_profiles": True}).capture(1):
+            async with build([server.url], {"rollout.options.merge": True}).capture(1):
                 server.engine.iterate(2)
 
     asyncio.run(asyncio.wait_for(main(), 60))

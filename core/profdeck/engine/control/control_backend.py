@@ -7,9 +7,10 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import attrs
+from typing_extensions import TypeVar
 
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import hookimpl
@@ -57,8 +58,11 @@ class EngineProfiler(Protocol):
         """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
 
 
+EngineOptionsT_co = TypeVar("EngineOptionsT_co", bound=EngineOptions, default=EngineOptions, covariant=True)
+
+
 @attrs.define
-class ControlBackend(EngineBackend):
+class ControlBackend(EngineBackend[EngineOptionsT_co]):
     """Asks the processes of an engine to record: an engine object of this process, or a server."""
 
     Options: ClassVar[type[EngineOptions]] = EngineOptions
@@ -89,10 +93,6 @@ class ControlBackend(EngineBackend):
         raise NotImplementedError
 
     @property
-    def _own(self) -> EngineOptions:
-        return cast("EngineOptions", self.options)
-
-    @property
     def engine(self) -> Engine:
         """The bound target."""
         assert self._engine is not None  # noqa: S101  # core binds before it starts
@@ -116,7 +116,7 @@ class ControlBackend(EngineBackend):
         if actor is None:
             self._engine = self.connect(target)
         else:
-            self._engine = RayEngine(actor, backend=self.name, options=self._own)
+            self._engine = RayEngine(actor, backend=self.name, options=self.options)
         return self._engine.name
 
     @hookimpl
@@ -175,7 +175,7 @@ class ControlBackend(EngineBackend):
 
     async def _start(self, capture: Capture) -> None:
         assert capture.request is not None  # noqa: S101  # core makes it for targets
-        request = self._own.complete(capture.request)
+        request = self.options.complete(capture.request)
         enabled, self._enabled, self.outcome, self.fix = self._enabled, None, None, None
         try:
             if enabled if enabled is not None else await self.engine.has_profdeck():
@@ -240,11 +240,11 @@ class ControlBackend(EngineBackend):
         if native is not None:
             await native.stop()
             self.outcome, self.fix = native.outcome, native.fix
-            return await self._merged(capture, native.manifests) if self._own.merge_profiles else ()
+            return await self._merged(capture, native.manifests) if self.options.merges_ranks else ()
         asked, self._asked = self._asked, None
         if asked is None:
             return ()
-        limit_s = self._own.flush_timeout_s
+        limit_s = self.options.flush_timeout_s
         try:
             answer = await self._asked_to_stop(asked, " ".join(capture.problems) or None)
             until = time.monotonic() + limit_s
@@ -256,10 +256,10 @@ class ControlBackend(EngineBackend):
             return ()
         self.outcome = _judge(capture, asked, answer)
         files, late = RankFiles(capture, asked), f"The time was over, flush_timeout_s={limit_s:g} seconds"
-        await files.collect(self.engine, answer, fetch=self._own.collect, until=until, late=late)
+        await files.collect(self.engine, answer, fetch=self.options.collect, until=until, late=late)
         if self.outcome.ends_well and not files.complete:
             self.outcome = Outcome.FILES_MISSING
-        return await self._merged(capture, files.manifests) if self._own.merge_profiles else ()
+        return await self._merged(capture, files.manifests) if self.options.merges_ranks else ()
 
     async def _asked_to_stop(self, asked: CaptureRequest, reason: str | None) -> Answer:
         try:
@@ -280,7 +280,7 @@ class ControlBackend(EngineBackend):
                 writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
                 late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
                 capture.problems.append(
-                    f"After flush_timeout_s={self._own.flush_timeout_s:g} seconds the files of {late} are not whole."
+                    f"After flush_timeout_s={self.options.flush_timeout_s:g} seconds the files of {late} are not whole."
                 )
                 break
             await self.engine.sleep(pause_s)
@@ -291,7 +291,7 @@ class ControlBackend(EngineBackend):
     async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
         """Merge the traces of all ranks, as far as they are here."""
         if not manifests:
-            capture.problems.append("merge_profiles: there are no traces that can be seen from this host.")
+            capture.problems.append("The ranks are not merged: no trace of theirs is on this host.")
             return ()
         return await self.engine.call(merge_ranks, capture, manifests)
 

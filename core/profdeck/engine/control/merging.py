@@ -26,7 +26,7 @@ def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifac
     try:
         check = merge_traces(sources, destination)
     except (OSError, ProfdeckError) as error:
-        problem = f"merge_profiles: {describe(error)}"
+        problem = f"The ranks are not merged: {describe(error)}"
         return [Artifact(path=destination, kind="merged_trace", whole=False, problem=problem)]
     return [
         Artifact(
