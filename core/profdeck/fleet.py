@@ -191,7 +191,7 @@ class Fleet:
         return FleetStage(self, name)
 
     def _due(self, global_step: int) -> list[Profiler]:
-        return [profiler for profiler, controller in self._controllers.items() if not controller.idle_at(global_step)]
+        return [profiler for profiler, controller in self._controllers.items() if controller.enter(global_step)]
 
     def _at_work(self) -> list[Profiler]:
         return [profiler for profiler, controller in self._controllers.items() if not controller.at_rest]

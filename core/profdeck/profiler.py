@@ -106,7 +106,7 @@ class Profiler:
         Returns:
             The running capture, or None.
         """
-        if self._controller is None or self._controller.idle_at(global_step):
+        if self._controller is None or not self._controller.enter(global_step):
             return None
         return drive(self._controller.start(global_step, self._settle_now))
 
@@ -157,7 +157,7 @@ class Profiler:
 
     async def astart(self, global_step: int) -> Capture | None:
         """Do what `start` does, without blocking the event loop while the backend waits."""
-        if self._controller is None or self._controller.idle_at(global_step):
+        if self._controller is None or not self._controller.enter(global_step):
             return None
         return await self._controller.start(global_step, await_it)
 
@@ -220,7 +220,7 @@ class Profiler:
 
     def _leave(self) -> None:
         if self._controller is not None:
-            self._controller.leave()
+            self._controller.pause_requests()
 
     def _changed(self, capture: Capture | None) -> None:
         self._recording = capture is not None
@@ -299,7 +299,7 @@ class StageScope:
 
     def __exit__(self, *error: object) -> None:
         if self._controller is not None and self._pop(error):
-            drive(self._controller.end(_reason(cast("BaseException | None", error[1])), self._settle_now))
+            drive(self._controller.stop_capture(_reason(cast("BaseException | None", error[1])), self._settle_now))
 
     async def __aenter__(self) -> Self:
         if self._controller is not None:
@@ -308,7 +308,7 @@ class StageScope:
 
     async def __aexit__(self, *error: object) -> None:
         if self._controller is not None and self._pop(error):
-            await self._controller.end(_reason(cast("BaseException | None", error[1])), await_it)
+            await self._controller.stop_capture(_reason(cast("BaseException | None", error[1])), await_it)
 
     def _push(self, mark: AbstractContextManager[object] | None) -> None:
         if mark is not None:

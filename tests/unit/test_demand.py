@@ -974,7 +974,7 @@ def test_a_forked_child_says_nothing_for_its_parent(job: Callable[..., Job]) -> 
     running = job(1)
     pid = os.fork()
     if pid == 0:
-        watch(running.ranks[0]).leave()
+        watch(running.ranks[0]).pause()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert not requests.read_processes(running.run)[0].gone

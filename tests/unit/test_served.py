@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from profdeck.backends.recording import adopt, claim
+from profdeck.backends.recording import adopt, reserve
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
@@ -35,7 +35,7 @@ def output(tmp_path: Path) -> Path:
         capture = Capture(
             id=name, directory=output / PLACE, identity=Identity(role="rollout"), first_step=1, current_step=1
         )
-        claim(capture, run, recorder)
+        reserve(capture, run, recorder)
         trace = capture.artifact_path(".trace.json.gz")
         trace.write_bytes(name.encode())
         if name == "step1":

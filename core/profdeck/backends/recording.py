@@ -1,4 +1,4 @@
-"""One recording, from its first manifest to its last: claim, lease, plugins, judgement."""
+"""One recording, from its first manifest to its last: its names, its devices, its plugins, its verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profdeck.records.capture import Capture, CaptureState, Step, Unit
 logger = logging.getLogger("profdeck")
 
 
-def claim(capture: Capture, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
+def reserve(capture: Capture, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
     """Write the capture's first manifest, so that it is known whatever happens to this process.
 
     Raises:
@@ -25,7 +25,7 @@ def claim(capture: Capture, directory: run_directory.RunDirectory, recorder: man
     """
     try:
         directory.prepare()
-        directory.claim(capture, recorder)
+        directory.reserve(capture, recorder)
     except (OSError, CaptureError) as error:
         where = capture.directory
         raise CaptureError(
@@ -35,7 +35,9 @@ def claim(capture: Capture, directory: run_directory.RunDirectory, recorder: man
 
 
 class Recording:
-    """A claimed capture that waits for its turn or is running, with all that must be given back when it ends."""
+    """A capture whose names are reserved that waits for its turn or is running, with all that must be given back when
+    it ends.
+    """
 
     def __init__(
         self, capture: Capture, plugins: Plugins, recorder: manifest.ManifestWriter, turn: leases.Turn
@@ -66,7 +68,8 @@ class Recording:
         devices: Callable[[], Iterable[str]],
         settle: Settle,
     ) -> Recording:
-        """Start a claimed capture, with the devices leased; it waits for its turn if one of them is held.
+        """Start a capture whose names are reserved, with the devices leased; it waits for its turn if one of them is
+        held.
 
         Raises:
             CaptureError: it could not start; the reason is in the manifest, if that could be written.
@@ -95,7 +98,7 @@ class Recording:
                 self.publish()
             begun = begun and await self._start_plugins(settle)
         except BaseException as error:
-            self.give_up(describe(error))
+            self.abandon(describe(error))
             if isinstance(error, Exception):
                 raise CaptureError(f"Capture {capture.id} did not start: {describe(error)}") from error
             raise
@@ -138,7 +141,7 @@ class Recording:
             steps = f"Step {last} was" if last == capture.first_step else f"Steps {capture.first_step} to {last} were"
             capture.problems.append(f"{steps} not recorded, as its turn came later.")
 
-    def give_up(self, reason: str | None) -> None:
+    def abandon(self, reason: str | None) -> None:
         """End it where nothing records.
 
         Args:
@@ -153,7 +156,7 @@ class Recording:
             else:
                 reasons.append(in_vain(wait))
         self._turn.release()
-        give_up(capture, self._recorder, *reasons)
+        abandon(capture, self._recorder, *reasons)
 
     def publish(self) -> None:
         """Write the manifest as it stands, if the end has not begun; from any thread, not only the owner's."""
@@ -166,7 +169,7 @@ class Recording:
             finally:
                 self._publishing = False
 
-    async def end(self, reason: str | None, settle: Settle) -> None:
+    async def stop(self, reason: str | None, settle: Settle) -> None:
         """Stop every plugin, judge what came out and write the manifest. Never raises for a plugin's failure.
 
         Args:
@@ -174,13 +177,13 @@ class Recording:
             settle: how the façade awaits.
         """
         if self.waiting:
-            self.give_up(reason)
+            self.abandon(reason)
             return
-        await self.halt(reason, settle)
-        await self.finish(settle)
+        await self.stop_recording(reason, settle)
+        await self.write(settle)
 
-    async def halt(self, reason: str | None, settle: Settle) -> None:
-        """Do the part of the end that must be done now, by the thread that started; `finish` must follow."""
+    async def stop_recording(self, reason: str | None, settle: Settle) -> None:
+        """Do the part of the end that must be done now, by the thread that started; `write` must follow."""
         capture = self.capture
         capture.move_to(CaptureState.STOPPING)
         if reason:
@@ -190,17 +193,17 @@ class Recording:
             self._outputs = await self._plugins.stop(capture, settle)
         except BaseException as error:
             capture.problems.append(f"The stop was interrupted: {describe(error)}")
-            capture.finish(())
+            capture.conclude(())
             self._write()
             raise
         finally:
             self._turn.release()
 
-    async def finish(self, settle: Settle) -> None:
+    async def write(self, settle: Settle) -> None:
         """Write the files, judge them, write the manifest and tell the listeners; any thread may do this."""
         capture = self.capture
         outputs, self._outputs = self._outputs, ()
-        capture.finish(tuple(artifact for output in outputs if (artifact := self._artifact(output))))
+        capture.conclude(tuple(artifact for output in outputs if (artifact := self._artifact(output))))
         self._write()
         noted = len(capture.notes)
         await self._plugins.announce(capture, settle)
@@ -225,10 +228,10 @@ class Recording:
             self.capture.problems.append(f"The manifest cannot be written: {error}")
 
 
-def give_up(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) -> None:
-    """End a claimed capture that does not start."""
+def abandon(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) -> None:
+    """End a capture whose names are reserved that does not start."""
     capture.problems += map(sentence, reasons)
-    capture.finish(capture.artifacts)
+    capture.conclude(capture.artifacts)
     try:
         manifest.write_manifest(capture, recorder)
     except OSError as error:
@@ -236,14 +239,14 @@ def give_up(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) 
 
 
 def adopt(capture: Capture, recorder: manifest.ManifestWriter, artifacts: tuple[Artifact, ...]) -> None:
-    """End a claimed capture that something else has recorded.
+    """End a capture whose names are reserved that something else has recorded.
 
     Raises:
         OSError: the manifest cannot be written.
     """
     capture.move_to(CaptureState.RECORDING)
     capture.move_to(CaptureState.STOPPING)
-    capture.finish(artifacts)
+    capture.conclude(artifacts)
     manifest.write_manifest(capture, recorder)
 
 

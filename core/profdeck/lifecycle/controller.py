@@ -34,6 +34,33 @@ _POLL_S = 0.5
 
 
 @attrs.frozen
+class _Idle:
+    """Nothing is captured."""
+
+
+@attrs.frozen
+class _Armed:
+    """In discrete mode: a global step has begun whose stages are captured."""
+
+    step: int
+
+
+@attrs.frozen
+class _Recording:
+    """A capture is under way."""
+
+    recording: Recording
+    armed: int | None = None
+    """In discrete mode: the global step whose stages are captured."""
+    announced: int | None = None
+    """The next global step of the same capture, which `step` has announced and `start` has not begun yet."""
+
+
+_State = _Idle | _Armed | _Recording
+_IDLE = _Idle()
+
+
+@attrs.frozen
 class _Ending:
     """An end that was asked for and waits for a moment when it can be carried out."""
 
@@ -52,13 +79,12 @@ class Controller:
         self._session = session
         self._on_change = on_change
         self._settle_now = settle_now
-        self._recording: Recording | None = None
+        self._state: _State = _IDLE
         self._busy = False
+        """Whether an operation is under way: one at a time."""
         # Re-entrant: a signal may come while this thread holds it, and its handler ends the capture.
         self._mutex = threading.RLock()
         self._ending: _Ending | None = None
-        self._expected: int | None = None
-        self._armed: int | None = None
         self._counts: Counter[tuple[int, str]] = Counter()
         self._timer: threading.Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -71,24 +97,53 @@ class Controller:
     @property
     def at_rest(self) -> bool:
         """Whether there is nothing that a stop could end."""
-        return self._recording is None and self._armed is None and not self._busy
+        return self._state is _IDLE and not self._busy
+
+    @property
+    def _recording(self) -> Recording | None:
+        return self._state.recording if isinstance(self._state, _Recording) else None
+
+    @property
+    def _armed(self) -> int | None:
+        match self._state:
+            case _Armed(step):
+                return step
+            case _Recording(armed=step):
+                return step
+            case _:
+                return None
+
+    def _arm(self, step: int | None) -> None:
+        """Capture the stages of a global step from now on, or no stages."""
+        if isinstance(self._state, _Recording):
+            self._state = attrs.evolve(self._state, armed=step)
+        else:
+            self._state = _IDLE if step is None else _Armed(step)
+
+    @property
+    def _announced(self) -> int | None:
+        return self._state.announced if isinstance(self._state, _Recording) else None
+
+    def _announce(self, step: int | None) -> None:
+        if isinstance(self._state, _Recording):
+            self._state = attrs.evolve(self._state, announced=step)
 
     @property
     def suspends(self) -> bool:
         """Whether the end of a capture has to wait for an event loop."""
         return isinstance(self._session.backend, EngineBackend) and not self._session.backend.blocking
 
-    def idle_at(self, step: int) -> bool:
-        """Pass the boundary into a global step, and tell whether there is nothing else to do in order to begin it."""
-        recording = self._recording
-        self._session.look(step, None if recording is None else recording.capture)
-        return recording is None and self._armed is None and not self._session.wants(step)
+    def enter(self, step: int) -> bool:
+        """Pass the boundary into a global step; return whether `start` has anything to do there."""
+        idle = self._state is _IDLE
+        self._session.look_for_requests(step, None if idle else self.capture)
+        return not idle or self._session.begins_at(step)
 
     def under_way(self, step: int) -> bool:
         """Tell whether that global step has been begun by an earlier start."""
         if self._recording is None:
             return self._armed == step
-        return self._recording.capture.current_step == step and self._expected != step
+        return self._recording.capture.current_step == step and self._announced != step
 
     async def start(self, step: int, settle: Settle) -> Capture | None:
         """Begin a global step."""
@@ -97,10 +152,9 @@ class Controller:
                 return self.capture
             if self._recording is not None and await self._goes_on(self._recording, step, settle):
                 return self.capture
-            self._armed = None
-            if self._session.config.mode is Mode.DISCRETE:
-                self._armed = step if self._session.arms(step) else None
-            elif self._session.wants(step):
+            discrete = self._session.config.mode is Mode.DISCRETE
+            self._arm(step if discrete and self._session.begin_stages(step) else None)
+            if not discrete and self._session.begins_at(step):
                 await self._begin(step, settle)
             return self.capture
 
@@ -114,17 +168,17 @@ class Controller:
                 await self._passed(self._recording, step, settle)
             elif step.index != capture.current_step:
                 self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
-            elif self._follows(capture):  # at the last step nothing passes: stop follows
+            elif self._enters_next(capture):  # at the last step nothing passes: stop follows
                 await self._advance(self._recording, settle)
-                self._expected = capture.current_step
+                self._announce(capture.current_step)
 
     async def stop(self, settle: Settle) -> None:
         """End a global step: end its capture, unless the next step belongs to it."""
-        self._armed = None
-        announced = self._expected is not None  # by step(): the next global step follows
+        self._arm(None)
+        announced = self._announced is not None  # by step(): the next global step follows
         if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
-            await self.end(None, settle)
-        self._session.rest()
+            await self.stop_capture(None, settle)
+        self._session.end_step()
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
         """Wait until a target has recorded its window."""
@@ -143,15 +197,15 @@ class Controller:
 
     async def close(self, reason: str, settle: Settle) -> None:
         """End whatever runs, before its time."""
-        self._armed = None
-        await self.end(reason, settle)
-        self._session.rest()
+        self._arm(None)
+        await self.stop_capture(reason, settle)
+        self._session.end_step()
 
-    def leave(self) -> None:
+    def pause_requests(self) -> None:
         """Take no requests for captures until the next global step."""
-        self._session.leave()
+        self._session.pause_requests()
 
-    async def end(self, reason: str | None, settle: Settle) -> None:
+    async def stop_capture(self, reason: str | None, settle: Settle) -> None:
         """End the running capture, now or as soon as the owner's thread is free to."""
         if self._recording is None and not self._busy:
             return
@@ -180,19 +234,19 @@ class Controller:
                 begun = await self._begin(self._armed, settle, stage=name, count=self._counts[self._armed, name])
         return None if begun else contextlib.nullcontext()
 
-    def _follows(self, capture: Capture) -> bool:
-        """Pass the boundary into the next global step, and tell whether it belongs to the same capture."""
+    def _enters_next(self, capture: Capture) -> bool:
+        """Pass the boundary into the next global step; return whether it belongs to the same capture."""
         if capture.stage is None:  # the stages of a step are not over with it
-            self._session.look(capture.current_step + 1, capture)
+            self._session.look_for_requests(capture.current_step + 1, capture)
         return self._session.continues(capture)
 
     async def _goes_on(self, recording: Recording, step: int, settle: Settle) -> bool:
         """Carry a running capture into a global step; False once it has been ended because it cannot go on."""
         capture = recording.capture
         if step == capture.current_step or capture.stage is not None:
-            if self._expected != step:
+            if self._announced != step:
                 self._note(f"start({step}) while {capture.id} was recording: ignored.")
-            self._expected = None
+            self._announce(None)
             await self._take_turn(recording, settle)
             return True
         continues = self._session.continues(capture)
@@ -238,19 +292,19 @@ class Controller:
     async def _begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> bool:
         shutdown.watch(self, self._finish_at_exit)  # while it starts as well: an ending then waits until it has
         try:
-            self._recording = await self._session.begin(step, settle, stage=stage, count=count)
+            recording = await self._session.begin(step, settle, stage=stage, count=count)
         except BaseException as error:
             self._ending = None
             shutdown.unwatch(self)
             if not self._excused(error):
                 raise
             return False
-        self._expected = None
+        self._state = _Recording(recording, armed=self._armed)
         limit_s = self._session.backend.options.max_capture_s
-        self._timer = threading.Timer(limit_s, self._expire, (self._recording, limit_s))
+        self._timer = threading.Timer(limit_s, self._expire, (recording, limit_s))
         self._timer.daemon = True
         self._timer.start()
-        self._on_change(self._recording.capture)
+        self._on_change(recording.capture)
         return True
 
     async def _finish(self, reason: str | None, settle: Settle) -> None:
@@ -259,9 +313,9 @@ class Controller:
             self._ending = None
             return
         self._quieten()
-        reason = reason or self._session.cut(recording.capture)
+        reason = reason or self._session.interrupt(recording.capture)
         try:
-            await recording.end(reason, settle)
+            await recording.stop(reason, settle)
         finally:
             self._over(recording)
         self._report(recording.capture, early=reason is not None)
@@ -273,7 +327,9 @@ class Controller:
 
     def _over(self, recording: Recording) -> None:
         self._session.ended(recording.capture)
-        self._recording = self._ending = None
+        armed = self._armed
+        self._state = _IDLE if armed is None else _Armed(armed)
+        self._ending = None
         shutdown.unwatch(self)  # a SIGTERM that waited for the trace is delivered here
 
     def _report(self, capture: Capture, *, early: bool) -> None:
@@ -323,8 +379,7 @@ class Controller:
 
     def _forget(self) -> None:
         """Drop a capture that a forked child inherited: it belongs to the parent."""
-        self._recording = self._ending = self._timer = None
-        self._busy = False
+        self._state, self._ending, self._timer, self._busy = _IDLE, None, None, False
         self._on_change(None)
 
     def _note(self, text: str) -> None:

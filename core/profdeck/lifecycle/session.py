@@ -19,7 +19,7 @@ from profdeck.backends.plugin_host import (
     load_plugins,
     require_libraries,
 )
-from profdeck.backends.recording import Recording, claim, give_up
+from profdeck.backends.recording import Recording, abandon, reserve
 from profdeck.base.entry_points import load as load_object
 from profdeck.base.errors import CaptureError, ConfigError, describe
 from profdeck.base.identity import Identity
@@ -133,7 +133,7 @@ class Session:
             session._take_requests()
         return session if config.steps.spans or session._watch is not None else None
 
-    def look(self, step: int, capture: Capture | None) -> None:
+    def look_for_requests(self, step: int, capture: Capture | None) -> None:
         """Look for captures that are asked for, at the boundary into a global step.
 
         Args:
@@ -143,15 +143,14 @@ class Session:
         if self._watch is not None:
             self._watch.look(step, capture)
 
-    def arms(self, step: int) -> bool:
-        """Tell whether the stages of a global step are captured, in discrete mode."""
-        demand = self.steps.demand_at(step)
-        if demand is not None:
-            demand.begun = True
+    def begin_stages(self, step: int) -> bool:
+        """Begin a global step in discrete mode; return whether its stages are captured."""
+        if (asked := self.steps.demand_at(step)) is not None:
+            asked.begun = True
         return self.steps.selects(step)
 
-    def wants(self, step: int) -> bool:
-        """Tell whether something must begin at a global step: it is captured, or the warm-up of a later one."""
+    def begins_at(self, step: int) -> bool:
+        """Tell whether something must begin at a global step: its capture, or the warm-up of a later one."""
         if self.config.mode is Mode.DISCRETE and self.steps.demand_at(step) is not None:
             return True
         return self.steps.begins(step) is not None
@@ -175,14 +174,14 @@ class Session:
             CaptureError: it could not start; the reason is in the manifest, if that could be written.
         """
         found = self.steps.begins(step) if stage is None else (step, self.steps.demand_at(step))
-        assert found is not None  # noqa: S101  # the caller asked `wants` first
+        assert found is not None  # noqa: S101  # the caller asked `begins_at` first
         first, demand = found
         repeated = f"-{count}" if count > 1 else ""
         capture = self._capture(first, demand, name=f"-{stage}{repeated}" if stage else "")
         capture.current_step, capture.stage = step, stage
         recorder = self._recorder_of(capture)
         try:
-            claim(capture, self._run, recorder)
+            reserve(capture, self._run, recorder)
             if demand is not None:
                 demand.begun = True
                 demand.captures.append(capture.id)
@@ -203,13 +202,13 @@ class Session:
                 )
             return await Recording.begin(capture, self._plugins, recorder, self.backend.devices, settle)
         except BaseException as error:
-            self._over(capture, describe(error))
+            self._conclude(capture, describe(error))
             raise
 
-    def cut(self, capture: Capture) -> str | None:
-        """Say why a capture that ends now is not whole: another one, which was asked for, begins.
+    def interrupt(self, capture: Capture) -> str | None:
+        """End a capture for one that was asked for and begins; return why the first is not whole then.
 
-        A capture that the config selected is whole: what is left of it follows behind. It gets a note.
+        A capture that the config selected is whole, and gets a note: the rest of it follows.
         """
         following = capture.current_step + 1
         demand = next((one for one in self.steps.demands if one.first == following and not one.begun), None)
@@ -225,19 +224,19 @@ class Session:
 
     def ended(self, capture: Capture) -> None:
         """Answer whoever asked for the capture, which has ended."""
-        self._over(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
+        self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
 
-    def rest(self) -> None:
+    def end_step(self) -> None:
         """Answer whoever asked for the stages of a global step that has ended, and have them finished."""
         if self._finishes is not None:
             self._finishes.begin()
         if self._watch is not None:
-            self._watch.rest()
+            self._watch.answer_stages()
 
-    def leave(self) -> None:
+    def pause_requests(self) -> None:
         """Take no requests until the next global step."""
         if self._watch is not None:
-            self._watch.leave()
+            self._watch.pause()
 
     def _take_requests(self) -> None:
         try:
@@ -256,8 +255,8 @@ class Session:
         """Leave a manifest of a capture that this process is too late for."""
         capture = self._capture(demand.first, demand)
         capture.expected_ranks = () if self.target else (self.identity.rank,)
-        claim(capture, self._run, self._recorder)
-        give_up(capture, self._recorder, reason)
+        reserve(capture, self._run, self._recorder)
+        abandon(capture, self._recorder, reason)
         self._finish(capture)
         demand.captures.append(capture.id)
 
@@ -275,12 +274,12 @@ class Session:
             demand=demand.token if demand else None,
         )
 
-    def _over(self, capture: Capture, problem: str | None) -> None:
+    def _conclude(self, capture: Capture, problem: str | None) -> None:
         """End the demand of a capture, in continuous mode; further stages may come in discrete mode."""
         self._finish(capture)
         for demand in self.steps.demands:
             if self._watch is not None and demand.token == capture.demand and self.config.mode is Mode.CONTINUOUS:
-                self._watch.finish(demand, problem)
+                self._watch.answer(demand, problem)
 
     def _recorder_of(self, capture: Capture) -> manifest.ManifestWriter:
         waited_for = self._finishes is not None and capture.stage is not None

@@ -139,7 +139,7 @@ class RequestWatch:
             with self._mutex:
                 self._look(step, before, capture)
 
-    def finish(self, demand: OnDemandSteps, problem: str | None = None) -> None:
+    def answer(self, demand: OnDemandSteps, problem: str | None = None) -> None:
         """Answer that a demand is over here. Never raises."""
         with self._mutex:
             self._agreed = [other for other in self._agreed if other is not demand]
@@ -147,7 +147,7 @@ class RequestWatch:
             if self._entry.process.token == demand.token:
                 self._answer(done=True, captures=tuple(demand.captures), problem=problem)
 
-    def rest(self, step: int | None = None) -> None:
+    def answer_stages(self, step: int | None = None) -> None:
         """Answer, in discrete mode, demands of which no stage will come any more. Never raises.
 
         Args:
@@ -156,9 +156,9 @@ class RequestWatch:
         over = self._step if step is None else step
         for demand in self._steps.demands:
             if self._discrete and demand.begun and over is not None and demand.last <= over:
-                self.finish(demand)
+                self.answer(demand)
 
-    def leave(self) -> None:
+    def pause(self) -> None:
         """Take no requests until the next step. Never raises."""
         with self._mutex:
             self._entry.leave()
@@ -183,7 +183,7 @@ class RequestWatch:
             if not demand.begun and demand.first < step:
                 went = f"the host went from step {before} to step {step}"
                 self._late(demand, went if before is None or before < demand.first else "it could not begin")
-        self.rest(step - 1)
+        self.answer_stages(step - 1)
         self._busy = bool(self._request or self._agreed or self._steps.demands)
 
     def _find(self) -> None:
@@ -218,8 +218,8 @@ class RequestWatch:
         if step <= demand.first:
             self._agreed.append(demand)
         elif (start := _read(_start_path(self._run, demand.token), StartDecision)) is not None and not start.begun:
-            self.finish(demand, _withdrawn(start))
-        elif not self._is_captured_anyway(demand, capture):
+            self.answer(demand, _withdrawn(start))
+        elif not self._take_from_config(demand, capture):
             reason = f"the request was seen here at step {step}, after step {demand.first} had begun"
             if plan.at_step is not None:
                 enough = max(step - plan.at_step + self._steps.warmup_steps, request.in_steps + 1)
@@ -243,15 +243,15 @@ class RequestWatch:
         if start is None:
             return  # the next boundary tries again, or it is too late
         if not start.begun:
-            self.finish(demand, _withdrawn(start))
+            self.answer(demand, _withdrawn(start))
             return
         self._agreed = [other for other in self._agreed if other is not demand]
         self._steps.add(demand)
         if capture is not None and capture.first_step == demand.first and capture.stage is None:
             self._take_over(demand, capture)  # it warms up for that very step
 
-    def _is_captured_anyway(self, demand: OnDemandSteps, capture: Capture | None) -> bool:
-        """Tell whether the config makes the very captures that this process is too late for."""
+    def _take_from_config(self, demand: OnDemandSteps, capture: Capture | None) -> bool:
+        """Let the config's own captures stand for those that this process is too late for; return whether they do."""
         if self._since is None or demand.first < self._since:
             return False
         if self._discrete and self._steps.are_all_configured(demand.first, demand.last):
@@ -265,7 +265,7 @@ class RequestWatch:
             self._steps.add(demand)
         else:
             demand.captures.append(f"step{demand.first}")
-            self.finish(demand)
+            self.answer(demand)
         return True
 
     @staticmethod
@@ -281,7 +281,7 @@ class RequestWatch:
             self._miss(demand, reason)
         except ProfdeckError as error:
             logger.warning("%s", error)
-        self.finish(demand, reason)
+        self.answer(demand, reason)
 
     def _answer(self, **changes: Any) -> None:
         try:

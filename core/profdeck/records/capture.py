@@ -145,7 +145,7 @@ class Capture:
             raise CaptureError(f"Capture {self.id} cannot go from {self.state} to {state}.")
         self.state = state
 
-    def finish(self, artifacts: tuple[Artifact, ...]) -> None:
+    def conclude(self, artifacts: tuple[Artifact, ...]) -> None:
         """Record what came out and judge it. Nothing can be added afterwards but problems of listeners."""
         self.artifacts = artifacts
         self.ended_ns = time.time_ns()

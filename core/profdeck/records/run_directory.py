@@ -88,7 +88,7 @@ class RunDirectory:
         with contextlib.suppress(FileExistsError):
             write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
-    def claim(self, capture: Capture, recorder: ManifestWriter) -> None:
+    def reserve(self, capture: Capture, recorder: ManifestWriter) -> None:
         """Create the capture's directory and first manifest; moves on to a free id if the names are taken.
 
         Names are taken when a job repeats a step, after a restart from a checkpoint, say. Nothing is overwritten.

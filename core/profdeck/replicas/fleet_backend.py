@@ -23,7 +23,7 @@ import attrs
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.backends.plugin_host import Plugins
-from profdeck.backends.recording import Recording, give_up, sentence
+from profdeck.backends.recording import Recording, abandon, sentence
 from profdeck.base.blocking import await_it, in_threads, wait_for
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe, target_error
 from profdeck.base.outcome import Outcome
@@ -46,7 +46,7 @@ logger = logging.getLogger("profdeck")
 TITLE = "fleet"
 """What a fleet is called as a target, as long as the number of its targets is unknown."""
 _MOST_SHOWN = 3
-_CLAIM_AFTER_S = 0.25
+_RESERVE_AFTER_S = 0.25
 """How long all targets have been asked whether they are there, before their manifests are claimed: in the time in which
 they answer."""
 
@@ -106,23 +106,23 @@ class Member:
         fix = f"{known} {found.fix}".strip()
         self.outcome, self.reason, self.fix = found.outcome, sentence(str(found)), fix or None
 
-    async def start(self, party: GatePass) -> None:
+    async def start(self, gate_pass: GatePass) -> None:
         """Start it when the gate opens.
 
         Raises:
             CaptureError: it did not start; its manifest says why.
         """
         try:
-            if not self.asked.wait_for(party):
-                await party()
+            if not self.asked.wait_for(gate_pass):
+                await gate_pass()
                 await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
             plugins = Plugins(self.asked, checked=True)
             self.recording = await Recording.begin(self.capture, plugins, self.recorder, self.asked.devices, await_it)
             self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
         finally:
-            party.leave()
-            if party.passed_ns is not None:
-                self.sent_ns = time.time_ns() - (time.monotonic_ns() - party.passed_ns)
+            gate_pass.leave()
+            if gate_pass.passed_ns is not None:
+                self.sent_ns = time.time_ns() - (time.monotonic_ns() - gate_pass.passed_ns)
 
     async def stop(self, reason: str | None) -> None:
         """Stop it, and wait until its files are whole. Its manifest says what is missing."""
@@ -131,18 +131,18 @@ class Member:
             return
         problems = self.capture.problems
         try:
-            await recording.end(reason, await_it)
+            await recording.stop(reason, await_it)
             found = self.asked.outcome or Outcome.FLUSHED
             self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
             self.fix = self.asked.fix or self.outcome.fix or None
         finally:
             self.reason, self.ended_ns = " ".join(problems) or None, time.time_ns()
 
-    def give_up(self, reason: str) -> None:
-        """End its capture if that has been claimed and nothing records it."""
+    def abandon(self, reason: str) -> None:
+        """End its capture if its names are reserved and nothing records it."""
         if self.capture.state is Life.STARTING:
             self.reason = self.reason or sentence(reason)
-            give_up(self.capture, self.recorder, self.reason)
+            abandon(self.capture, self.recorder, self.reason)
             self.ended_ns = time.time_ns()
 
 
@@ -333,7 +333,7 @@ class FleetBackend(EngineBackend):
         return self._backends[key]
 
     async def _prepared(self, whole: Capture) -> list[Member]:
-        """Reach all targets and claim their manifests; returns those that can start."""
+        """Reach all targets and reserve the names of their manifests; returns those that can start."""
         members = [member for member in self._members if member.backend is not None]
         limit_s = self.config.start_timeout_s / 2
 
@@ -341,12 +341,12 @@ class FleetBackend(EngineBackend):
             await member.asked.reach()
 
         reached = asyncio.Event()
-        claims = asyncio.ensure_future(self._claim(members, whole, reached))
+        reserved = asyncio.ensure_future(self._reserve(members, whole, reached))
         try:
             results = await fan_out(reach, members, timeout_s=limit_s, each_timeout_s=limit_s)
         finally:
             reached.set()
-            await asyncio.shield(claims)
+            await asyncio.shield(reserved)
         late = _late(f"It could not be reached within {limit_s:g} seconds, half of start_timeout_s", "start_timeout_s")
         for member, result in zip(members, results, strict=True):
             if isinstance(result, BaseException):
@@ -354,14 +354,14 @@ class FleetBackend(EngineBackend):
         return [member for member in members if member.outcome is None]
 
     @staticmethod
-    async def _claim(members: Sequence[Member], whole: Capture, reached: asyncio.Event) -> None:
+    async def _reserve(members: Sequence[Member], whole: Capture, reached: asyncio.Event) -> None:
         assert whole.request is not None  # noqa: S101  # as above
         directory = run_directory.RunDirectory(whole.request.output, whole.request.run, {})
 
-        def claim(member: Member) -> None:
+        def reserve(member: Member) -> None:
             capture = member.capture
             try:
-                directory.claim(capture, member.recorder)
+                directory.reserve(capture, member.recorder)
             except (OSError, CaptureError) as error:
                 member.failed(CaptureError(f"Nothing can be written to {capture.directory}: {describe(error)}"))
             else:
@@ -369,12 +369,12 @@ class FleetBackend(EngineBackend):
                 if capture.request is not None and capture.id != whole.id:  # the name was taken
                     capture.request = attrs.evolve(capture.request, id=capture.id)
 
-        await wait_for(reached, _CLAIM_AFTER_S)
-        await in_threads(claim, members)
+        await wait_for(reached, _RESERVE_AFTER_S)
+        await in_threads(reserve, members)
 
     async def _fired(self, ready: Sequence[Member], gate: StartGate, limit_s: float) -> list[Member]:
         """Start all through the gate; returns those that record."""
-        parties = [(member, gate.party()) for member in ready]
+        parties = [(member, gate.issue()) for member in ready]
 
         async def start(pair: tuple[Member, GatePass]) -> None:
             await pair[0].start(pair[1])
@@ -411,11 +411,11 @@ class FleetBackend(EngineBackend):
         await self._end_others(reason)
 
     async def _end_others(self, reason: str) -> None:
-        """End the captures that have been claimed and that nothing records."""
+        """End the captures whose names are reserved and that nothing records."""
         others = [member for member in self._members if member.recording is None]
-        claimed = [member for member in others if member.capture.state is Life.STARTING]
-        for member in claimed:
-            member.give_up(reason)
+        reserved = [member for member in others if member.capture.state is Life.STARTING]
+        for member in reserved:
+            member.abandon(reason)
         for member in others:
             if member.backend is not None:
                 member.backend.release()

@@ -7,16 +7,17 @@ import time
 
 
 class StartGate:
-    """A gate that opens when all parties have arrived or left, or when the first one has waited long enough.
+    """A gate that opens when the holders of all passes have arrived or left, or when the first one has waited long
+    enough.
 
-    It belongs to the event loop of its parties.
+    It belongs to the event loop of its holders.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         """Args:
         timeout_s: how long the first one to arrive waits at most, in seconds; who comes later passes at once.
         """
-        self.parties: list[GatePass] = []
+        self.passes: list[GatePass] = []
         self.opened_ns: int | None = None
         """When it opened, by `time.monotonic_ns`."""
         self._timeout_s = timeout_s
@@ -24,17 +25,17 @@ class StartGate:
         self._open = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def party(self) -> GatePass:
-        """Add a party; all are added before the first one arrives."""
-        party = GatePass(self)
-        self.parties.append(party)
+    def issue(self) -> GatePass:
+        """Issue a pass; all are issued before the first holder arrives."""
+        new = GatePass(self)
+        self.passes.append(new)
         self._awaited += 1
-        return party
+        return new
 
     @property
     def skew_s(self) -> float | None:
-        """The time between the first and the last party that passed, in seconds; None if fewer than two did."""
-        passed = [party.passed_ns for party in self.parties if party.passed_ns is not None]
+        """The time between the first and the last that passed, in seconds; None if fewer than two did."""
+        passed = [one.passed_ns for one in self.passes if one.passed_ns is not None]
         return (max(passed) - min(passed)) / 1e9 if len(passed) > 1 else None
 
     async def _wait(self) -> None:
@@ -59,7 +60,7 @@ class GatePass:
     """One of those that pass a gate together: give it to an engine as its ``gate``."""
 
     def __init__(self, gate: StartGate) -> None:
-        """Use `StartGate.party`."""
+        """Use `StartGate.issue`."""
         self.passed_ns: int | None = None
         """When it passed, by `time.monotonic_ns`: what it sends leaves right then."""
         self._gate = gate

@@ -322,7 +322,7 @@ def test_a_start_waits_for_the_gate_and_nothing_else_does(ray: SimulatedRay) -> 
 
     async def main() -> None:
         gate = StartGate(timeout_s=10)
-        mine, other = gate.party(), gate.party()
+        mine, other = gate.issue(), gate.issue()
         engine.gate = mine
         await engine.arrive()
         await engine.has_profdeck()

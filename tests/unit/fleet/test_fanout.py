@@ -156,7 +156,7 @@ def test_starts_leave_together_and_failures_keep_nobody_waiting() -> None:
             await gone.stop()
             gate = StartGate(timeout_s=30)
             engines = [HttpEngine(server.url, timeout_s=0.5) for server in servers]
-            parties = {engine: gate.party() for engine in engines}
+            parties = {engine: gate.issue() for engine in engines}
 
             async def start(engine: HttpEngine) -> None:
                 engine.gate = parties[engine]

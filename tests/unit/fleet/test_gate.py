@@ -11,7 +11,7 @@ from profdeck.replicas.start_gate import GatePass, StartGate
 def test_nobody_passes_before_all_have_arrived() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        parties = [gate.party() for _ in range(3)]
+        parties = [gate.issue() for _ in range(3)]
         early = [asyncio.create_task(party()) for party in parties[:2]]
         await asyncio.sleep(0)
         assert not any(task.done() for task in early)
@@ -31,7 +31,7 @@ def test_nobody_passes_before_all_have_arrived() -> None:
 def test_one_party_alone_passes_at_once() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        await gate.party()()
+        await gate.issue()()
         assert gate.opened_ns is not None
         assert gate.skew_s is None
 
@@ -41,7 +41,7 @@ def test_one_party_alone_passes_at_once() -> None:
 def test_who_leaves_is_not_waited_for() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        first, failed, second = (gate.party() for _ in range(3))
+        first, failed, second = (gate.issue() for _ in range(3))
         tasks = [asyncio.create_task(party()) for party in (first, second)]
         await asyncio.sleep(0)
         failed.leave()
@@ -57,7 +57,7 @@ def test_leaving_after_having_arrived_lets_nobody_else_in() -> None:
 
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        cancelled, waiting, last = (gate.party() for _ in range(3))
+        cancelled, waiting, last = (gate.issue() for _ in range(3))
         tasks = [asyncio.create_task(party()) for party in (cancelled, waiting)]
         await asyncio.sleep(0)
         tasks[0].cancel()
@@ -74,7 +74,7 @@ def test_leaving_after_having_arrived_lets_nobody_else_in() -> None:
 def test_all_may_leave() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        for party in [gate.party() for _ in range(2)]:
+        for party in [gate.issue() for _ in range(2)]:
             party.leave()
         assert gate.opened_ns is not None
 
@@ -84,7 +84,7 @@ def test_all_may_leave() -> None:
 def test_the_first_to_arrive_waits_so_long_and_no_longer() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=0.02)
-        early, late = gate.party(), gate.party()
+        early, late = gate.issue(), gate.issue()
         await early()
         opened_ns = gate.opened_ns
         assert opened_ns is not None
@@ -100,7 +100,7 @@ def test_the_first_to_arrive_waits_so_long_and_no_longer() -> None:
 def test_a_thousand_pass_within_one_turn_of_the_loop() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        parties = [gate.party() for _ in range(1000)]
+        parties = [gate.issue() for _ in range(1000)]
         turns = 0
 
         async def count() -> None:

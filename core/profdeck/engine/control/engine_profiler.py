@@ -16,7 +16,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import attrs
 
-from profdeck.backends.recording import adopt, claim
+from profdeck.backends.recording import adopt, reserve
 from profdeck.base.errors import CaptureError, TraceError, target_error
 from profdeck.base.files import publish
 from profdeck.base.identity import Identity
@@ -231,7 +231,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             options=unstructure(request.options),
             expected_ranks=self._capture.expected_ranks or (),
         )
-        claim(capture, run, recorder)
+        reserve(capture, run, recorder)
         artifacts = []
         for number, item in enumerate(found):
             suffix = ".trace.json.gz" if item.path.suffix == ".gz" else ".trace.json"

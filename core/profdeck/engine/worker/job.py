@@ -20,7 +20,7 @@ import attrs
 
 from profdeck.backends.api import Backend
 from profdeck.backends.plugin_host import Plugins
-from profdeck.backends.recording import Recording, claim, expired, in_vain, sentence
+from profdeck.backends.recording import Recording, expired, in_vain, reserve, sentence
 from profdeck.base import leases, shutdown
 from profdeck.base.blocking import await_it, drive
 from profdeck.base.errors import CaptureError, describe
@@ -151,7 +151,7 @@ class CaptureJob:
         first = self._capture(None)
         first.waits_for = self._turn.waits_for
         try:
-            claim(first, self._run, self._recorder)
+            reserve(first, self._run, self._recorder)
         except BaseException:
             self._turn.release()
             raise
@@ -178,7 +178,7 @@ class CaptureJob:
                 self.begin(None, "")
                 if self._claimed is not None:
                     error = f"it cannot wait for {self.waits_for}, as it has no iterations"
-                    self._give_up(error)
+                    self._abandon(error)
                     raise CaptureError(f"Capture {self.request.id} did not start: {error}.")  # noqa: TRY301  # as others
         except BaseException:
             self._finish()
@@ -241,11 +241,11 @@ class CaptureJob:
         elif self._claimed is None:
             self.problems += self._in_vain()
         elif reason or self.waits_for:
-            self._give_up(reason)
+            self._abandon(reason)
         elif (window := self._windows[None]).skip and window.seen:
-            self._give_up(f"It ended after {window.seen} iterations, before its window began.")
+            self._abandon(f"It ended after {window.seen} iterations, before its window began.")
         else:
-            self._give_up("No engine iteration ran between start and stop.")
+            self._abandon("No engine iteration ran between start and stop.")
         self.problems += [sentence(reason)] if reason else []
         self.problems += short
         self._finish()
@@ -358,7 +358,7 @@ class CaptureJob:
         if recording is None:
             self._counts[self._key] += 1
             capture = self._capture(self._key)
-            claim(capture, self._run, self._recorder)
+            reserve(capture, self._run, self._recorder)
             recording = Recording(capture, self._plugins, self._recorder, self._turn)
         recording.capture.first_iteration = self._iteration
         self._thread = threading.get_ident()
@@ -376,19 +376,19 @@ class CaptureJob:
             recording.capture.manifest_path.unlink()
             self._counts[self._key] -= 1
 
-    def _give_up(self, reason: str | None) -> None:
+    def _abandon(self, reason: str | None) -> None:
         """End the capture that has not begun."""
         recording, self._claimed = self._claimed, None
         if recording is not None:
             self.ended.append(recording.capture)
-            recording.give_up(reason)
+            recording.abandon(reason)
 
     def _close(self, reason: str | None) -> None:
         recording, self._recording = self._recording, None
         if recording is not None:
             self.ended.append(recording.capture)
             with self.holding_up():
-                drive(recording.halt(reason, await_it))
+                drive(recording.stop_recording(reason, await_it))
             recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
             finish = functools.partial(self._write, recording)
             try:
@@ -399,7 +399,7 @@ class CaptureJob:
     def _write(self, recording: Recording) -> None:
         """Write the files of a capture. Runs on the writer's thread."""
         try:
-            drive(recording.finish(await_it))
+            drive(recording.write(await_it))
         except Exception as error:  # noqa: BLE001  # nobody asks the future
             logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
             recording.capture.problems.append(describe(error))
@@ -417,7 +417,7 @@ class CaptureJob:
         logger.warning("Capture %s of the engine ends: %s", self.request.id, describe(error))
         self.problems.append(describe(error))
         try:
-            self._give_up(describe(error))
+            self._abandon(describe(error))
             self._close(describe(error))
         except Exception as second:  # noqa: BLE001  # as above
             self.problems.append(describe(second))
