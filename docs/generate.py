@@ -36,10 +36,19 @@ from profdeck.engine.options import EngineOptions
 from profdeck.fleet import Fleet
 from profdeck.records import status
 from profdeck.traces import merge, sources
-from profdeck.traces.analysis import alignment, class_rules, classes, diff, host_states, run_summary, summary
+from profdeck.traces.analysis import (
+    alignment,
+    class_rules,
+    classes,
+    diff,
+    diff_model,
+    host_states,
+    run_summary,
+    summary,
+)
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.reading import reader, trace
-from profdeck.traces.writing import selection, slim, trim
+from profdeck.traces.writing import slim, trim, windows
 
 DOCS = Path(__file__).parent
 WIDTH = 100
@@ -96,10 +105,10 @@ _TRACE_FUNCTIONS = (
     diff.load_summary,
     class_rules.load_rules,
     trim.trim_trace,
-    selection.read_extent,
-    selection.step_window,
-    selection.iteration_window,
-    selection.time_window,
+    windows.read_extent,
+    windows.step_window,
+    windows.iteration_window,
+    windows.time_window,
     merge.merge_traces,
     slim.write_slim,
     alignment.align,
@@ -434,7 +443,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "profiler": lambda: members(profiler.Profiler),
     "fleet": lambda: members(Fleet),
     "summary-json": lambda: documents(RunSummary),
-    "diff-json": lambda: documents(diff.RunDiff),
+    "diff-json": lambda: documents(diff_model.RunDiff),
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
     "trace-functions": trace_functions,

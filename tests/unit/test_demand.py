@@ -492,7 +492,7 @@ def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
 def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agreed: bool) -> None:
     running = job(1)
     abandoned = OnDemandRequest(in_steps=3, steps=1, by=GONE)
-    write_new(running.run / "demand.json", requests._encode(abandoned))
+    write_new(running.run / "demand.json", requests.encode(abandoned))
     if agreed:
         running.step(0)
     request = requests.ask(running.run, 2, 1)
@@ -504,7 +504,7 @@ def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agre
 
 def test_a_request_of_another_host_does_not_give_way(job: Callable[..., Job]) -> None:
     running = job(1)
-    write_new(running.run / "demand.json", requests._encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
+    write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
     with pytest.raises(CaptureError, match="asked for by process .* on another-host"):
         requests.ask(running.run, 2, 1)
 
@@ -512,7 +512,7 @@ def test_a_request_of_another_host_does_not_give_way(job: Callable[..., Job]) ->
 def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Callable[..., Job]) -> None:
     running = job(1)
     abandoned = OnDemandRequest(in_steps=1, steps=9, by=GONE)
-    write_new(running.run / "demand.json", requests._encode(abandoned))
+    write_new(running.run / "demand.json", requests.encode(abandoned))
     running.step(0, 1, 2)
     request = requests.ask(running.run, 2, 2)
     running.step(3, 4, 5, 6, 7)
@@ -908,7 +908,7 @@ def test_a_request_that_is_being_written_is_read_at_the_next_step(job: Callable[
     (running.run / "demand.json").touch()
     running.step(0, 1)
     request = OnDemandRequest(in_steps=1, steps=1)
-    (running.run / "demand.json").write_bytes(requests._encode(request))
+    (running.run / "demand.json").write_bytes(requests.encode(request))
     running.step(2, 3)
     assert running.answers(request) == [(True, ("step3",), None)]
 
@@ -924,7 +924,7 @@ def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable
     running.step(2) if file == "start" else running.step(0, 1)
     plan = StepPlan(token=request.token, by="somebody", first_step=3, last_step=3, at_step=0)
     path.write_bytes(
-        requests._encode(plan if file == "plan" else StartDecision(token=request.token, begun=True, by="somebody"))
+        requests.encode(plan if file == "plan" else StartDecision(token=request.token, begun=True, by="somebody"))
     )
     running.step(3, 4) if file == "start" else running.step(2, 3, 4)
     assert running.answers(request) == [(True, ("step3",), None)]
@@ -1005,7 +1005,7 @@ def test_ranks_that_a_smaller_job_left_behind_are_not_there(tmp_path: Path) -> N
     def enter(rank: int, world_size: int, at_ns: int, role: str = "trainer") -> None:
         process = JobProcess.of(Identity(role=role, rank=rank, world_size=world_size), None, 0)
         path = tmp_path / "run" / "processes" / f"{role}.rank_{rank:04d}.json"
-        path.write_bytes(requests._encode(attrs.evolve(process, joined_ns=at_ns)))
+        path.write_bytes(requests.encode(attrs.evolve(process, joined_ns=at_ns)))
 
     for rank in range(4):
         enter(rank, 4, 10 + rank)

@@ -33,7 +33,7 @@ from profdeck.records.manifest import ArtifactRecord, Manifest
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
-from profdeck.traces.analysis.diff import RunDiff
+from profdeck.traces.analysis.diff_model import RunDiff
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.verification.reports import TargetReport
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -142,7 +142,7 @@ def request(path: Path) -> CaptureRequest:
 def recorded_by(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
     """Which backend recorded, what came of it, and how many iterations."""
     assert recorder._job is not None
-    wait(recorder._job._writing)
+    recorder._job._writer.wait()
     recorder.reply()  # which ends the watch over the process's end
     (file,) = path.glob("run/step_000001/rollout/rank_0000*.step1.json")
     manifest = json.loads(file.read_text())
@@ -223,7 +223,7 @@ def test_a_frontend_passes_over_the_options_of_the_workers_device(tmp_path: Path
     assert reply.error is None
     assert frontend.command("stop", {"request": "step1"}) is not None
     assert frontend._recorder._job is not None
-    wait(frontend._recorder._job._writing)
+    frontend._recorder._job._writer.wait()
     frontend._recorder.reply()
     (file,) = tmp_path.glob("run/step_000001/rollout-frontend/rank_0000*.step1.json")
     assert json.loads(file.read_text())["options"]["with_stack"] is True

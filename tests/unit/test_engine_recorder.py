@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import wait
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +66,7 @@ def iterate(recorder: EngineRecorder, batches: Iterable[BatchKind | None], first
 def whole(recorder: EngineRecorder) -> Reply:
     """Wait until all files are written."""
     if recorder._job is not None:
-        wait(recorder._job._writing)
+        recorder._job._writer.wait()
     return recorder.reply()
 
 
@@ -835,7 +834,7 @@ def test_the_next_start_forgets_the_last_one(recorder: EngineRecorder, ask: Ask)
         recorder.start(ask(1, id=f"n{number}"))
         iterate(recorder, [D])
         assert recorder._job is not None
-        wait(recorder._job._writing)
+        recorder._job._writer.wait()
     recorder.start(ask(1, ranks=(1,)))
     assert shutdown._open == {}
 
@@ -938,7 +937,7 @@ def test_a_question_takes_no_lock_that_an_exit_waits_for(tally: ModuleType, reco
     assert recorder._job is not None
     replies: list[Reply] = []
     thread = threading.Thread(target=lambda: replies.append(recorder.reply()), daemon=True)
-    with recorder._job._writing[0]._condition:
+    with recorder._job._writer._futures[0]._condition:
         thread.start()
         thread.join(10)
     assert [reply.state for reply in replies] == [RequestState.WRITING]

@@ -307,7 +307,7 @@ def test_an_engine_in_this_process_refuses_with_the_code_of_its_ranks() -> None:
         ((late, active), {}, Outcome.ALREADY_ACTIVE),
     ):
         with pytest.raises(TargetError) as caught:
-            outcomes._check_started(request, Answer(ranks=ranks, frontends=frontends))
+            outcomes.check_started(request, Answer(ranks=ranks, frontends=frontends))
         assert caught.value.outcome is outcome
 
 

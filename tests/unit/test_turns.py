@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,7 +92,7 @@ def iterate(recorder: EngineRecorder, *batches: BatchKind, first: int = 0) -> No
 
 def whole(recorder: EngineRecorder) -> Reply:
     if recorder._job is not None:
-        wait(recorder._job._writing)
+        recorder._job._writer.wait()
     return recorder.reply()
 
 

@@ -55,7 +55,7 @@ def run_part(
     problem: str | None = None
     tail = _Tail()
     try:
-        with _termination.held(), given.open("rb") as stdin:
+        with termination.held(), given.open("rb") as stdin:
             process = subprocess.Popen(
                 arguments,
                 stdin=stdin,
@@ -178,4 +178,4 @@ class _Termination:
             raise SystemExit(128 + number)
 
 
-_termination = _Termination()
+termination = _Termination()

@@ -163,10 +163,11 @@ def write_record(path: Path, record: FinishRecord) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    replace(path, _encode(record), durable=record.over)
+    replace(path, encode(record), durable=record.over)
 
 
-def _encode(record: FinishRecord) -> bytes:
+def encode(record: FinishRecord) -> bytes:
+    """Return the record as the JSON of its file."""
     return msgspec.json.format(msgspec.json.encode(attrs.asdict(record)), indent=1)
 
 

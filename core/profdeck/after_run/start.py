@@ -29,7 +29,7 @@ import attrs
 from profdeck.after_run.record import (
     FinishRecord,
     FinishState,
-    _encode,
+    encode,
     finish_id,
     read_record,
     record_path,
@@ -104,7 +104,7 @@ def await_own() -> None:
 
 def _begin(path: Path, record: FinishRecord) -> None:
     try:
-        write_new(path, _encode(record))
+        write_new(path, encode(record))
     except FileExistsError:
         _check_in_time(path)
         return

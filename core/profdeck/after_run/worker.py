@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.after_run.commands import _termination, run_part, tell
+from profdeck.after_run.commands import run_part, tell, termination
 from profdeck.after_run.record import (
     SCHEMA,
     FinishState,
@@ -70,7 +70,7 @@ def carry_out(path: Path) -> None:
     desk = RecordFile(path, attrs.evolve(read_record(path), by=ProcessId()))
     desk.say()
     try:
-        with _termination.raised():
+        with termination.raised():
             _finish(desk)
     except BaseException as error:
         own = isinstance(error, Exception)

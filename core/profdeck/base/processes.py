@@ -86,6 +86,6 @@ def process_stat(pid: int) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _started(own_pid: int) -> str | None:
+def own_start(own_pid: int) -> str | None:
     """Say when this process started, which does not change; a fleet has a manifest per target."""
     return process_started(own_pid)

@@ -141,8 +141,9 @@ class TracePart:
         Raises:
             TraceError: It cannot be read, or has none of it.
         """
-        from profdeck.traces.analysis.steps import ITERATION, StepNames
-        from profdeck.traces.writing.selection import Selection, iteration_window, step_window, time_window
+        from profdeck.traces.analysis.step_names import ITERATION, StepNames
+        from profdeck.traces.writing.selection import Selection
+        from profdeck.traces.writing.windows import iteration_window, step_window, time_window
 
         selection = Selection()
         if self.steps is not None:

@@ -16,7 +16,7 @@ from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
-    from profdeck.traces.analysis.diff import Change, RoleDiff, RunDiff
+    from profdeck.traces.analysis.diff_model import Change, RoleDiff, RunDiff
     from profdeck.traces.analysis.model import RunSummary
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")

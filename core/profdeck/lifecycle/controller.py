@@ -25,46 +25,13 @@ from profdeck.base.blocking import await_it, drive
 from profdeck.base.errors import CaptureError
 from profdeck.config.model import Mode, OnError
 from profdeck.lifecycle.session import Session
+from profdeck.lifecycle.state import IDLE, Active, Armed, ControllerState, PendingEnd
 from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
 from profdeck.records.status import Status
 
 logger = logging.getLogger("profdeck")
 
 _POLL_S = 0.5
-
-
-@attrs.frozen
-class _Idle:
-    """Nothing is captured."""
-
-
-@attrs.frozen
-class _Armed:
-    """In discrete mode: a global step has begun whose stages are captured."""
-
-    step: int
-
-
-@attrs.frozen
-class _Recording:
-    """A capture is under way."""
-
-    recording: Recording
-    armed: int | None = None
-    """In discrete mode: the global step whose stages are captured."""
-    announced: int | None = None
-    """The next global step of the same capture, which `step` has announced and `start` has not begun yet."""
-
-
-_State = _Idle | _Armed | _Recording
-_IDLE = _Idle()
-
-
-@attrs.frozen
-class _Ending:
-    """An end that was asked for and waits for a moment when it can be carried out."""
-
-    reason: str | None
 
 
 class Controller:
@@ -79,12 +46,12 @@ class Controller:
         self._session = session
         self._on_change = on_change
         self._settle_now = settle_now
-        self._state: _State = _IDLE
+        self._state: ControllerState = IDLE
         self._busy = False
         """Whether an operation is under way: one at a time."""
         # Re-entrant: a signal may come while this thread holds it, and its handler ends the capture.
         self._mutex = threading.RLock()
-        self._ending: _Ending | None = None
+        self._ending: PendingEnd | None = None
         self._counts: Counter[tuple[int, str]] = Counter()
         self._timer: threading.Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -97,35 +64,35 @@ class Controller:
     @property
     def at_rest(self) -> bool:
         """Whether there is nothing that a stop could end."""
-        return self._state is _IDLE and not self._busy
+        return self._state is IDLE and not self._busy
 
     @property
     def _recording(self) -> Recording | None:
-        return self._state.recording if isinstance(self._state, _Recording) else None
+        return self._state.recording if isinstance(self._state, Active) else None
 
     @property
     def _armed(self) -> int | None:
         match self._state:
-            case _Armed(step):
+            case Armed(step):
                 return step
-            case _Recording(armed=step):
+            case Active(armed=step):
                 return step
             case _:
                 return None
 
     def _arm(self, step: int | None) -> None:
         """Capture the stages of a global step from now on, or no stages."""
-        if isinstance(self._state, _Recording):
+        if isinstance(self._state, Active):
             self._state = attrs.evolve(self._state, armed=step)
         else:
-            self._state = _IDLE if step is None else _Armed(step)
+            self._state = IDLE if step is None else Armed(step)
 
     @property
     def _announced(self) -> int | None:
-        return self._state.announced if isinstance(self._state, _Recording) else None
+        return self._state.announced if isinstance(self._state, Active) else None
 
     def _announce(self, step: int | None) -> None:
-        if isinstance(self._state, _Recording):
+        if isinstance(self._state, Active):
             self._state = attrs.evolve(self._state, announced=step)
 
     @property
@@ -135,7 +102,7 @@ class Controller:
 
     def enter(self, step: int) -> bool:
         """Pass the boundary into a global step; return whether `start` has anything to do there."""
-        idle = self._state is _IDLE
+        idle = self._state is IDLE
         self._session.look_for_requests(step, None if idle else self.capture)
         return not idle or self._session.begins_at(step)
 
@@ -209,7 +176,7 @@ class Controller:
         """End the running capture, now or as soon as the owner's thread is free to."""
         if self._recording is None and not self._busy:
             return
-        self._ending = _Ending(reason)  # kept for a recording that is just starting
+        self._ending = PendingEnd(reason)  # kept for a recording that is just starting
         async with self._exclusive("stop", settle) as free:  # an ending that waits is carried out on the way in
             recording = self._recording
             if not free and recording is not None:
@@ -299,7 +266,7 @@ class Controller:
             if not self._excused(error):
                 raise
             return False
-        self._state = _Recording(recording, armed=self._armed)
+        self._state = Active(recording, armed=self._armed)
         limit_s = self._session.backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (recording, limit_s))
         self._timer.daemon = True
@@ -328,7 +295,7 @@ class Controller:
     def _over(self, recording: Recording) -> None:
         self._session.ended(recording.capture)
         armed = self._armed
-        self._state = _IDLE if armed is None else _Armed(armed)
+        self._state = IDLE if armed is None else Armed(armed)
         self._ending = None
         shutdown.unwatch(self)  # a SIGTERM that waited for the trace is delivered here
 
@@ -379,7 +346,7 @@ class Controller:
 
     def _forget(self) -> None:
         """Drop a capture that a forked child inherited: it belongs to the parent."""
-        self._state, self._ending, self._timer, self._busy = _IDLE, None, None, False
+        self._state, self._ending, self._timer, self._busy = IDLE, None, None, False
         self._on_change(None)
 
     def _note(self, text: str) -> None:
@@ -394,7 +361,7 @@ class Controller:
         if self._recording is not recording:
             return
         reason = expired(limit_s)
-        self._ending = _Ending(reason)  # the next boundary ends it, if nothing does before
+        self._ending = PendingEnd(reason)  # the next boundary ends it, if nothing does before
         if isinstance(self._session.backend, EngineBackend):
             return  # its processes keep the time themselves, and calls into a busy engine may not be interrupted
         if recording.capture.owner.thread == threading.main_thread().ident:
@@ -410,7 +377,7 @@ class Controller:
     def _finish_at_exit(self, reason: str) -> bool:
         """End the capture from whatever the owner's thread was doing. False if that happens a little later."""
         if self._busy:
-            self._ending = _Ending(reason)
+            self._ending = PendingEnd(reason)
             return False
         try:
             loop = asyncio.get_running_loop()

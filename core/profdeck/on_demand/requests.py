@@ -24,8 +24,8 @@ can be one step ahead of them: it has begun step N + 1 when the first one sees t
 MOST_STEPS = 1_000_000
 """What a request can ask for at most: in how many steps, and how many."""
 
-_REQUEST = "demand.json"
-_PROCESSES = "processes"
+REQUEST = "demand.json"
+PROCESSES = "processes"
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 T = TypeVar("T")
@@ -147,25 +147,25 @@ def ask(run: Path, in_steps: int, steps: int) -> OnDemandRequest:
     request = OnDemandRequest(in_steps=in_steps, steps=steps)
     try:
         try:
-            write_new(run / _REQUEST, _encode(request))
+            write_new(run / REQUEST, encode(request))
         except FileExistsError:
             _remove_abandoned(run)
-            write_new(run / _REQUEST, _encode(request))
+            write_new(run / REQUEST, encode(request))
     except FileExistsError:
-        raise _pending(run, _read(run / _REQUEST, OnDemandRequest)) from None
+        raise _pending(run, read_file(run / REQUEST, OnDemandRequest)) from None
     except OSError as error:
-        raise CaptureError(f"{run / _REQUEST} cannot be written: {describe(error)}") from error
+        raise CaptureError(f"{run / REQUEST} cannot be written: {describe(error)}") from error
     return request
 
 
 def read_plan(run: Path, request: OnDemandRequest) -> StepPlan | None:
     """Return what a request has come to; None as long as no process has seen it."""
-    return _read(_plan_path(run, request.token), StepPlan)
+    return read_file(plan_path(run, request.token), StepPlan)
 
 
 def read_processes(run: Path) -> list[JobProcess]:
     """Return the processes that take requests or took some, without those that a smaller job has left behind."""
-    found = [process for file in sorted((run / _PROCESSES).glob("*.json")) if (process := _read(file, JobProcess))]
+    found = [process for file in sorted((run / PROCESSES).glob("*.json")) if (process := read_file(file, JobProcess))]
     sizes: dict[tuple[str, int | None], int] = {}
     for process in sorted(found, key=lambda one: one.joined_ns):
         sizes[process.role, process.replica] = process.world_size
@@ -182,9 +182,9 @@ def withdraw(run: Path, request: OnDemandRequest) -> bool:
         OSError: the run directory cannot be written.
     """
     by, token = str(ProcessId()), request.token
-    plan = decide(_plan_path(run, token), StepPlan(token=token, by=by, problem=f"it was withdrawn by {by}"))
+    plan = decide(plan_path(run, token), StepPlan(token=token, by=by, problem=f"it was withdrawn by {by}"))
     if plan is None or plan.first_step is not None:
-        start = decide(_start_path(run, token), StartDecision(token=token, begun=False, by=by))
+        start = decide(start_path(run, token), StartDecision(token=token, begun=False, by=by))
         if start is None or start.begun:
             return False
     forget(run, request)
@@ -198,21 +198,21 @@ def forget(run: Path, request: OnDemandRequest) -> None:
         OSError: it cannot be removed.
     """
     # Taken aside first: it could be that of another one by now, if somebody removed this by hand.
-    aside = run / f".{_REQUEST}.{secrets.token_hex(4)}.tmp"
+    aside = run / f".{REQUEST}.{secrets.token_hex(4)}.tmp"
     try:
-        (run / _REQUEST).rename(aside)
+        (run / REQUEST).rename(aside)
     except FileNotFoundError:
         return
-    found = _read(aside, OnDemandRequest)
+    found = read_file(aside, OnDemandRequest)
     if found is not None and found.token != request.token:
-        aside.replace(run / _REQUEST)
+        aside.replace(run / REQUEST)
     else:
         aside.unlink()
 
 
 def _remove_abandoned(run: Path) -> None:
     """Withdraw the pending request if nobody waits for its capture any more."""
-    found = _read(run / _REQUEST, OnDemandRequest)
+    found = read_file(run / REQUEST, OnDemandRequest)
     if found is not None and found.by.alive is False and not withdraw(run, found):
         forget(run, found)
 
@@ -221,7 +221,7 @@ def _pending(run: Path, request: OnDemandRequest | None) -> CaptureError:
     who = "somebody" if request is None else str(request.by)
     return CaptureError(
         f"A capture of this run was asked for by {who} and is not over yet. Wait until it is, or end that process. "
-        f"If nobody waits for it any more, remove {run / _REQUEST}."
+        f"If nobody waits for it any more, remove {run / REQUEST}."
     )
 
 
@@ -238,23 +238,25 @@ def decide(path: Path, record: T) -> T | None:
         OSError: the place cannot be written.
     """
     kind = type(record)
-    if (found := _read(path, kind)) is not None:
+    if (found := read_file(path, kind)) is not None:
         return found
     try:
-        write_new(path, _encode(record))
+        write_new(path, encode(record))
     except FileExistsError:
-        return _read(path, kind)
+        return read_file(path, kind)
     return record
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def read_file(path: Path, kind: type[T]) -> T | None:
+    """Read a file of a request; None if it is absent or not understood."""
     try:
-        return _decode(path.read_bytes(), kind)
+        return decode(path.read_bytes(), kind)
     except OSError:
         return None
 
 
-def _decode(text: bytes, kind: type[T]) -> T | None:
+def decode(text: bytes, kind: type[T]) -> T | None:
+    """Decode a file of a request; None if it is not understood."""
     try:
         record: Any = msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError:
@@ -266,17 +268,21 @@ def _decode(text: bytes, kind: type[T]) -> T | None:
     return found
 
 
-def _encode(record: Any) -> bytes:
+def encode(record: Any) -> bytes:
+    """Return a record as the JSON of its file."""
     return msgspec.json.format(msgspec.json.encode(attrs.asdict(record)), indent=1)
 
 
-def _plan_path(run: Path, token: str) -> Path:
+def plan_path(run: Path, token: str) -> Path:
+    """Name the file that says the steps."""
     return run / f"demand.{token}.plan.json"
 
 
-def _start_path(run: Path, token: str) -> Path:
+def start_path(run: Path, token: str) -> Path:
+    """Name the file that says whether the capture begins."""
     return run / f"demand.{token}.start.json"
 
 
-def _withdrawn(start: StartDecision) -> str:
+def withdrawal(start: StartDecision) -> str:
+    """Say who withdrew a request."""
     return f"it was withdrawn by {start.by}"

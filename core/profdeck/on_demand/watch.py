@@ -29,20 +29,20 @@ from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import replace
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.on_demand.requests import (
-    _PROCESSES,
-    _REQUEST,
     MOST_STEPS,
+    PROCESSES,
+    REQUEST,
     JobProcess,
     OnDemandRequest,
     StartDecision,
     StepPlan,
-    _decode,
-    _encode,
-    _plan_path,
-    _read,
-    _start_path,
-    _withdrawn,
     decide,
+    decode,
+    encode,
+    plan_path,
+    read_file,
+    start_path,
+    withdrawal,
 )
 from profdeck.records.capture import Capture
 
@@ -60,10 +60,10 @@ class _OwnAnswer:
 
     def __init__(self, run: Path, process: JobProcess) -> None:
         replica = "" if process.replica is None else f".replica_{process.replica:03d}"
-        self._path = run / _PROCESSES / f"{process.role}{replica}.rank_{process.rank:04d}.json"
+        self._path = run / PROCESSES / f"{process.role}{replica}.rank_{process.rank:04d}.json"
         self.process = process
         self._path.parent.mkdir(exist_ok=True)
-        before = _read(self._path, JobProcess)
+        before = read_file(self._path, JobProcess)
         if before is not None and before.done:  # a process that was started again has answered
             kept = ("token", "step", "done", "captures", "problem")
             self.process = attrs.evolve(self.process, **{name: getattr(before, name) for name in kept})
@@ -73,14 +73,14 @@ class _OwnAnswer:
     def say(self, **changes: Any) -> None:
         self.process = attrs.evolve(self.process, **changes)
         if self._speaking.get(self._path) is self:
-            replace(self._path, _encode(self.process), durable=False)
+            replace(self._path, encode(self.process), durable=False)
 
     def leave(self) -> None:
         """Say that requests are not taken any more. Never raises."""
         if self.process.at.pid != os.getpid():  # a forked child
             return
         try:
-            there = _read(self._path, JobProcess)
+            there = read_file(self._path, JobProcess)
             if there is not None and there.id == self.process.id:
                 self.say(ended=True)
         except OSError as error:
@@ -109,7 +109,7 @@ class RequestWatch:
         self._steps = steps
         self._discrete = discrete
         self._miss = miss
-        self._file = run / _REQUEST
+        self._file = run / REQUEST
         self._path = os.fspath(self._file)
         self._entry = _OwnAnswer(run, process)
         weakref.finalize(self, self._entry.leave)  # at the end of the process at the latest
@@ -198,7 +198,7 @@ class RequestWatch:
             self._request = None
             return
         self._seen = seen
-        request = _decode(text, OnDemandRequest)
+        request = decode(text, OnDemandRequest)
         if request is None or not (0 < request.in_steps <= MOST_STEPS and 0 < request.steps <= MOST_STEPS):
             logger.warning("%s is no request that this version of profdeck understands.", self._path)
         elif request.token != self._entry.process.token:
@@ -206,7 +206,7 @@ class RequestWatch:
 
     def _agree(self, request: OnDemandRequest, step: int, capture: Capture | None) -> None:
         """Learn the steps of a request, or decide on them if nobody has."""
-        plan = decide(_plan_path(self._run, request.token), self._plan(request, step))
+        plan = decide(plan_path(self._run, request.token), self._plan(request, step))
         if plan is None:
             return  # the next boundary tries again
         self._request = None
@@ -217,8 +217,8 @@ class RequestWatch:
         demand = OnDemandSteps(request.token, plan.first_step, plan.last_step)
         if step <= demand.first:
             self._agreed.append(demand)
-        elif (start := _read(_start_path(self._run, demand.token), StartDecision)) is not None and not start.begun:
-            self.answer(demand, _withdrawn(start))
+        elif (start := read_file(start_path(self._run, demand.token), StartDecision)) is not None and not start.begun:
+            self.answer(demand, withdrawal(start))
         elif not self._take_from_config(demand, capture):
             reason = f"the request was seen here at step {step}, after step {demand.first} had begun"
             if plan.at_step is not None:
@@ -239,11 +239,11 @@ class RequestWatch:
     def _start(self, demand: OnDemandSteps, capture: Capture | None) -> None:
         """Find out whether an agreed capture begins, or make that certain."""
         begun = StartDecision(token=demand.token, begun=True, by=self._entry.process.name)
-        start = decide(_start_path(self._run, demand.token), begun)
+        start = decide(start_path(self._run, demand.token), begun)
         if start is None:
             return  # the next boundary tries again, or it is too late
         if not start.begun:
-            self.answer(demand, _withdrawn(start))
+            self.answer(demand, withdrawal(start))
             return
         self._agreed = [other for other in self._agreed if other is not demand]
         self._steps.add(demand)

@@ -15,7 +15,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import replace
-from profdeck.base.processes import _started, is_running
+from profdeck.base.processes import is_running, own_start
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import Capture
@@ -135,7 +135,7 @@ def write_manifest(capture: Capture, recorder: ManifestWriter) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    recorder.write(capture.manifest_path, _encode(_manifest(capture, recorder)))
+    recorder.write(capture.manifest_path, encode(manifest_of(capture, recorder)))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -164,7 +164,8 @@ def is_manifest(file: Path) -> bool:
     )
 
 
-def _manifest(capture: Capture, recorder: ManifestWriter) -> Manifest:
+def manifest_of(capture: Capture, recorder: ManifestWriter) -> Manifest:
+    """Say in a manifest what a capture is at now."""
     from profdeck.base.version import __version__
 
     identity, fleet = capture.identity, capture.fleet
@@ -179,7 +180,7 @@ def _manifest(capture: Capture, recorder: ManifestWriter) -> Manifest:
         parallel=dict(identity.parallel),
         host=identity.host,
         pid=identity.pid,
-        process_started=_started(identity.pid),
+        process_started=own_start(identity.pid),
         first_step=capture.first_step,
         last_step=capture.current_step,
         stage=capture.stage,
@@ -215,5 +216,6 @@ def _artifact_record(artifact: Artifact, directory: Path) -> ArtifactRecord:
     return ArtifactRecord(name=str(artifact.path.relative_to(directory)), **fields)
 
 
-def _encode(manifest: Manifest) -> bytes:
+def encode(manifest: Manifest) -> bytes:
+    """Return a manifest as the JSON of its file."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)

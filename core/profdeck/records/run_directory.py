@@ -33,8 +33,9 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.processes import process_started
-from profdeck.records.capture import Capture
-from profdeck.records.manifest import SCHEMA, ManifestWriter, _encode, _manifest
+from profdeck.records.capture import Capture, Unit
+from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
+from profdeck.records.request import BatchKind, CaptureRequest
 
 RUN_FILE = "run.json"
 RUN_VARIABLE = "PROFDECK_RUN"
@@ -101,12 +102,44 @@ class RunDirectory:
         wanted, take = capture.id, 1
         while True:
             try:
-                write_new(capture.manifest_path, _encode(_manifest(capture, recorder)))
+                write_new(capture.manifest_path, encode(manifest_of(capture, recorder)))
             except FileExistsError:
                 take += 1
                 capture.id = f"{wanted}-take{take}"
             else:
                 return
+
+    def capture_of(
+        self,
+        request: CaptureRequest,
+        identity: Identity,
+        batch: BatchKind | None,
+        *,
+        count: int = 1,
+        first_iteration: int | None = None,
+    ) -> Capture:
+        """Return the capture that a process of an engine makes for a request, not begun.
+
+        Args:
+            request: what the engine is asked for.
+            identity: who the process is.
+            batch: the kind of batches that it records; None for all.
+            count: which of that kind it is, counted from 1.
+            first_iteration: the first iteration that it records.
+        """
+        name = f"{request.id}-{batch}" if batch else request.id
+        return Capture(
+            id=f"{name}-{count}" if count > 1 else name,
+            directory=self.directory(request.first_step, identity),
+            identity=identity,
+            first_step=request.first_step,
+            current_step=request.first_step,
+            stage=batch,
+            unit=Unit.ENGINE_ITERATION,
+            iterations=request.iterations,
+            first_iteration=first_iteration,
+            request=request,
+        )
 
     def directory(self, first_step: int, identity: Identity) -> Path:
         """Name the directory of a step's artifacts for a process."""

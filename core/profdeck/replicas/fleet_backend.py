@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import ClassVar
@@ -23,9 +22,8 @@ import attrs
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.backends.plugin_host import Plugins
-from profdeck.backends.recording import Recording, abandon, sentence
 from profdeck.base.blocking import await_it, in_threads, wait_for
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe, target_error
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
 from profdeck.engine.transport.in_ray_actor import NoEngineError
@@ -34,10 +32,11 @@ from profdeck.records import manifest, run_directory
 from profdeck.records.capture import Capture, Step
 from profdeck.records.capture import CaptureState as Life
 from profdeck.records.status import Status
-from profdeck.records.targets import FleetRecord, TargetRecord
+from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, discover, expand
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
+from profdeck.replicas.member import Member, error_of, late_error, listed, shortened, target_key
 from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
 
@@ -45,105 +44,9 @@ logger = logging.getLogger("profdeck")
 
 TITLE = "fleet"
 """What a fleet is called as a target, as long as the number of its targets is unknown."""
-_MOST_SHOWN = 3
 _RESERVE_AFTER_S = 0.25
 """How long all targets have been asked whether they are there, before their manifests are claimed: in the time in which
 they answer."""
-
-
-@attrs.define(eq=False, kw_only=True)
-class Member:
-    """One target in one capture."""
-
-    target: Target
-    name: str
-    backend: EngineBackend | None
-    """What asks it; None if it cannot be asked."""
-    capture: Capture
-    recorder: manifest.ManifestWriter
-    recording: Recording | None = None
-    """While it records."""
-    outcome: Outcome | None = None
-    reason: str | None = None
-    fix: str | None = None
-    sent_ns: int | None = None
-    started_ns: int | None = None
-    ended_ns: int | None = None
-
-    @property
-    def record(self) -> TargetRecord:
-        """What the fleet's manifest says of it."""
-        return TargetRecord(
-            name=self.name,
-            replica=self.target.replica,
-            worker_type=self.target.worker_type,
-            capture=None if self.capture.state is Life.NEW else self.capture.id,
-            outcome=self.outcome,
-            reason=self.reason,
-            fix=self.fix,
-            sent_ns=self.sent_ns,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
-        )
-
-    def said(self, text: str) -> str:
-        """Begin a sentence with which one it is, once: errors of a target begin with its name."""
-        rest = text.removeprefix(self.name)
-        which = f"Replica {self.target.replica} ({self.name})"
-        return f"{which}{rest}" if rest != text and rest[:1] in {":", " "} else f"{which}: {text}"
-
-    @property
-    def asked(self) -> EngineBackend:
-        """What asks it."""
-        assert self.backend is not None  # noqa: S101  # those without are left out before anything is asked
-        return self.backend
-
-    def failed(self, error: BaseException, late: TargetError | None = None) -> None:
-        """Keep why an operation failed; ``late`` says that it took too long."""
-        found, known = target_error(error), ""
-        if late is not None and isinstance(error, TimeoutError):
-            found, known = late, self.asked.late_fix
-        fix = f"{known} {found.fix}".strip()
-        self.outcome, self.reason, self.fix = found.outcome, sentence(str(found)), fix or None
-
-    async def start(self, gate_pass: GatePass) -> None:
-        """Start it when the gate opens.
-
-        Raises:
-            CaptureError: it did not start; its manifest says why.
-        """
-        try:
-            if not self.asked.wait_for(gate_pass):
-                await gate_pass()
-                await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
-            plugins = Plugins(self.asked, checked=True)
-            self.recording = await Recording.begin(self.capture, plugins, self.recorder, self.asked.devices, await_it)
-            self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
-        finally:
-            gate_pass.leave()
-            if gate_pass.passed_ns is not None:
-                self.sent_ns = time.time_ns() - (time.monotonic_ns() - gate_pass.passed_ns)
-
-    async def stop(self, reason: str | None) -> None:
-        """Stop it, and wait until its files are whole. Its manifest says what is missing."""
-        recording, self.recording = self.recording, None
-        if recording is None:
-            return
-        problems = self.capture.problems
-        try:
-            await recording.stop(reason, await_it)
-            found = self.asked.outcome or Outcome.FLUSHED
-            self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
-            self.fix = self.asked.fix or self.outcome.fix or None
-        finally:
-            self.reason, self.ended_ns = " ".join(problems) or None, time.time_ns()
-
-    def abandon(self, reason: str) -> None:
-        """End its capture if its names are reserved and nothing records it."""
-        if self.capture.state is Life.STARTING:
-            self.reason = self.reason or sentence(reason)
-            abandon(self.capture, self.recorder, self.reason)
-            self.ended_ns = time.time_ns()
 
 
 @attrs.define
@@ -190,9 +93,9 @@ class FleetBackend(EngineBackend):
         seen: set[object] = set()
         for handle in self.given:
             name = str(handle) if isinstance(handle, PlacementGroup) else self._bound(handle)[1]
-            if _key(handle) in seen:
+            if target_key(handle) in seen:
                 raise ConfigError(f"target: {name} is in the list twice.")
-            seen.add(_key(handle))
+            seen.add(target_key(handle))
 
     def _named(self, handle: object) -> object:
         """Make what Ray gives into what tells it from others."""
@@ -238,7 +141,7 @@ class FleetBackend(EngineBackend):
         results = await fan_out(ask, recording, timeout_s=limit_s, each_timeout_s=limit_s)
         known = [result for result in results if isinstance(result, TargetState)]
         if recording and not known:
-            raise CaptureError(f"None of {len(recording)} targets answers. {describe(_error(results[0]))}")
+            raise CaptureError(f"None of {len(recording)} targets answers. {describe(error_of(results[0]))}")
         return TargetState(
             ended=all(state.ended for state in known),
             iterations=min((state.iterations for state in known), default=0),
@@ -255,7 +158,7 @@ class FleetBackend(EngineBackend):
         try:
             targets, notes = await self._targets()
             capture.notes += notes
-            here = {_key(target.handle) for target in targets}
+            here = {target_key(target.handle) for target in targets}
             self._backends = {key: bound for key, bound in self._backends.items() if key in here}
             self._members = [self._member(target, capture) for target in targets]
             capture.target, capture.expected_ranks = f"{TITLE} of {len(self._members)}", ()
@@ -266,11 +169,11 @@ class FleetBackend(EngineBackend):
             started = await self._fired(ready, gate, left_s)
             skew_s = gate.skew_s
             noted = [member.said(note) for member in started for note in member.capture.notes]
-            capture.notes += _some(noted)
+            capture.notes += shortened(noted)
             self._judge(started, "have started")
             if others := [member for member in self._members if member.recording is None]:
                 left_out = f"{len(others)} of {len(self._members)}"
-                logger.warning("Capture %s goes on without %s targets. %s", capture.id, left_out, _listed(others))
+                logger.warning("Capture %s goes on without %s targets. %s", capture.id, left_out, listed(others))
         except BaseException as error:
             # Not ended by a second interrupt: what has started is stopped.
             await asyncio.shield(self._give_up(error))
@@ -327,7 +230,7 @@ class FleetBackend(EngineBackend):
         return member
 
     def _bound(self, handle: object) -> tuple[EngineBackend, str]:
-        if (key := _key(handle)) not in self._backends:
+        if (key := target_key(handle)) not in self._backends:
             backend = self.member(self.options)
             self._backends[key] = backend, backend.bind(handle)
         return self._backends[key]
@@ -347,7 +250,9 @@ class FleetBackend(EngineBackend):
         finally:
             reached.set()
             await asyncio.shield(reserved)
-        late = _late(f"It could not be reached within {limit_s:g} seconds, half of start_timeout_s", "start_timeout_s")
+        late = late_error(
+            f"It could not be reached within {limit_s:g} seconds, half of start_timeout_s", "start_timeout_s"
+        )
         for member, result in zip(members, results, strict=True):
             if isinstance(result, BaseException):
                 member.failed(result, late)
@@ -380,7 +285,7 @@ class FleetBackend(EngineBackend):
             await pair[0].start(pair[1])
 
         results = await fan_out(start, parties, timeout_s=limit_s, each_timeout_s=limit_s)
-        late = _late(
+        late = late_error(
             f"It did not start within start_timeout_s={self.config.start_timeout_s:g} seconds", "start_timeout_s"
         )
         for member, result in zip(ready, results, strict=True):
@@ -397,7 +302,7 @@ class FleetBackend(EngineBackend):
         policy = self.config.policy
         rule = f"policy {policy} needs {needed}" if policy is Policy.QUORUM else f"policy {policy}"
         others = [member for member in self._members if member.outcome not in {None, Outcome.STARTED}]
-        raise CaptureError(f"Only {len(there)} of {total} targets {what} ({rule}). {_listed(others)}")
+        raise CaptureError(f"Only {len(there)} of {total} targets {what} ({rule}). {listed(others)}")
 
     @property
     def _needed(self) -> int:
@@ -454,12 +359,12 @@ class FleetBackend(EngineBackend):
         async def stop(member: Member) -> None:
             await member.stop(reason)
 
-        late = _late(f"It was not stopped within stop_timeout_s={limit_s:g} seconds", "stop_timeout_s")
+        late = late_error(f"It was not stopped within stop_timeout_s={limit_s:g} seconds", "stop_timeout_s")
         try:
             results = await fan_out(stop, recording, timeout_s=limit_s, each_timeout_s=limit_s)
             for member, result in zip(recording, results, strict=True):
                 if result is not None:
-                    member.failed(_error(result), late)
+                    member.failed(error_of(result), late)
                     member.capture.problems.append(str(member.reason))
                     manifest.write_manifest(member.capture, member.recorder)
         finally:
@@ -482,29 +387,3 @@ class FleetBackend(EngineBackend):
             start_skew_ms=None if skew_s is None else round(skew_s * 1e3, 3),
             targets=tuple(member.record for member in self._members),
         )
-
-
-def _key(handle: object) -> object:
-    return handle if isinstance(handle, str | RayActor | PlacementGroup) else id(handle)
-
-
-def _late(text: str, option: str) -> TargetError:
-    return TargetError(
-        text, Outcome.TIMED_OUT, f"See in its log whether it hangs; if it is only slow, raise {option} of the targets."
-    )
-
-
-def _listed(members: Sequence[Member]) -> str:
-    """Say what came of some targets."""
-    return " ".join(_some([member.said(member.reason) for member in members if member.reason]))
-
-
-def _some(texts: Sequence[str]) -> list[str]:
-    """Leave out what is too much to read."""
-    more = len(texts) - _MOST_SHOWN
-    return [*texts[:_MOST_SHOWN], *([f"And {more} more."] if more > 0 else [])]
-
-
-def _error(result: object) -> BaseException:
-    assert isinstance(result, BaseException)  # noqa: S101  # no result is one
-    return result

@@ -6,30 +6,25 @@ in the place of the item. A process that dies loses its own item and no other.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import pickle
-import platform
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import attrs
 
-from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
+from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
-from profdeck.base.version import __version__
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,7 +33,6 @@ Function = Callable[[T, Progress | None], R]
 """Reads one item. May report how many bytes of it have been read, from any thread."""
 
 _REPORT_EVERY_S = 0.05
-_CONNECT_S = 5.0
 
 
 def map_traces(
@@ -70,76 +64,28 @@ def map_traces(
     Raises:
         Exception: Whatever else the function raised, with a note that names the item; the other items are given up.
     """
-    job: _Job[T, R] = _Job(items, sizes_bytes, on_progress)
+    job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
     if min(processes, len(items)) > 1:
         _in_processes(function, job, processes)
     else:
         for index, item in enumerate(items):
             progress = partial(_report_to, job, index) if on_progress else None
-            job.take(index, _Result(_call(function, item, progress)))
-    return job.results()
-
-
-def map_on_ray(
-    function: Function[T, R],
-    items: Sequence[T],
-    sizes_bytes: Sequence[int],
-    *,
-    address: str,
-    on_progress: Progress | None = None,
-) -> list[R | TraceError]:
-    """Do what `map_traces` does in tasks of one CPU each on a Ray cluster that is already running.
-
-    The nodes need this version of profdeck and of what it imports, and the traces at the same paths as here: in a file
-    system that all of them share. This machine has to be a node as well; Ray Client (``ray://``) is not supported.
-    A Ray that this process has already initialised is used as it is, and left so.
-
-    Args:
-        function: As there.
-        items: As there.
-        sizes_bytes: As there.
-        address: ``host:port`` of the head node, or ``auto`` for the cluster that this machine is a node of.
-        on_progress: As there, called from this thread.
-
-    Returns:
-        As there, with a TraceError as well for what was being read by a worker or on a node that died.
-
-    Raises:
-        MissingLibraryError: Ray is not installed.
-        ConfigError: There is no such cluster, or it runs another version of Ray or Python.
-        ProfdeckError: A node has no profdeck, or another version of it.
-        Exception: As there.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MissingLibraryError(
-            "Reading traces on a Ray cluster needs ray, which is not installed. "
-            "Install it with: pip install 'profdeck[ray]'"
-        ) from error
-    job: _Job[T, R] = _Job(items, sizes_bytes, on_progress)
-    ours = not ray.is_initialized()
-    with redirect_stdout(sys.stderr):  # Ray prints there that a worker died, in the middle of what a command prints
-        try:
-            if ours:
-                _join_cluster(ray, address)
-            _on_cluster(ray, function, job)
-        finally:
-            if ours:
-                ray.shutdown()
+            job.take(index, TraceResult(_call(function, item, progress)))
     return job.results()
 
 
 @attrs.frozen
-class _Result(Generic[R]):
+class TraceResult(Generic[R]):
+    """What came of one trace: the function's result, or why the trace could not be read."""
+
     value: R | TraceError
 
 
 # What a worker says of its item: bytes read so far, and in the end what came of it, or what is to be raised.
-_Report = int | _Result[R] | BaseException
+ReportResult = int | TraceResult[R] | BaseException
 
 
-class _Job(Generic[T, R]):
+class TraceJob(Generic[T, R]):
     """What is left to do, what came of the rest, and the progress over all of it."""
 
     def __init__(self, items: Sequence[T], sizes_bytes: Sequence[int], on_progress: Progress | None) -> None:
@@ -156,12 +102,14 @@ class _Job(Generic[T, R]):
 
     @property
     def done(self) -> bool:
+        """Whether every item has a result."""
         return len(self._results) == len(self.items)
 
     def results(self) -> list[R | TraceError]:
+        """Return the results in the order of the items."""
         return [self._results[index] for index in range(len(self.items))]
 
-    def take(self, index: int, report: _Report[R]) -> bool:
+    def take(self, index: int, report: ReportResult[R]) -> bool:
         """Take what is said of an item; return whether that was the last word on it, or raise it."""
         if isinstance(report, BaseException):
             raise report
@@ -179,7 +127,7 @@ class _Job(Generic[T, R]):
             self._on_progress(sum(self._read_bytes), self._total_bytes)
 
 
-def _report_to(job: _Job[T, R], index: int, read_bytes: int, _: int) -> None:
+def _report_to(job: TraceJob[T, R], index: int, read_bytes: int, _: int) -> None:
     job.take(index, read_bytes)
 
 
@@ -193,10 +141,10 @@ def _call(function: Function[T, R], item: T, progress: Progress | None) -> R | T
         raise
 
 
-def _attempt(function: Function[T, R], item: T, send: Callable[[int], None] | None) -> _Result[R] | BaseException:
+def attempt(function: Function[T, R], item: T, send: Callable[[int], None] | None) -> TraceResult[R] | BaseException:
     """Return what came of an item in a form that can be sent."""
     try:
-        return _Result(_call(function, item, _seldom(send) if send else None))
+        return TraceResult(_call(function, item, _seldom(send) if send else None))
     except BaseException as error:  # noqa: BLE001 - it is raised where the results are collected
         text = "".join(traceback.format_exception(error))
         try:
@@ -244,10 +192,10 @@ class _Worker(Generic[T, R]):
         with suppress(OSError):  # it has died, as `receive` will find
             self.connection.send(item)
 
-    def receive(self) -> _Report[R]:
+    def receive(self) -> ReportResult[R]:
         """Return the next thing that it says, or what is to be said of its death."""
         try:
-            report: _Report[R] = self.connection.recv()
+            report: ReportResult[R] = self.connection.recv()
         except (EOFError, OSError):
             self._process.join()
         else:
@@ -255,7 +203,7 @@ class _Worker(Generic[T, R]):
         code = self._process.exitcode
         if code >= 0:
             return RuntimeError(f"The worker process ended with exit code {code} while it read {self._item}.")
-        return _Result(
+        return TraceResult(
             TraceError(
                 f"Cannot read {self._item}: the worker process was killed by {signal.Signals(-code).name}. "
                 "If the memory ran out, read fewer traces at the same time (--processes)."
@@ -273,7 +221,7 @@ class _Worker(Generic[T, R]):
         self.connection.close()
 
 
-def _in_processes(function: Function[T, R], job: _Job[T, R], processes: int) -> None:
+def _in_processes(function: Function[T, R], job: TraceJob[T, R], processes: int) -> None:
     workers: dict[Connection, _Worker[T, R]] = {}
     try:
         while not job.done:
@@ -294,7 +242,7 @@ def _in_processes(function: Function[T, R], job: _Job[T, R], processes: int) -> 
             worker.end()
 
 
-def _begin_next(worker: _Worker[T, R], job: _Job[T, R]) -> None:
+def _begin_next(worker: _Worker[T, R], job: TraceJob[T, R]) -> None:
     index = job.waiting.popleft()
     worker.begin(index, job.items[index])
 
@@ -323,13 +271,13 @@ def _work(function: Function[T, R], connection: Connection, reporting: bool) -> 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     lock = threading.Lock()  # a function reports from a thread of its own
 
-    def send(report: _Report[R]) -> None:
+    def send(report: ReportResult[R]) -> None:
         with lock:
             connection.send(report)
 
     while True:
         item = connection.recv()
-        send(_attempt(function, item, send if reporting else None))
+        send(attempt(function, item, send if reporting else None))
 
 
 def _end_with_parent() -> None:
@@ -337,98 +285,3 @@ def _end_with_parent() -> None:
     # first, and so on.
     multiprocessing.parent_process().join()  # type: ignore[union-attr]  # None in a process without a parent
     os._exit(1)
-
-
-# --- Ray. A task is a generator that yields the reports of its worker, the last of which is the outcome.
-
-
-def _join_cluster(ray: Any, address: str) -> None:
-    if address != "auto":
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or "/" in host:
-            raise ConfigError(
-                f"'{address}' is not the address of a Ray cluster: that is host:port of its head node, or auto for the "
-                "cluster that this machine is a node of."
-            )
-        # Ray itself would try for a minute, and then end the process.
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-        except (OSError, OverflowError) as error:
-            raise _no_cluster(address, error) from error
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise _no_cluster(address, error) from error
-    except (RuntimeError, ValueError) as error:  # above all another version of Ray or Python
-        raise ConfigError(f"Cannot join the Ray cluster at {address}: {error}") from error
-
-
-def _no_cluster(address: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"There is no Ray cluster at {address}: {error}. Start one with 'ray start --head --port 6379', "
-        "and 'ray start --address HOST:6379' on the other nodes."
-    )
-
-
-def _on_cluster(ray: Any, function: Function[T, R], job: _Job[T, R]) -> None:
-    # Not tried again: what killed a worker would kill the next.
-    task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
-    streams: dict[Any, int] = {}
-    try:
-        while not job.done:
-            # As many again wait in the cluster, so that no CPU waits for us and an autoscaler sees what there is to do.
-            most = 2 * max(1, int(ray.cluster_resources().get("CPU", 0)))
-            while job.waiting and len(streams) < most:
-                index = job.waiting.popleft()
-                streams[task.remote(function, job.items[index], job.reporting, __version__)] = index
-            for stream in ray.wait(list(streams), num_returns=1)[0]:
-                index = streams[stream]
-                if job.take(index, _receive(ray, stream, job.items[index])):
-                    del streams[stream]
-    finally:
-        for stream in streams:
-            ray.cancel(stream, force=True)
-
-
-def _receive(ray: Any, stream: Any, item: T) -> _Report[R]:
-    try:
-        report: _Report[R] = ray.get(next(stream))
-    except ray.exceptions.RayTaskError as error:
-        return ProfdeckError(
-            f"The Ray task for {item} failed outside of its function: {str(error).splitlines()[-1]}. "
-            f"Every node of the cluster needs profdeck {__version__} and what it imports."
-        )
-    except ray.exceptions.RayError as error:
-        return _Result(
-            TraceError(
-                f"Cannot read {item}: its Ray worker died ({type(error).__name__}). "
-                "If the memory ran out, start that node with fewer CPUs (ray start --num-cpus)."
-            )
-        )
-    return report
-
-
-def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> Iterator[_Report[R]]:  # noqa: FBT001
-    node = platform.node()
-    if version != __version__:
-        yield ProfdeckError(f"The Ray node {node} has profdeck {__version__}, and this machine has {version}.")
-        return
-    reports: SimpleQueue[_Report[R]] = SimpleQueue()
-
-    def work() -> None:
-        report = _attempt(function, item, reports.put if reporting else None)
-        if isinstance(report, _Result) and isinstance(report.value, TraceError):
-            report = _Result(_located(report.value, node))
-        reports.put(report)
-
-    threading.Thread(target=work, daemon=True).start()
-    while isinstance(report := reports.get(), int):
-        yield report
-    yield report
-
-
-def _located(error: TraceError, node: str) -> TraceError:
-    """Add where a file could not be read, if that may depend on the node."""
-    if not isinstance(error.__cause__, OSError):
-        return error
-    return TraceError(f"{error} This was on the Ray node {node}; traces have to be where all nodes can read them.")

@@ -235,7 +235,7 @@ class _StepHandler(CountingHandler):
         self.steps: set[int] = set()
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         count = super().batch(text)
         if count is not None:
             self._find(text)

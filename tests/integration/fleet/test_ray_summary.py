@@ -21,8 +21,9 @@ import json, os, sys
 from pathlib import Path
 from parallel_jobs import check, obey
 from profdeck.base.errors import ProfdeckError, TraceError
-from profdeck.traces import parallel
-from profdeck.traces.parallel import map_on_ray, map_traces
+# none
+from profdeck.traces.ray_tasks import map_on_ray
+from profdeck.traces.parallel import map_traces
 address, *arguments = sys.argv[1:]
 def texts(results):
     return [f"{type(result).__name__}: {result}" for result in results]

@@ -257,13 +257,13 @@ REQUEST = """
 import sys
 from pathlib import Path
 from profdeck import Capture, Identity
-from profdeck.records.manifest import Recorder, write_manifest
+from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck_npu.analysis import request
 from profdeck_npu.options import NpuOptions
 
 directory = Path(sys.argv[1])
 capture = Capture(id="step10", directory=directory.parent, identity=Identity(), first_step=10, current_step=10)
-write_manifest(capture, Recorder(backend="npu", versions={}, options={}, expected_ranks=(0,)))
+write_manifest(capture, ManifestWriter(backend="npu", versions={}, options={}, expected_ranks=(0,)))
 request([directory], capture, NpuOptions())
 """
 

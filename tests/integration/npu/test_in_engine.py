@@ -34,7 +34,7 @@ import torch
 import torch_npu
 
 from profdeck.engine.worker.recorder import EngineRecorder
-from profdeck.records.request import Batch, CaptureRequest
+from profdeck.records.request import BatchKind, CaptureRequest
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.identity import Identity
 from profdeck.config.schedule import Iterations
@@ -48,20 +48,20 @@ def ask(name, count=None, skip=0, stages=(), **options):
     iterations = None if count is None else Iterations(count=count, skip=skip)
     return CaptureRequest(
         id=name, output=Path("profiles"), run=name, role="rollout", first_step=7, iterations=iterations,
-        stages=tuple(map(Batch, stages)), options={"analyse": False, **options},
+        stages=tuple(map(BatchKind, stages)), options={"analyse": False, **options},
     )
 
 
 def iterate(*batches):
     for batch in batches or ("decode",):
-        recorder.begin(Batch(batch), f"execute {batch}")
+        recorder.begin(BatchKind(batch), f"execute {batch}")
         _ = weights + 1
         torch.npu.synchronize()
         recorder.end()
 
 
 def whole():
-    wait(recorder._job._writing)
+    recorder._job._writer.wait()
     return recorder.reply()
 
 
@@ -260,7 +260,7 @@ whole()
         ("print('done')", 0, "The process ended in mid-capture."),
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "SIGTERM in mid-capture."),
         (
-            "recorder.begin(Batch('decode'), 'execute')\nos.kill(os.getpid(), signal.SIGTERM)",
+            "recorder.begin(BatchKind('decode'), 'execute')\nos.kill(os.getpid(), signal.SIGTERM)",
             -signal.SIGTERM,
             "SIGTERM in mid-capture.",
         ),

@@ -14,8 +14,8 @@ from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.sources import find_sources
-from profdeck.traces.writing.selection import step_window
 from profdeck.traces.writing.trim import trim_trace
+from profdeck.traces.writing.windows import step_window
 from profdeck_npu.traces.check import check_directory
 from profdeck_npu.traces.directory import AscendDirectory
 

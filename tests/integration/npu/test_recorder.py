@@ -37,7 +37,7 @@ from profdeck_npu.traces.analysis_state import read_state
 
 ENGINE = """
 from profdeck.engine.worker.recorder import EngineRecorder
-from profdeck.records.request import Batch, CaptureRequest
+from profdeck.records.request import BatchKind, CaptureRequest
 from profdeck.config.schedule import Iterations
 
 def on_thread(function):
@@ -47,7 +47,7 @@ def on_thread(function):
 
 def iterate(recorder, count):
     for number in range(count):
-        recorder.begin(Batch.DECODE, f"execute_{number}")
+        recorder.begin(BatchKind.DECODE, f"execute_{number}")
         work()
         recorder.end()
 
@@ -529,8 +529,8 @@ iterate(recorder, 4)
 recorder.stop()
 tell(open=flushed(recorder).problems)
 
-recorder.start(ask("kinds", stages=(Batch.PREFILL, Batch.DECODE), iterations=Iterations(count=1)))
-for batch in (Batch.DECODE, Batch.PREFILL):
+recorder.start(ask("kinds", stages=(BatchKind.PREFILL, BatchKind.DECODE), iterations=Iterations(count=1)))
+for batch in (BatchKind.DECODE, BatchKind.PREFILL):
     recorder.begin(batch, str(batch))
     work()
     recorder.end()

@@ -112,7 +112,7 @@ def test_a_host_learns_it_before_it_trains(
 def test_the_switch_of_torch_stays_as_it_was(python: Program) -> None:
     """For what the host starts: torch_npu turns it off while it is imported."""
     code = (
-        "import os\nfrom profdeck_npu import cann\nfrom profdeck.errors import PluginError\n"
+        "import os\nfrom profdeck_npu import cann\nfrom profdeck.base.errors import PluginError\n"
         "try: cann.load()\nexcept PluginError: print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))\n"
     )
     assert [python("-c", code, **environment).stdout for environment in ({}, OFF)] == ["None\n", "0\n"]

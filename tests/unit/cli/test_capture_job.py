@@ -364,7 +364,7 @@ def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pyt
 def test_a_request_of_another_host_is_named(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(stuck=True)
     request = OnDemandRequest(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
-    (tmp_path / "run" / "demand.json").write_bytes(requests._encode(request))
+    (tmp_path / "run" / "demand.json").write_bytes(requests.encode(request))
     result = cli("capture", "--run", tmp_path / "run")
     assert result.exit_code == 1
     assert "was asked for by process 7 on another-host" in words(result.stderr)

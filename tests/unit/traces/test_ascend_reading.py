@@ -21,9 +21,10 @@ from profdeck.traces.reading import time_slices
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.reading.trace import Trace
 from profdeck.traces.sources import TraceSource
-from profdeck.traces.writing.selection import Selection, iteration_window, read_extent, step_window, time_window
+from profdeck.traces.writing.selection import Selection
 from profdeck.traces.writing.slim import SlimSource, write_slim
 from profdeck.traces.writing.trim import trim_trace
+from profdeck.traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
 BASE_NS = ascend_files.BASE_US * 1000
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.diff import FLOOR, Change, RoleDiff, diff_runs, is_summary, load_summary
+from profdeck.traces.analysis.diff import diff_runs, is_summary, load_summary
+from profdeck.traces.analysis.diff_model import Change, RoleDiff
 from profdeck.traces.analysis.model import (
     CategorySummary,
     KernelSummary,
@@ -23,6 +24,7 @@ from profdeck.traces.analysis.model import (
     RunSummary,
     StepSummary,
 )
+from profdeck.traces.analysis.noise import FLOOR
 
 CATEGORIES = {"gemm": "gemm", "nccl": "communication", "copy": "memory", "gelu": "elementwise"}
 

@@ -19,14 +19,17 @@ from types import ModuleType
 import pytest
 
 from profdeck.base.errors import ConfigError, MissingLibraryError, TraceError
-from profdeck.traces import parallel
-from profdeck.traces.parallel import map_on_ray, map_traces
+from profdeck.base.version import __version__
+from profdeck.traces import parallel, ray_tasks
+from profdeck.traces.parallel import map_traces
+from profdeck.traces.ray_tasks import map_on_ray
 
 HERE = Path(__file__).parent
 WAITING = """
 import sys
 from parallel_jobs import obey
 from profdeck.traces import parallel
+from profdeck.traces import ray_tasks
 if __name__ == "__main__":
     parallel._start_method = lambda: sys.argv[2]
     parallel.map_traces(obey, [f"wait {sys.argv[1]}"] * 3, [1, 1, 1], processes=2)
@@ -198,7 +201,7 @@ def test_workers_report_seldom_and_no_more_than_there_is() -> None:
     report(2, 9)
     assert sent == [1]
     told: list[tuple[int, int]] = []
-    job: parallel._Job[str, str] = parallel._Job(["a"], [5], lambda *what: told.append(what))
+    job: parallel.TraceJob[str, str] = parallel.TraceJob(["a"], [5], lambda *what: told.append(what))
     for read_bytes in (3, 2, 7, 9):
         job.take(0, read_bytes)
     assert told == [(3, 5), (5, 5)]
@@ -276,20 +279,20 @@ def test_ray_that_is_missing_is_named(jobs, monkeypatch) -> None:
 @pytest.mark.parametrize("address", ["head", "", ":6379", "head:port", "ray://head:10001", "http://head:80"])
 def test_what_is_no_address_of_ray_is_refused(address) -> None:
     with pytest.raises(ConfigError, match=r"is not the address of a Ray cluster: that is host:port"):
-        parallel._join_cluster(None, address)
+        ray_tasks._join_cluster(None, address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "[::1]:1"])
 def test_an_address_where_nothing_answers_is_said_at_once(address) -> None:
     with pytest.raises(ConfigError, match=r"There is no Ray cluster at .* 'ray start --head --port 6379'"):
-        parallel._join_cluster(None, address)
+        ray_tasks._join_cluster(None, address)
 
 
 def test_a_node_with_another_profdeck_is_refused(jobs) -> None:
-    (report,) = parallel._task(jobs.obey, "a", False, "0.0.1")  # noqa: FBT003
+    (report,) = ray_tasks._task(jobs.obey, "a", False, "0.0.1")  # noqa: FBT003
     assert str(report).endswith("and this machine has 0.0.1.")
 
 
 def test_a_node_that_cannot_open_a_file_is_named(jobs, tmp_path) -> None:
-    (report,) = parallel._task(jobs.check, tmp_path / "missing", False, parallel.__version__)  # noqa: FBT003
+    (report,) = ray_tasks._task(jobs.check, tmp_path / "missing", False, __version__)  # noqa: FBT003
     assert f"on the Ray node {parallel.platform.node()}; traces have to be" in str(report.value)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
-from profdeck.traces.writing.selection import Selection, iteration_window, read_extent, step_window, time_window
+from profdeck.traces.writing.selection import Selection
+from profdeck.traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
 # Separators of old Kineto, of torch 2.13, of json.dumps, and of json.dumps with an indent.
 BETWEEN = [b",\n  ", b"\n    ,\n    ", b", ", b",\n    ", b","]

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profdeck.traces.analysis.clocks import OffsetSource, clock_offsets
+from profdeck.traces.analysis.collectives import Collectives, collective_name
 from profdeck.traces.analysis.model import GroupSkew, RankSkew
-from profdeck.traces.analysis.skew import Collectives, OffsetSource, clock_offsets, collective_name, skew_of
+from profdeck.traces.analysis.skew import skew_of
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

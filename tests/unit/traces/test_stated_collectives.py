@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.skew import Collectives, skew_of
-from profdeck.traces.analysis.steps import StepNames
+from profdeck.traces.analysis.collectives import Collectives
+from profdeck.traces.analysis.skew import skew_of
+from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.summary import read_summary
 from profdeck.traces.reading import event_args
 from profdeck.traces.sources import TraceSource

@@ -16,16 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.traces.analysis.model import IterationStatistics, PerStep
-from profdeck.traces.analysis.steps import (
-    GLOBAL_STEP,
-    ITERATION,
-    TRACE_NAMES,
-    StepName,
-    StepNames,
-    StepTimes,
-    TraceSteps,
-    find_steps,
-)
+from profdeck.traces.analysis.step_names import TRACE_NAMES, StepName, StepNames
+from profdeck.traces.analysis.step_times import StepTimes
+from profdeck.traces.analysis.steps import GLOBAL_STEP, ITERATION, TraceSteps, find_steps
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, OPERATOR, Columns, Tables
 from profdeck_sglang import trace_names as sglang
 from profdeck_vllm import trace_names as vllm

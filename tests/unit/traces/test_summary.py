@@ -12,7 +12,7 @@ import pytest
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.model import OperatorSummary, RankSummary
-from profdeck.traces.analysis.steps import StepNames
+from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.summary import summarise_trace
 
 HEAD = {

@@ -19,8 +19,9 @@ from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.reading import scanner
 from profdeck.traces.reading.integrity import check_trace
 from profdeck.traces.writing import trim
-from profdeck.traces.writing.selection import Selection, read_extent, step_window
+from profdeck.traces.writing.selection import Selection
 from profdeck.traces.writing.trim import trim_trace
+from profdeck.traces.writing.windows import read_extent, step_window
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

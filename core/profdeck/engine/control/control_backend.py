@@ -20,7 +20,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
 from profdeck.engine.control.abandoned import end_abandoned
 from profdeck.engine.control.merging import merge_ranks
-from profdeck.engine.control.outcomes import AT_REST, _check_started, _judge, _who
+from profdeck.engine.control.outcomes import AT_REST, check_started, judge, rank_and_host
 from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine, T
 from profdeck.engine.options import EngineOptions
@@ -215,7 +215,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     async def _asked_to_start(self, request: CaptureRequest) -> Answer:
         try:
             answer = await self.engine.command("start", unstructure(request))
-            _check_started(request, answer)
+            check_started(request, answer)
         except BaseException:  # what has started is stopped, also when the host gave up waiting
             await self._roll_back(request)
             raise
@@ -254,7 +254,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             found = target_error(error)
             self.outcome, self.fix = found.outcome, found.fix
             return ()
-        self.outcome = _judge(capture, asked, answer)
+        self.outcome = judge(capture, asked, answer)
         files, late = RankFiles(capture, asked), f"The time was over, flush_timeout_s={limit_s:g} seconds"
         await files.collect(self.engine, answer, fetch=self.options.collect, until=until, late=late)
         if self.outcome.ends_well and not files.complete:
@@ -275,7 +275,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         pause_s = _FIRST_POLL_S
         while any(reply.state not in AT_REST for reply in answer.all):
             if time.monotonic() >= until:
-                named = [(_who(reply), reply) for reply in answer.ranks]
+                named = [(rank_and_host(reply), reply) for reply in answer.ranks]
                 named += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
                 writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
                 late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)

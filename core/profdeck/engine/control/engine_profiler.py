@@ -25,7 +25,7 @@ from profdeck.base.structuring import unstructure
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture, Unit
+from profdeck.records.capture import Capture
 from profdeck.records.manifest import ManifestWriter
 from profdeck.records.request import BatchKind, CaptureRequest
 from profdeck.records.run_directory import RunDirectory
@@ -213,18 +213,8 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             parallel=found[0].place.parallel,
         )
         run = RunDirectory(request.output, request.run, {"roles": [request.role]})
-        capture = Capture(
-            id=f"{request.id}-{batch}" if batch else request.id,
-            directory=run.directory(request.first_step, identity),
-            identity=identity,
-            first_step=request.first_step,
-            current_step=request.first_step,
-            stage=batch,
-            unit=Unit.ENGINE_ITERATION,
-            iterations=request.iterations,
-            request=request,
-            started_ns=self._capture.started_ns,
-        )
+        capture = run.capture_of(request, identity, batch)
+        capture.started_ns = self._capture.started_ns
         recorder = ManifestWriter(
             backend=self.backend,
             versions={},

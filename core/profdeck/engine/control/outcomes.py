@@ -11,9 +11,9 @@ AT_REST = frozenset({RequestState.IDLE, RequestState.ENDED})
 """Where a process neither records nor writes."""
 
 
-def _check_started(request: CaptureRequest, answer: Answer) -> None:
+def check_started(request: CaptureRequest, answer: Answer) -> None:
     """Raise TargetError unless every process that is to record does."""
-    refused = [f"{_who(reply)}: {reply.error}" for reply in answer.ranks if reply.error]
+    refused = [f"{rank_and_host(reply)}: {reply.error}" for reply in answer.ranks if reply.error]
     refused += [f"The {name}: {reply.error}" for name, reply in answer.frontends.items() if reply.error]
     if refused:
         outcome = Outcome.of_refusals(reply.refusal for reply in answer.all)
@@ -24,7 +24,7 @@ def _check_started(request: CaptureRequest, answer: Answer) -> None:
         raise TargetError(text, Outcome.REFUSED)
 
 
-def _judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> Outcome:
+def judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> Outcome:
     """Say in the capture what is missing of what was asked for."""
     answered = {reply.rank: reply for reply in answer.ranks}
     took, missing = [], False
@@ -62,5 +62,6 @@ def _problems(reply: Reply) -> list[str]:
     return list(dict.fromkeys([*own, *reply.problems]))
 
 
-def _who(reply: Reply) -> str:
+def rank_and_host(reply: Reply) -> str:
+    """Name a rank and its host."""
     return f"rank {reply.rank} on {reply.host}"

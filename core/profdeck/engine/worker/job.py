@@ -5,15 +5,12 @@ Recordings start and stop on the engine's thread; files are written by another o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 
 import attrs
@@ -26,6 +23,8 @@ from profdeck.base.blocking import await_it, drive
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import unstructure
+from profdeck.engine.worker.file_writer import FileWriter
+from profdeck.engine.worker.iteration_window import IterationWindow
 from profdeck.records import manifest, run_directory
 from profdeck.records.capture import Capture, Step, Unit
 from profdeck.records.request import BatchKind, CaptureRequest, RequestState
@@ -38,25 +37,6 @@ class _Ending:
     """An end that was asked for and waits for the engine's thread."""
 
     reason: str | None
-
-
-@attrs.define
-class _Window:
-    """The iterations of one kind: how many came since they could be recorded, how many were recorded."""
-
-    skip: int
-    count: int | None
-    seen: int = 0
-    recorded: int = 0
-
-    @property
-    def wants(self) -> bool:
-        """Whether the next iteration is to be recorded."""
-        return self.seen >= self.skip and not self.done
-
-    @property
-    def done(self) -> bool:
-        return self.count is not None and self.recorded >= self.count
 
 
 class CaptureJob:
@@ -82,24 +62,22 @@ class CaptureJob:
         wanted = request.iterations
         # An absolute first iteration counts from the start of the engine, at which such requests are made.
         skip = 0 if wanted is None else wanted.skip if wanted.first is None else wanted.first
-        new = functools.partial(_Window, skip, wanted.count if wanted else None)
-        self._windows: dict[BatchKind | None, _Window] = {batch: new() for batch in request.stages or (None,)}
+        new = functools.partial(IterationWindow, skip, wanted.count if wanted else None)
+        self._windows: dict[BatchKind | None, IterationWindow] = {batch: new() for batch in request.stages or (None,)}
         self._iteration = 0
         self._key: BatchKind | None = None
-        self._window: _Window | None = None
+        self._window: IterationWindow | None = None
         """What the iteration that is under way counts for."""
         self._absolute = wanted is not None and wanted.first is not None
         # Held from the start on, so that of several who are asked to record in one step the first one is the first;
         # and again for each later capture, so that others have their turn in between.
         self._turn = leases.Turn(backend.devices, f"{request.role}, {request.id}")
-        self._claimed: Recording | None = None
+        self._unbegun: Recording | None = None
         """The capture that has not begun."""
         self._recording: Recording | None = None
         self._mark: AbstractContextManager[object] | None = None
         self._counts: Counter[BatchKind | None] = Counter()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="profdeck", initializer=_leave_the_cores)
-        self._writing: list[Future[None]] = []
-        self._written = 0
+        self._writer = FileWriter()
         self._timer: threading.Timer | None = None
         self._thread = threading.get_ident()
         self._busy = False
@@ -115,8 +93,7 @@ class CaptureJob:
             return RequestState.RECORDING
         if not self.over:
             return RequestState.ARMED
-        # Futures are not asked: they lock, and a signal's handler in this very thread waits for them.
-        return RequestState.ENDED if self._written == len(self._writing) else RequestState.WRITING
+        return RequestState.ENDED if self._writer.idle else RequestState.WRITING
 
     @property
     def waits_for(self) -> str | None:
@@ -155,11 +132,11 @@ class CaptureJob:
         except BaseException:
             self._turn.release()
             raise
-        # Captures of kinds are claimed when their batches come: this one shows that they can be, or that it waits.
+        # Captures of kinds are reserved when their batches come: this one shows that they can be, or that it waits.
         if self.request.stages and first.waits_for is None:
             first.manifest_path.unlink()
         else:
-            self._claimed = Recording(first, self._plugins, self._recorder, self._turn)
+            self._unbegun = Recording(first, self._plugins, self._recorder, self._turn)
         limit_s = self._backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (expired(limit_s),))
         self._timer.daemon = True
@@ -176,7 +153,7 @@ class CaptureJob:
         try:
             with self._exclusive():
                 self.begin(None, "")
-                if self._claimed is not None:
+                if self._unbegun is not None:
                     error = f"it cannot wait for {self.waits_for}, as it has no iterations"
                     self._abandon(error)
                     raise CaptureError(f"Capture {self.request.id} did not start: {error}.")  # noqa: TRY301  # as others
@@ -187,7 +164,7 @@ class CaptureJob:
         self._end_if_asked()
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
-        """Pass the beginning of an iteration."""
+        """Report that an iteration begins."""
         if self.over:
             return
         if self._ending is not None:
@@ -195,11 +172,11 @@ class CaptureJob:
             return
         key = batch if self.request.stages else None
         window = self._windows.get(key)
-        wanted = window is not None and window.wants
+        wanted = window is not None and window.wants_next
         if self._recording is not None and (not wanted or key != self._key):
             self._close(None)
         self._key = key
-        self._window = window if window is not None and self._counts_for(window) else None
+        self._window = window if window is not None and self._count_in(window) else None
         if wanted and self._window is not None:
             if self._recording is None:
                 self._open()
@@ -211,7 +188,7 @@ class CaptureJob:
                 self._mark = mark
 
     def end(self) -> None:
-        """Pass the end of an iteration."""
+        """Report that an iteration has ended."""
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.__exit__(None, None, None)
@@ -238,7 +215,7 @@ class CaptureJob:
         short = self._short()
         if self._recording is not None:
             self._close(reason or " ".join(short) or None)
-        elif self._claimed is None:
+        elif self._unbegun is None:
             self.problems += self._in_vain()
         elif reason or self.waits_for:
             self._abandon(reason)
@@ -266,7 +243,7 @@ class CaptureJob:
 
     def note(self, text: str) -> None:
         """Note something in the capture that is under way, or the last one."""
-        running = self._recording or self._claimed
+        running = self._recording or self._unbegun
         for capture in [running.capture] if running else self.ended[-1:]:  # the last one is being written
             capture.notes.append(text)
 
@@ -325,36 +302,25 @@ class CaptureJob:
         return [] if wait is None else [in_vain(wait)]
 
     def _capture(self, batch: BatchKind | None) -> Capture:
-        request, count = self.request, self._counts[batch]
-        name = f"{request.id}-{batch}" if batch else request.id
-        return Capture(
-            id=f"{name}-{count}" if count > 1 else name,
-            directory=self._run.directory(request.first_step, self._identity),
-            identity=self._identity,
-            first_step=request.first_step,
-            current_step=request.first_step,
-            stage=batch,
-            unit=Unit.ENGINE_ITERATION,
-            iterations=request.iterations,
-            first_iteration=self._iteration,
-            request=request,
+        return self._run.capture_of(
+            self.request, self._identity, batch, count=self._counts[batch], first_iteration=self._iteration
         )
 
-    def _counts_for(self, window: _Window) -> bool:
-        """Tell whether an iteration counts for its window: not before the device can be recorded."""
-        if window.done or (self._absolute and not window.wants):
+    def _count_in(self, window: IterationWindow) -> bool:
+        """Take the device if it is free; return whether the iteration then counts for its window."""
+        if window.done or (self._absolute and not window.wants_next):
             return True
         if not self._turn.take():
-            if self._claimed is not None:
-                self._claimed.wait()
+            if self._unbegun is not None:
+                self._unbegun.wait()
             return False
-        if self._claimed is not None and self.request.stages:  # it only said that it waits
-            self._claimed.capture.manifest_path.unlink(missing_ok=True)
-            self._claimed = None
+        if self._unbegun is not None and self.request.stages:  # it only said that it waits
+            self._unbegun.capture.manifest_path.unlink(missing_ok=True)
+            self._unbegun = None
         return True
 
     def _open(self) -> None:
-        recording, self._claimed = self._claimed, None
+        recording, self._unbegun = self._unbegun, None
         if recording is None:
             self._counts[self._key] += 1
             capture = self._capture(self._key)
@@ -371,14 +337,14 @@ class CaptureJob:
         if begun:
             self._recording = recording
         elif self._key is None:
-            self._claimed = recording
+            self._unbegun = recording
         else:
             recording.capture.manifest_path.unlink()
             self._counts[self._key] -= 1
 
     def _abandon(self, reason: str | None) -> None:
         """End the capture that has not begun."""
-        recording, self._claimed = self._claimed, None
+        recording, self._unbegun = self._unbegun, None
         if recording is not None:
             self.ended.append(recording.capture)
             recording.abandon(reason)
@@ -390,28 +356,14 @@ class CaptureJob:
             with self.holding_up():
                 drive(recording.stop_recording(reason, await_it))
             recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
-            finish = functools.partial(self._write, recording)
-            try:
-                self._writing.append(self._writer.submit(finish))
-            except RuntimeError:  # the interpreter is ending, and starts no threads any more
-                finish()
-
-    def _write(self, recording: Recording) -> None:
-        """Write the files of a capture. Runs on the writer's thread."""
-        try:
-            drive(recording.write(await_it))
-        except Exception as error:  # noqa: BLE001  # nobody asks the future
-            logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
-            recording.capture.problems.append(describe(error))
-        finally:
-            self._written += 1
+            self._writer.write(recording)
 
     def _finish(self) -> None:
         self.over = True
         self._turn.release()
         if self._timer is not None:
             self._timer.cancel()
-        self._writer.shutdown(wait=False)
+        self._writer.close()
 
     def _fail(self, error: Exception) -> None:
         logger.warning("Capture %s of the engine ends: %s", self.request.id, describe(error))
@@ -423,7 +375,7 @@ class CaptureJob:
             self.problems.append(describe(second))
         self._finish()
 
-    # Ends that nobody called for.
+    # Ends that come from the clock, a signal or the interpreter.
 
     def _expire(self, reason: str) -> None:
         """Ask for the end of a capture that takes too long. Runs on the timer's thread."""
@@ -442,11 +394,5 @@ class CaptureJob:
 
     def _give_back(self) -> None:
         """Wait until the files are whole; a signal that waited for them is delivered then."""
-        wait(self._writing)
+        self._writer.wait()
         shutdown.unwatch(self)
-
-
-def _leave_the_cores() -> None:
-    """Let this thread run anywhere: engines bind themselves to cores, on which they spin."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))

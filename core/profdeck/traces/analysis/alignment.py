@@ -11,8 +11,9 @@ import attrs
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
 from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.skew import Collectives, OffsetSource, clock_offsets
-from profdeck.traces.analysis.steps import StepNames
+from profdeck.traces.analysis.clocks import OffsetSource, clock_offsets
+from profdeck.traces.analysis.collectives import Collectives
+from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.summary import read_summary
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.sources import TraceSource

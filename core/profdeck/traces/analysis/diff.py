@@ -2,136 +2,26 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
-import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck.traces.analysis.model import PerStep, RankSummary, RunSummary, StepSummary
+from profdeck.traces.analysis.noise import Measured, TimeSample, change_of, pooled, sample_of
+from profdeck.traces.analysis.pairing import RankPair, RankSummaries, names_of, paired
 
-Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
-Basis = Literal["global_step", "iteration", "total"]
-
-NOISE_ERRORS = 3
-"""A change is told from noise if it is greater than so many of its standard errors."""
-FLOOR = 0.001
-"""Changes up to this share of the total of their section are none; sums and steps count for themselves."""
-THRESHOLD = 0.05
-"""Where the noise is not known, changes up to this fraction of the smaller time are none."""
-
-_FEWEST = 3  # measurements from which their spread says something
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
-# profdeck's names of captures: the step or request, the stage or batch, which one of them, and a repetition.
-_CAPTURE = re.compile(r"(?:step\d+|iteration\d+|capture)(?:-(?P<stage>[A-Za-z].*?))??(?:-\d+)?(?:-take\d+)?")
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
 _SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
 _HEAD_BYTES = 4096
-
-
-@attrs.frozen(kw_only=True)
-class Change:
-    """One time, before and after; the mean of the ranks."""
-
-    name: str
-    category: str | None
-    """The class of a kernel, ``operator`` or ``annotation``, or the kind of a step."""
-    per: str
-    """What the times are of: ``total``, or a step such as ``global step``, ``decode iteration`` or ``iteration``."""
-    before_us: float
-    after_us: float
-    delta_us: float
-    ratio: float | None
-    """``delta_us / before_us``: 0.05 is 5 % slower; ``None`` if there was no time before."""
-    impact_us: float
-    """``delta_us`` times the share that these steps have of all: how much it changes the mean step."""
-    noise_us: float | None
-    """Changes up to this may be chance; ``None`` where there are too few measurements to know."""
-    verdict: Verdict
-    calls_before: float | None
-    """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
-    calls_after: float | None
-
-
-@attrs.frozen(kw_only=True)
-class RankDiff:
-    """One rank of both runs. Several traces of it are repeated measurements."""
-
-    replica: int | None
-    rank: int | None
-    before: tuple[str, ...]
-    """The paths of its traces."""
-    after: tuple[str, ...]
-    overall: tuple[Change, ...]
-    iterations: tuple[Change, ...]
-    categories: tuple[Change, ...]
-
-
-@attrs.frozen(kw_only=True)
-class RoleDiff:
-    """All ranks of one role that both runs have; changes are sorted by their impact, the greatest first."""
-
-    role: str | None
-    stage: str | None
-    """The stage or kind of batch that its captures are of, where they are of one."""
-    basis: Basis
-    """What times are per, so that recordings of different lengths compare: ``global_step`` where all traces have
-    some, else ``iteration`` where all have some, else ``total``."""
-    steps_before: int | None
-    """How many of these the traces have together; ``None`` for totals."""
-    steps_after: int | None
-    overall: tuple[Change, ...]
-    """``kernels`` and ``operators`` (their sums) and, of the devices, ``busy``, ``idle``, ``communication`` and
-    ``exposed communication``, as far as all traces have them."""
-    iterations: tuple[Change, ...]
-    """The median time of the global steps and of the engine iterations of each stage, in the order of their names."""
-    kernels: tuple[Change, ...]
-    operators: tuple[Change, ...]
-    """Operators and annotations, by self time."""
-    categories: tuple[Change, ...]
-    ranks: tuple[RankDiff, ...]
-    notes: tuple[str, ...]
-    """What makes the comparison weaker than it looks."""
-
-    @property
-    def decisive(self) -> tuple[Change, ...]:
-        """What decides whether it got slower.
-
-        The median of the global steps and of the iterations of each stage that both sides have; without any, the sum
-        of the kernels; without kernels, the self time of the operators.
-        """
-        steps = tuple(change for change in self.iterations if change.verdict not in {"appeared", "vanished"})
-        return steps or self.overall[:1]
-
-    def regressions(self, fail_over: float) -> tuple[Change, ...]:
-        """Return what of `decisive` got slower by more than a fraction of before, and by more than its noise."""
-        return tuple(
-            change
-            for change in self.decisive
-            if change.delta_us > fail_over * change.before_us and change.delta_us > (change.noise_us or 0)
-        )
-
-
-@attrs.frozen(kw_only=True)
-class RunDiff:
-    """What changed from one run to another."""
-
-    roles: tuple[RoleDiff, ...]
-    only_before: tuple[str, ...]
-    """The paths of traces that nothing was compared with."""
-    only_after: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as dicts, tuples and scalars."""
-        return attrs.asdict(self)
 
 
 def is_summary(path: Path) -> bool:
@@ -192,13 +82,13 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     Raises:
         TraceError: The runs have no trace to compare.
     """
-    pairs, only_before, only_after = _paired(before.ranks, after.ranks)
+    pairs, only_before, only_after = paired(before.ranks, after.ranks)
     if not pairs:
         raise TraceError(
-            f"There is nothing to compare: no trace of one side ({_named(before.ranks)}) is of the same role, "
-            f"replica, rank and stage as one of the other ({_named(after.ranks)}). Name two traces to compare them."
+            f"There is nothing to compare: no trace of one side ({names_of(before.ranks)}) is of the same role, "
+            f"replica, rank and stage as one of the other ({names_of(after.ranks)}). Name two traces to compare them."
         )
-    groups: dict[tuple[str | None, str | None], list[_Pair]] = {}
+    groups: dict[tuple[str | None, str | None], list[RankPair]] = {}
     for pair in pairs:
         groups.setdefault((pair.role, pair.stage), []).append(pair)
     return RunDiff(
@@ -206,137 +96,6 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
         only_before=tuple(rank.path for rank in only_before),
         only_after=tuple(rank.path for rank in only_after),
     )
-
-
-# Pairs.
-
-
-@attrs.frozen
-class _Pair:
-    """One rank on both sides, with all its traces."""
-
-    role: str | None
-    stage: str | None
-    replica: int | None
-    rank: int | None
-    before: tuple[RankSummary, ...]
-    after: tuple[RankSummary, ...]
-
-    @property
-    def sides(self) -> tuple[tuple[RankSummary, ...], tuple[RankSummary, ...]]:
-        return self.before, self.after
-
-
-_Ranks = Sequence[RankSummary]
-
-
-def _paired(before: _Ranks, after: _Ranks) -> tuple[list[_Pair], list[RankSummary], list[RankSummary]]:
-    """Return the pairs, and what only one side has."""
-    if len(before) == len(after) == 1:
-        return [_pair(before, after)], [], []
-    # A number alone is ambiguous if it is one of several roles or replicas.
-    by_role = all(any(rank.role for rank in side) for side in (before, after)) or any(
-        len({(rank.role, rank.replica) for rank in side}) > 1 for side in (before, after)
-    )
-    old, new = (_by_key(side, by_role=by_role) for side in (before, after))
-    pairs = [_pair(old[key], new[key]) for key in old if key in new]
-    only_before, only_after = (
-        [rank for key, ranks in side.items() if key not in other for rank in ranks]
-        for side, other in ((old, new), (new, old))
-    )
-    return pairs, only_before, only_after
-
-
-def _by_key(ranks: _Ranks, *, by_role: bool) -> dict[tuple[object, ...], list[RankSummary]]:
-    """Group the traces of a side by what they are of."""
-    groups: dict[tuple[object, ...], list[RankSummary]] = {}
-    nameless: Counter[tuple[object, ...]] = Counter()
-    for rank in ranks:
-        of = (rank.role, rank.replica, _stage(rank)) if by_role else (_stage(rank),)
-        number: object = rank.rank
-        if number is None:
-            number = f"position {nameless[of]}"
-            nameless[of] += 1
-        groups.setdefault((*of, number), []).append(rank)
-    return groups
-
-
-def _pair(before: _Ranks, after: _Ranks) -> _Pair:
-    known = next((rank for rank in (*after, *before) if rank.role), after[0])
-    return _Pair(known.role, _stage(known), known.replica, known.rank, tuple(before), tuple(after))
-
-
-def _stage(rank: RankSummary) -> str | None:
-    match = _CAPTURE.fullmatch(rank.capture or "")
-    return match["stage"] if match else None
-
-
-def _named(ranks: _Ranks) -> str:
-    names = [rank.path for rank in ranks]
-    return ", ".join([*names[:3], "..."] if len(names) > 3 else names) or "no trace"  # noqa: PLR2004  # enough to see
-
-
-# Measurements.
-
-
-@attrs.frozen
-class _Sample:
-    """Measurements of one time in one trace, by their median and median absolute deviation."""
-
-    median_us: float
-    mad_us: float
-    count: int
-
-
-@attrs.frozen
-class _Estimate:
-    """A time on one side."""
-
-    time_us: float
-    error_us: float | None
-    """Its standard error; ``None`` if there are too few measurements."""
-
-
-def _sample(times_us: Sequence[float]) -> _Sample:
-    median = statistics.median(times_us)
-    return _Sample(median, statistics.median(abs(time - median) for time in times_us), len(times_us))
-
-
-def _pooled(samples: Sequence[_Sample]) -> _Estimate:
-    """Estimate a time from several traces, or none: 0; see `diff_runs` for the formulas and their sources."""
-    if not samples:
-        return _Estimate(0.0, None)
-    points = []
-    for sample in samples:
-        aside = sample.count // 2
-        points += [(sample.median_us - sample.mad_us, aside), (sample.median_us + sample.mad_us, aside)]
-        points.append((sample.median_us, sample.count % 2))
-    if len(samples) == 1:
-        median, mad = samples[0].median_us, samples[0].mad_us
-    else:
-        median = _weighted_median(points)
-        mad = _weighted_median([(abs(time - median), weight) for time, weight in points])
-    count = sum(sample.count for sample in samples)
-    if count < _FEWEST:
-        return _Estimate(median, None)
-    error = _asymptotic_error(mad, count) * count / (count - 2)
-    if len(samples) >= _FEWEST:
-        between = _sample([sample.median_us for sample in samples])
-        error = max(error, _asymptotic_error(between.mad_us, between.count))
-    return _Estimate(median, error)
-
-
-def _asymptotic_error(mad_us: float, count: int) -> float:
-    """Return the standard error of a median of many values."""
-    return 1.4826 * mad_us * math.sqrt(math.pi / 2 / count)
-
-
-def _weighted_median(points: Iterable[tuple[float, int]]) -> float:
-    """Return the median of values, each repeated as often as its weight says."""
-    ordered = sorted(points)
-    passed = list(itertools.accumulate(weight for _, weight in ordered))
-    middle = ((passed[-1] - 1) // 2, passed[-1] // 2)
-    return statistics.fmean(ordered[bisect.bisect_right(passed, rank)][0] for rank in middle)
 
 
 class _Key(NamedTuple):
@@ -397,14 +156,14 @@ class _Times:
             return _Group(per_step.kind, per_step.stage or "")
         return next(iter(self.groups)) if sum(self.groups.values()) == 1 else None
 
-    def sample(self, key: _Key, group: _Group | None) -> _Sample:
+    def sample(self, key: _Key, group: _Group | None) -> TimeSample:
         """Return what the trace says of a time per step of a group; if that is ``None``, per step of the basis."""
         time = self.by_key.get(key)
         if group is None:
-            return _Sample(time.total_us / self.steps if time else 0.0, 0.0, 1)
+            return TimeSample(time.total_us / self.steps if time else 0.0, 0.0, 1)
         if time is None or time.per_step is None:  # it took no time, or there is one step
-            return _Sample(time.total_us if time else 0.0, 0.0, self.groups[group])
-        return _Sample(time.per_step.median_us, time.per_step.mad_us, time.per_step.measured)
+            return TimeSample(time.total_us if time else 0.0, 0.0, self.groups[group])
+        return TimeSample(time.per_step.median_us, time.per_step.mad_us, time.per_step.measured)
 
 
 _Section = Callable[[RankSummary], dict[_Key, _Time]]
@@ -456,64 +215,7 @@ def _groups(*traces: RankSummary) -> dict[_Group, list[StepSummary]]:
     return groups
 
 
-# Changes.
-
-
-@attrs.frozen
-class _Measured:
-    """A time on both sides, of each rank."""
-
-    estimates: Sequence[tuple[_Estimate, _Estimate]]
-    per: str
-    share: float = 1.0
-    """Of the steps that it is per, of all."""
-
-
-def _change(
-    name: str,
-    category: str | None,
-    measured: _Measured,
-    sum_us: float | None = None,
-    calls: tuple[float | None, float | None] = (None, None),
-) -> Change:
-    """Compare both sides; without a sum that it is a part of, a time counts for itself."""
-    before_us, after_us = (statistics.fmean(sides[side].time_us for sides in measured.estimates) for side in (0, 1))
-    errors = [
-        None if old.error_us is None or new.error_us is None else math.hypot(old.error_us, new.error_us)
-        for old, new in measured.estimates
-    ]
-    known = [error for error in errors if error is not None]
-    noise_us = NOISE_ERRORS * statistics.fmean(known) if len(known) == len(errors) else None
-    delta_us = after_us - before_us
-    impact_us = delta_us * measured.share
-    limit_us = THRESHOLD * min(before_us, after_us) if noise_us is None else noise_us
-    least_us = FLOOR * (max(before_us, after_us) if sum_us is None else sum_us)
-    verdict: Verdict
-    if calls[0] == 0 and calls[1]:
-        verdict = "appeared"
-    elif calls[1] == 0 and calls[0]:
-        verdict = "vanished"
-    elif abs(delta_us) <= limit_us or abs(impact_us) <= least_us:
-        verdict = "same"
-    else:
-        verdict = "slower" if delta_us > 0 else "faster"
-    return Change(
-        name=name,
-        category=category,
-        per=measured.per,
-        before_us=before_us,
-        after_us=after_us,
-        delta_us=delta_us,
-        ratio=delta_us / before_us if before_us else None,
-        impact_us=impact_us,
-        noise_us=noise_us,
-        verdict=verdict,
-        calls_before=calls[0],
-        calls_after=calls[1],
-    )
-
-
-def _role(role: str | None, stage: str | None, pairs: Sequence[_Pair]) -> RoleDiff:
+def _role(role: str | None, stage: str | None, pairs: Sequence[RankPair]) -> RoleDiff:
     sides = [[trace for pair in pairs for trace in pair.sides[side]] for side in (0, 1)]
     basis = _basis([*sides[0], *sides[1]])
     before, after = (sum(_steps(trace, basis) for trace in side) for side in sides)
@@ -545,7 +247,7 @@ def _role(role: str | None, stage: str | None, pairs: Sequence[_Pair]) -> RoleDi
     )
 
 
-def _basis(traces: _Ranks) -> Basis:
+def _basis(traces: RankSummaries) -> Basis:
     kinds: tuple[Basis, ...] = ("global_step", "iteration")
     return next((kind for kind in kinds if all(_steps(trace, kind) for trace in traces)), "total")
 
@@ -557,7 +259,7 @@ def _steps(trace: RankSummary, basis: Basis) -> int:
 _Read = list[tuple[list[_Times], list[_Times]]]
 
 
-def _read(pairs: Sequence[_Pair], section: _Section, basis: Basis) -> _Read:
+def _read(pairs: Sequence[RankPair], section: _Section, basis: Basis) -> _Read:
     def times(trace: RankSummary) -> _Times:
         groups = {} if basis == "total" else {group: len(steps) for group, steps in _groups(trace).items()}
         return _Times(section(trace), groups, _steps(trace, basis))
@@ -565,7 +267,7 @@ def _read(pairs: Sequence[_Pair], section: _Section, basis: Basis) -> _Read:
     return [([times(trace) for trace in pair.before], [times(trace) for trace in pair.after]) for pair in pairs]
 
 
-def _changes(pairs: Sequence[_Pair], section: _Section, basis: Basis) -> tuple[Change, ...]:
+def _changes(pairs: Sequence[RankPair], section: _Section, basis: Basis) -> tuple[Change, ...]:
     """Compare all that any trace has in a section."""
     read = _read(pairs, section, basis)
     sum_us = max(_mean([[times.sum_us for times in sides[side]] for sides in read]) for side in (0, 1))
@@ -573,11 +275,11 @@ def _changes(pairs: Sequence[_Pair], section: _Section, basis: Basis) -> tuple[C
     changes = []
     for key, time in known.items():
         old, new = (_mean([[times.calls(key) for times in sides[side]] for sides in read]) for side in (0, 1))
-        changes.append(_change(key.name, time.category, _measured(read, key, basis), sum_us, (old, new)))
+        changes.append(change_of(key.name, time.category, _measured(read, key, basis), sum_us, (old, new)))
     return tuple(sorted(changes, key=lambda change: (-abs(change.impact_us), change.name)))
 
 
-def _measured(read: _Read, key: _Key, basis: Basis) -> _Measured:
+def _measured(read: _Read, key: _Key, basis: Basis) -> Measured:
     """Estimate a time per step of a group, if all traces that have it know its median of these, else of the basis."""
     every = [times for sides in read for side in sides for times in side]
     known = {times.group_of(key) for times in every if times.runs(key)}
@@ -585,21 +287,21 @@ def _measured(read: _Read, key: _Key, basis: Basis) -> _Measured:
     if any(group not in times.groups for times in every):
         group = None
     estimates = [
-        (_pooled([times.sample(key, group) for times in old]), _pooled([times.sample(key, group) for times in new]))
+        (pooled([times.sample(key, group) for times in old]), pooled([times.sample(key, group) for times in new]))
         for old, new in read
     ]
     if group is None:
-        return _Measured(estimates, str(_Group(basis, "")))
+        return Measured(estimates, str(_Group(basis, "")))
     share = sum(times.groups[group] for times in every) / sum(times.steps for times in every)
-    return _Measured(estimates, str(group), share)
+    return Measured(estimates, str(group), share)
 
 
-def _sums(pairs: Sequence[_Pair], basis: Basis) -> tuple[Change, ...]:
+def _sums(pairs: Sequence[RankPair], basis: Basis) -> tuple[Change, ...]:
     """Compare the sums that all traces have."""
     read = _read(pairs, _overall, basis)
     every = [times.by_key for sides in read for side in sides for times in side]
     keys = [key for key in every[0] if all(key in by_key for by_key in every)]
-    return tuple(_change(key.name, None, _measured(read, key, basis)) for key in keys)
+    return tuple(change_of(key.name, None, _measured(read, key, basis)) for key in keys)
 
 
 def _mean(values: Iterable[Iterable[float]]) -> float:
@@ -607,7 +309,7 @@ def _mean(values: Iterable[Iterable[float]]) -> float:
     return statistics.fmean(map(statistics.fmean, values))
 
 
-def _iterations(pairs: Sequence[_Pair]) -> tuple[Change, ...]:
+def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
     """Compare the steps of each kind and stage, on the ranks that have them on both sides, if there are any."""
     stepped = [tuple([_groups(trace) for trace in side] for side in pair.sides) for pair in pairs]
     changes = []
@@ -615,10 +317,10 @@ def _iterations(pairs: Sequence[_Pair]) -> tuple[Change, ...]:
         samples = [tuple([_durations(of[group]) for of in side if group in of] for side in sides) for sides in stepped]
         used = [(old, new) for old, new in samples if old and new] or [(old, new) for old, new in samples if old or new]
         changes.append(
-            _change(
+            change_of(
                 str(group),
                 group.kind,
-                _Measured([(_pooled(old), _pooled(new)) for old, new in used], str(group)),
+                Measured([(pooled(old), pooled(new)) for old, new in used], str(group)),
                 calls=(
                     sum(sample.count for old, _ in used for sample in old),
                     sum(sample.count for _, new in used for sample in new),
@@ -628,11 +330,11 @@ def _iterations(pairs: Sequence[_Pair]) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def _durations(steps: Sequence[StepSummary]) -> _Sample:
-    return _sample([step.duration_us for step in steps])
+def _durations(steps: Sequence[StepSummary]) -> TimeSample:
+    return sample_of([step.duration_us for step in steps])
 
 
-def _notes(sides: Sequence[_Ranks], *, on_host: bool) -> Iterator[str]:
+def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
     if not on_host:
         yield "Operators are not compared: of some traces only the devices were read."
     before, after = (_groups(*side) for side in sides)

@@ -10,9 +10,10 @@ from profdeck.base.progress import Progress
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.skew import skew_of
-from profdeck.traces.analysis.steps import StepNames
+from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.summary import Reading, read_summary
-from profdeck.traces.parallel import map_on_ray, map_traces
+from profdeck.traces.parallel import map_traces
+from profdeck.traces.ray_tasks import map_on_ray
 from profdeck.traces.sources import TraceSource
 
 

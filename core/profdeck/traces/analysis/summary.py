@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from profdeck.base.progress import Progress
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
+from profdeck.traces.analysis.collectives import Collectives, is_message
 from profdeck.traces.analysis.devices import DeviceTimes
 from profdeck.traces.analysis.host_states import HostStates
 from profdeck.traces.analysis.model import (
@@ -24,8 +25,9 @@ from profdeck.traces.analysis.model import (
     RankSummary,
     RecorderTables,
 )
-from profdeck.traces.analysis.skew import Collectives, is_message
-from profdeck.traces.analysis.steps import StepNames, StepTimes, find_steps
+from profdeck.traces.analysis.step_names import StepNames
+from profdeck.traces.analysis.step_times import StepTimes
+from profdeck.traces.analysis.steps import find_steps
 from profdeck.traces.kinds import kind_of
 from profdeck.traces.reading.columns import (
     ANNOTATION,

@@ -125,7 +125,7 @@ class Rewriter(CountingHandler):
         """Those in the new trace."""
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         data = bytes(text)
         if not self._layout_known and (layout := _LAYOUT.search(data)):
             self._layout_known = True

@@ -20,7 +20,7 @@ from profdeck.traces.reading.column_builder import (
 from profdeck.traces.reading.columns import Columns, Tables
 from profdeck.traces.reading.event_args import Copies, StatedCollectives
 from profdeck.traces.reading.identifiers import Id
-from profdeck.traces.reading.scanner import decode_leniently
+from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.times import LostDigitsError
 
 PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
@@ -61,7 +61,7 @@ class AllEvents:
         self.collector.finish(self.process_names)
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         self._flush()
         events = self._take_kineto(text)
         if events is None:

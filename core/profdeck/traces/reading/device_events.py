@@ -36,7 +36,7 @@ class DeviceEvents(AllEvents):
         self._boundary = self._args = b""
 
     def batch(self, text: memoryview) -> int | None:
-        """Take the events of the lanes; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        """Take the events of the lanes; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         lanes = self._cut_out(text)
         names = named(bytes(text), PROCESS_NAME) if stringzilla.find(text, PROCESS_NAME) >= 0 else []
         if lanes is None or names is None or not self._take_lanes(*lanes):

@@ -15,8 +15,10 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
+from profdeck.traces.reading.handler import TraceHandler
+from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.phases import PHASES, any_of, phase_type
-from profdeck.traces.reading.scanner import MalformedJsonError, TraceHandler, TraceScanner, decode_leniently
+from profdeck.traces.reading.scanner import MalformedJsonError, TraceScanner
 from profdeck.traces.reading.stream import CHUNK_BYTES, Chunk, DamagedStreamError, read_ahead
 
 MAX_JSON_BYTES = 64 << 30
@@ -60,7 +62,7 @@ class CountingHandler:
         self._decode = msgspec.json.Decoder(list[_EVENT]).decode
 
     def batch(self, text: memoryview) -> int | None:
-        """Count the events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        """Count the events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         try:
             return len(self._decode(text))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

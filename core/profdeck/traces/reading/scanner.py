@@ -17,45 +17,28 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Protocol
 
+from profdeck.traces.reading.handler import TraceHandler
+from profdeck.traces.reading.json_patterns import (
+    match_elements,
+    match_elements_but_objects,
+    match_members,
+    match_members_but_ph,
+    match_number,
+    match_partial_escape,
+    match_scalar,
+    match_separator,
+    match_space,
+    match_text,
+    match_token,
+    squeeze_digits,
+)
 from profdeck.traces.reading.stream import Chunk
 
 _MAX_DEPTH = 1_000_000
 _MAX_KEY_BYTES = 128  # "traceEvents" written wholly in \uXXXX escapes has 66
 _MAX_HELD_TOKEN_BYTES = 4096
 _MAX_CAPTURE_BYTES = 64 << 20
-
-_SPACE = rb"[ \t\n\r]*+"
-_TEXT = rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+'
-_NUMBER = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+"
-_SCALAR = rb"(?:%b|true|false|null|NaN|-?Infinity)" % _NUMBER
-
-
-def _containers_of(value: bytes) -> bytes:
-    """Return a pattern for ``value`` and for arrays and objects of it."""
-    array = rb"\[%b(?:%b%b(?:,%b(?!\])|(?=\])))*+\]" % (_SPACE, value, _SPACE, _SPACE)
-    member = rb'"%b"%b:%b%b' % (_TEXT, _SPACE, _SPACE, value)
-    return rb"(?:%b|%b|\{%b(?:%b%b(?:,%b(?=\")|(?=\})))*+\})" % (value, array, _SPACE, member, _SPACE, _SPACE)
-
-
-# One level takes "grid": [1, 1, 1] in one step; each more would triple the pattern, and the time of this import.
-_SHALLOW = _containers_of(rb'(?:%b|"%b")' % (_SCALAR, _TEXT))
-_ELEMENT = rb"%b%b%b," % (_SPACE, _SHALLOW, _SPACE)
-
-_match_space = re.compile(_SPACE).match
-_match_text = re.compile(_TEXT).match
-_match_number = re.compile(_NUMBER).match
-_match_scalar = re.compile(_SCALAR).match
-_match_token = re.compile(rb"[-+.0-9A-Za-z]*+").match
-_match_partial_escape = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?").fullmatch
-# Runs that end behind a comma, so that they leave the depth and the state as they were.
-_match_elements = re.compile(rb"(?:%b)*+" % _ELEMENT).match
-_match_elements_but_objects = re.compile(rb"(?:%b(?!\{)%b)*+" % (_SPACE, _ELEMENT)).match
-_match_members = re.compile(rb'(?:%b"%b"%b:%b)*+' % (_SPACE, _TEXT, _SPACE, _ELEMENT)).match
-_match_members_but_ph = re.compile(rb'(?:%b"(?!ph"|[^"\\]*+\\)%b"%b:%b)*+' % (_SPACE, _TEXT, _SPACE, _ELEMENT)).match
-_match_separator = re.compile(rb'\}%b,%b\{%b"[^"\\]*+"' % (_SPACE, _SPACE, _SPACE)).match
-_squeeze_digits = re.compile(rb"([0-9])[0-9]+").sub
 
 _OBJECT, _ARRAY = ord("{"), ord("[")
 _CLOSERS = {ord("}"): _OBJECT, ord("]"): _ARRAY}
@@ -64,40 +47,6 @@ _QUOTE, _COMMA, _COLON = b'",:'
 
 class MalformedJsonError(ValueError):
     """The text is not JSON; the message is a sentence that names the offset."""
-
-
-class TraceHandler(Protocol):
-    """Takes what the scanner finds, in the order of the file."""
-
-    wants_text: bool
-    """Whether :meth:`event` and :meth:`member` are called; without them nothing is copied."""
-    keys: frozenset[str]
-    """The keys of the top-level object, other than ``traceEvents``, whose values :meth:`member` gets."""
-
-    def batch(self, text: memoryview) -> int | None:
-        """Take a JSON array of whole events and return how many of its objects have a ``ph`` member.
-
-        ``None`` says that ``text`` is not JSON, which is how a wrong cut shows; nothing may have been taken then.
-        The memory belongs to the scanner and changes after the call.
-        """
-
-    def event(self, text: bytes) -> None:
-        """Take one event that was found token by token."""
-
-    def member(self, key: str, text: bytes) -> None:
-        """Take the JSON value of one wanted key of the top-level object."""
-
-
-def decode_leniently(text: memoryview | bytes) -> list[Any] | None:
-    """Decode a JSON array with the standard library, which takes all that the scanner takes; ``None``: not JSON.
-
-    Numbers with a fraction or an exponent come as text, with all their digits.
-    """
-    try:
-        decoded = json.loads(bytes(text), parse_float=str)
-    except (ValueError, RecursionError):
-        return None
-    return decoded if isinstance(decoded, list) else None
 
 
 def _end(found: re.Match[bytes] | None, otherwise: int) -> int:
@@ -228,9 +177,9 @@ class TraceScanner:
         """Shorten a number that is still being read: only its form matters, and its length must cost nothing."""
         held = self._buffer[1 : self._filled]
         slack = len("e+")  # the longest end that is not yet a number by itself
-        if len(held) - _end(_match_number(held), 0) > slack:
+        if len(held) - _end(match_number(held), 0) > slack:
             raise self._malformed(1)
-        shorter = bytearray(_squeeze_digits(rb"\1", held))
+        shorter = bytearray(squeeze_digits(rb"\1", held))
         self._offset += len(held) - len(shorter)
         self._hold(shorter)
 
@@ -245,7 +194,7 @@ class TraceScanner:
             if self._state in (_IN_STRING, _IN_KEY):
                 end = self._in_text(pos)
             else:
-                pos = _end(_match_space(data, pos, size), pos)
+                pos = _end(match_space(data, pos, size), pos)
                 if pos == size:
                     return pos, False
                 end = self._token(data[pos], pos)
@@ -274,13 +223,13 @@ class TraceScanner:
     def _in_text(self, pos: int) -> int:
         """Read on in a string and return how far; ``pos`` when more is needed."""
         data, size = self._buffer, self._filled
-        end = _end(_match_text(data, pos, size), pos)
+        end = _end(match_text(data, pos, size), pos)
         if self._key is not None and len(self._key) <= _MAX_KEY_BYTES:
             self._key += data[pos : min(end, pos + _MAX_KEY_BYTES + 1)]
         if end == size:
             return end
         if data[end] != _QUOTE:
-            if _match_partial_escape(data, end, size):
+            if match_partial_escape(data, end, size):
                 return end
             raise self._malformed(end)
         if self._state == _IN_KEY:
@@ -308,7 +257,7 @@ class TraceScanner:
         depth = len(self._stack)
         in_event = 0 < self._events_depth == depth - 1
         if depth > 1:
-            match_run = _match_members_but_ph if in_event else _match_members
+            match_run = match_members_but_ph if in_event else match_members
             run_end = _end(match_run(self._buffer, pos, self._filled), pos)
             if run_end > pos:
                 self._state = _KEY
@@ -334,7 +283,7 @@ class TraceScanner:
         if len(stack) == 1 and stack[0] == _OBJECT:
             self._member_begins(char, pos)
         if stack and stack[-1] == _ARRAY:
-            match_run = _match_elements_but_objects if self._events_depth == len(stack) else _match_elements
+            match_run = match_elements_but_objects if self._events_depth == len(stack) else match_elements
             run_end = _end(match_run(data, pos, size), pos)
             if run_end > pos:
                 self._state = _VALUE
@@ -345,10 +294,10 @@ class TraceScanner:
         if char == _QUOTE:
             self._state = _IN_STRING
             return pos + 1
-        end = _end(_match_token(data, pos, size), pos)
+        end = _end(match_token(data, pos, size), pos)
         if end == size:
             return pos
-        if end == pos or _end(_match_scalar(data, pos, size), pos) != end:
+        if end == pos or _end(match_scalar(data, pos, size), pos) != end:
             raise self._malformed(pos)
         self._value_ended(end)
         return end
@@ -380,7 +329,7 @@ class TraceScanner:
         end = pos + 1
         if 0 < self._events_depth == len(stack) and char == ord("}"):
             self.events += self._event_has_ph
-            separator = _match_separator(self._buffer, pos, self._filled)
+            separator = match_separator(self._buffer, pos, self._filled)
             if separator is not None:
                 self._separator = separator.group()
             if self._capture is not None:

@@ -19,7 +19,8 @@ from profdeck.traces.kinds import chrome_trace
 from profdeck.traces.reading.integrity import TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.reading.stream import Chunk, read_ahead
 from profdeck.traces.writing.deflate import gzip_deflater
-from profdeck.traces.writing.selection import Picked, Selection, read_extent
+from profdeck.traces.writing.selection import Picked, Selection
+from profdeck.traces.writing.windows import read_extent
 
 # Events that come one by one are collected up to this, so that pairs of them are found.
 _MAX_LOOSE_BYTES = 1 << 20
@@ -142,7 +143,7 @@ class _Trimmer:
             self._write(b"{")
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.reading.scanner.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         picked = self._selection.pick(text)
         if picked is None:
             return None

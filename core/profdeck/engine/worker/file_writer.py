@@ -1,0 +1,63 @@
+"""Writes the files of captures beside the engine, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from profdeck.backends.recording import Recording
+from profdeck.base.blocking import await_it, drive
+from profdeck.base.errors import describe
+
+logger = logging.getLogger("profdeck")
+
+
+class FileWriter:
+    """A thread that writes the files of recordings that have stopped."""
+
+    def __init__(self) -> None:
+        """Start no thread before there is something to write."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="profdeck", initializer=_leave_the_cores)
+        self._futures: list[Future[None]] = []
+        self._written = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is written."""
+        # Futures are not asked: they lock, and a signal's handler in this very thread waits for them.
+        return self._written == len(self._futures)
+
+    def write(self, recording: Recording) -> None:
+        """Write the files of a recording, in its turn."""
+        write = functools.partial(self._write, recording)
+        try:
+            self._futures.append(self._executor.submit(write))
+        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+            write()
+            self._written -= 1  # it had no future
+
+    def close(self) -> None:
+        """Take nothing more; what is being written goes on."""
+        self._executor.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        wait(self._futures)
+
+    def _write(self, recording: Recording) -> None:
+        try:
+            drive(recording.write(await_it))
+        except Exception as error:  # noqa: BLE001  # nobody asks the future
+            logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
+            recording.capture.problems.append(describe(error))
+        finally:
+            self._written += 1
+
+
+def _leave_the_cores() -> None:
+    """Let this thread run anywhere: engines bind themselves to cores, on which they spin."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))

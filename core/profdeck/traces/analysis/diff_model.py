@@ -1,0 +1,107 @@
+"""What changed between two runs, as data: the documented, stable JSON of ``profdeck diff --json``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
+Basis = Literal["global_step", "iteration", "total"]
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """One time, before and after; the mean of the ranks."""
+
+    name: str
+    category: str | None
+    """The class of a kernel, ``operator`` or ``annotation``, or the kind of a step."""
+    per: str
+    """What the times are of: ``total``, or a step such as ``global step``, ``decode iteration`` or ``iteration``."""
+    before_us: float
+    after_us: float
+    delta_us: float
+    ratio: float | None
+    """``delta_us / before_us``: 0.05 is 5 % slower; ``None`` if there was no time before."""
+    impact_us: float
+    """``delta_us`` times the share that these steps have of all: how much it changes the mean step."""
+    noise_us: float | None
+    """Changes up to this may be chance; ``None`` where there are too few measurements to know."""
+    verdict: Verdict
+    calls_before: float | None
+    """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
+    calls_after: float | None
+
+
+@attrs.frozen(kw_only=True)
+class RankDiff:
+    """One rank of both runs. Several traces of it are repeated measurements."""
+
+    replica: int | None
+    rank: int | None
+    before: tuple[str, ...]
+    """The paths of its traces."""
+    after: tuple[str, ...]
+    overall: tuple[Change, ...]
+    iterations: tuple[Change, ...]
+    categories: tuple[Change, ...]
+
+
+@attrs.frozen(kw_only=True)
+class RoleDiff:
+    """All ranks of one role that both runs have; changes are sorted by their impact, the greatest first."""
+
+    role: str | None
+    stage: str | None
+    """The stage or kind of batch that its captures are of, where they are of one."""
+    basis: Basis
+    """What times are per, so that recordings of different lengths compare: ``global_step`` where all traces have
+    some, else ``iteration`` where all have some, else ``total``."""
+    steps_before: int | None
+    """How many of these the traces have together; ``None`` for totals."""
+    steps_after: int | None
+    overall: tuple[Change, ...]
+    """``kernels`` and ``operators`` (their sums) and, of the devices, ``busy``, ``idle``, ``communication`` and
+    ``exposed communication``, as far as all traces have them."""
+    iterations: tuple[Change, ...]
+    """The median time of the global steps and of the engine iterations of each stage, in the order of their names."""
+    kernels: tuple[Change, ...]
+    operators: tuple[Change, ...]
+    """Operators and annotations, by self time."""
+    categories: tuple[Change, ...]
+    ranks: tuple[RankDiff, ...]
+    notes: tuple[str, ...]
+    """What makes the comparison weaker than it looks."""
+
+    @property
+    def decisive(self) -> tuple[Change, ...]:
+        """What decides whether it got slower.
+
+        The median of the global steps and of the iterations of each stage that both sides have; without any, the sum
+        of the kernels; without kernels, the self time of the operators.
+        """
+        steps = tuple(change for change in self.iterations if change.verdict not in {"appeared", "vanished"})
+        return steps or self.overall[:1]
+
+    def regressions(self, fail_over: float) -> tuple[Change, ...]:
+        """Return what of `decisive` got slower by more than a fraction of before, and by more than its noise."""
+        return tuple(
+            change
+            for change in self.decisive
+            if change.delta_us > fail_over * change.before_us and change.delta_us > (change.noise_us or 0)
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RunDiff:
+    """What changed from one run to another."""
+
+    roles: tuple[RoleDiff, ...]
+    only_before: tuple[str, ...]
+    """The paths of traces that nothing was compared with."""
+    only_after: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as dicts, tuples and scalars."""
+        return attrs.asdict(self)

@@ -1,0 +1,165 @@
+"""One function over many traces, as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from queue import SimpleQueue
+from typing import Any
+
+from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
+from profdeck.base.progress import Progress
+from profdeck.base.version import __version__
+from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, TraceResult, attempt
+
+_CONNECT_S = 5.0
+
+
+def map_on_ray(
+    function: Function[T, R],
+    items: Sequence[T],
+    sizes_bytes: Sequence[int],
+    *,
+    address: str,
+    on_progress: Progress | None = None,
+) -> list[R | TraceError]:
+    """Do what `map_traces` does in tasks of one CPU each on a Ray cluster that is already running.
+
+    The nodes need this version of profdeck and of what it imports, and the traces at the same paths as here: in a file
+    system that all of them share. This machine has to be a node as well; Ray Client (``ray://``) is not supported.
+    A Ray that this process has already initialised is used as it is, and left so.
+
+    Args:
+        function: As there.
+        items: As there.
+        sizes_bytes: As there.
+        address: ``host:port`` of the head node, or ``auto`` for the cluster that this machine is a node of.
+        on_progress: As there, called from this thread.
+
+    Returns:
+        As there, with a TraceError as well for what was being read by a worker or on a node that died.
+
+    Raises:
+        MissingLibraryError: Ray is not installed.
+        ConfigError: There is no such cluster, or it runs another version of Ray or Python.
+        ProfdeckError: A node has no profdeck, or another version of it.
+        Exception: As there.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingLibraryError(
+            "Reading traces on a Ray cluster needs ray, which is not installed. "
+            "Install it with: pip install 'profdeck[ray]'"
+        ) from error
+    job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
+    ours = not ray.is_initialized()
+    with redirect_stdout(sys.stderr):  # Ray prints there that a worker died, in the middle of what a command prints
+        try:
+            if ours:
+                _join_cluster(ray, address)
+            _on_cluster(ray, function, job)
+        finally:
+            if ours:
+                ray.shutdown()
+    return job.results()
+
+
+# --- Ray. A task is a generator that yields the reports of its worker, the last of which is the outcome.
+
+
+def _join_cluster(ray: Any, address: str) -> None:
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or "/" in host:
+            raise ConfigError(
+                f"'{address}' is not the address of a Ray cluster: that is host:port of its head node, or auto for the "
+                "cluster that this machine is a node of."
+            )
+        # Ray itself would try for a minute, and then end the process.
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, error) from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise _no_cluster(address, error) from error
+    except (RuntimeError, ValueError) as error:  # above all another version of Ray or Python
+        raise ConfigError(f"Cannot join the Ray cluster at {address}: {error}") from error
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"There is no Ray cluster at {address}: {error}. Start one with 'ray start --head --port 6379', "
+        "and 'ray start --address HOST:6379' on the other nodes."
+    )
+
+
+def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R]) -> None:
+    # Not tried again: what killed a worker would kill the next.
+    task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
+    streams: dict[Any, int] = {}
+    try:
+        while not job.done:
+            # As many again wait in the cluster, so that no CPU waits for us and an autoscaler sees what there is to do.
+            most = 2 * max(1, int(ray.cluster_resources().get("CPU", 0)))
+            while job.waiting and len(streams) < most:
+                index = job.waiting.popleft()
+                streams[task.remote(function, job.items[index], job.reporting, __version__)] = index
+            for stream in ray.wait(list(streams), num_returns=1)[0]:
+                index = streams[stream]
+                if job.take(index, _receive(ray, stream, job.items[index])):
+                    del streams[stream]
+    finally:
+        for stream in streams:
+            ray.cancel(stream, force=True)
+
+
+def _receive(ray: Any, stream: Any, item: T) -> ReportResult[R]:
+    try:
+        report: ReportResult[R] = ray.get(next(stream))
+    except ray.exceptions.RayTaskError as error:
+        return ProfdeckError(
+            f"The Ray task for {item} failed outside of its function: {str(error).splitlines()[-1]}. "
+            f"Every node of the cluster needs profdeck {__version__} and what it imports."
+        )
+    except ray.exceptions.RayError as error:
+        return TraceResult(
+            TraceError(
+                f"Cannot read {item}: its Ray worker died ({type(error).__name__}). "
+                "If the memory ran out, start that node with fewer CPUs (ray start --num-cpus)."
+            )
+        )
+    return report
+
+
+def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> Iterator[ReportResult[R]]:  # noqa: FBT001
+    node = platform.node()
+    if version != __version__:
+        yield ProfdeckError(f"The Ray node {node} has profdeck {__version__}, and this machine has {version}.")
+        return
+    reports: SimpleQueue[ReportResult[R]] = SimpleQueue()
+
+    def work() -> None:
+        report = attempt(function, item, reports.put if reporting else None)
+        if isinstance(report, TraceResult) and isinstance(report.value, TraceError):
+            report = TraceResult(_located(report.value, node))
+        reports.put(report)
+
+    threading.Thread(target=work, daemon=True).start()
+    while isinstance(report := reports.get(), int):
+        yield report
+    yield report
+
+
+def _located(error: TraceError, node: str) -> TraceError:
+    """Add where a file could not be read, if that may depend on the node."""
+    if not isinstance(error.__cause__, OSError):
+        return error
+    return TraceError(f"{error} This was on the Ray node {node}; traces have to be where all nodes can read them.")
