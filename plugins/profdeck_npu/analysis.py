@@ -17,7 +17,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -30,7 +29,7 @@ import msgspec
 
 from profdeck import Capture
 from profdeck.base.errors import CaptureError, ProfdeckError, TraceError, describe
-from profdeck.base.processes import process_started
+from profdeck.base.processes import process_started, start_detached
 from profdeck_npu.options import Export, NpuOptions
 from profdeck_npu.process_group import Cancellation, Ended, run_group
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
@@ -55,9 +54,6 @@ _THROUGH, _THROUGH_FILE = b"All profiling data parsed", "analyse.done"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
-# The shell ends at once and leaves its child to init: a job of days gets no zombie, and no handle that it must keep.
-_STARTER = 'exec 3<&0; "$@" <&3 3<&- >&2 & echo $!'
-_START_S = 10.0
 
 _NO_MSPROF = (
     "the program msprof, by which torch_npu reads device data, is not on the PATH; it is part of CANN, so source its "
@@ -204,17 +200,8 @@ def _start_supervisor(directories: Sequence[Path], order: Order) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as theirs, os.fdopen(writing, "wb") as ours:
         with (directories[0] / _LOGS / _SUPERVISOR_LOG).open("ab") as log:
-            shell = subprocess.run(
-                ["/bin/sh", "-c", _STARTER, "sh", sys.executable, "-P", "-m", "profdeck_npu.supervisor"],
-                check=True,
-                stdin=theirs,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                timeout=_START_S,
-                start_new_session=True,
-            )
+            pid = start_detached("profdeck_npu.supervisor", stdin=theirs, stderr=log)
         theirs.close()
-        pid = int(shell.stdout)
         for directory in directories:
             write_state(directory, _new_state(directory, "pending", pid, expected(directory)))
         # The supervisor has waited for this. Should we die before, it ends without an order, and the states tell.

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck.base.errors import describe
+from profdeck.base.files import replace
 from profdeck.base.structuring import structure, unstructure
 from profdeck.records.request import Reply
 
@@ -86,10 +86,8 @@ def rank_name(rank: int) -> str:
 
 def leave_reply(directory: Path, name: str, reply: Reply) -> None:
     """Leave a reply in the directory of replies, at once whole; whoever asked finds a process silent that cannot."""
-    temporary = directory / f".{name}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(unstructure(reply)))
-        temporary.replace(directory / name)
+        replace(directory / name, json.dumps(unstructure(reply)).encode(), durable=False)
     except FileNotFoundError:  # the directory is gone: nobody waits for this reply
         pass
     except OSError as error:

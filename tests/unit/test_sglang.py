@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
 import sys
 import threading
@@ -205,11 +204,11 @@ def test_a_request_to_sglangs_own_profiler_is_none_of_ours(profile_id: object) -
 
 def test_a_reply_is_there_once_it_is_whole(tmp_path: Path) -> None:
     assert protocol.take_reply(tmp_path, "rank_0") is None
-    (tmp_path / f".rank_0.{os.getpid()}").write_text('{"rank": 0, "wor')  # it is being written
+    (tmp_path / ".rank_0.ab12.tmp").write_text('{"rank": 0, "wor')  # it is being written
     assert protocol.take_reply(tmp_path, "rank_0") is None
     protocol.leave_reply(tmp_path, "rank_0", reply())
     assert protocol.take_reply(tmp_path, "rank_0") == reply()
-    assert [path.name for path in tmp_path.iterdir()] == ["rank_0"]
+    assert {path.name for path in tmp_path.iterdir()} == {".rank_0.ab12.tmp", "rank_0"}
 
 
 def test_who_reads_while_replies_are_left_never_sees_a_part_of_one(tmp_path: Path) -> None:

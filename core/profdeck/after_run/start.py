@@ -19,7 +19,6 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -37,16 +36,13 @@ from profdeck.after_run.record import (
 )
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import write_new
+from profdeck.base.processes import start_detached
 from profdeck.config.model import FinishConfig
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import ManifestWriter, write_manifest
 
 logger = logging.getLogger("profdeck")
 
-# The shell ends at once and leaves its child to init: no zombie in the job, and nobody who ends the children of a
-# worker with it (Ray does) ends this one.
-_STARTER = '"$@" &'
-_START_S = 10.0
 _PATIENCE_S = 5.0
 
 
@@ -124,15 +120,7 @@ def _start(path: Path) -> int:
     """Start the process of a finish; returns what can be read when it has ended."""
     news, telling = os.pipe()
     try:
-        subprocess.run(
-            ["/bin/sh", "-c", _STARTER, "sh", sys.executable, "-P", "-m", "profdeck.after_run.worker", str(path)],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=telling,
-            timeout=_START_S,
-            start_new_session=True,
-        )
+        start_detached("profdeck.after_run.worker", str(path), stderr=telling)
     except BaseException:
         os.close(news)
         raise

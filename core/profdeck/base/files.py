@@ -62,7 +62,7 @@ def new_file(path: Path) -> Generator[BinaryIO, None, None]:
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    partial = path.with_name(f".profdeck-{secrets.token_hex(8)}.tmp")
+    partial = _temporary(path)
     try:
         with partial.open("xb", buffering=0) as file:
             yield file
@@ -114,14 +114,9 @@ def write_new(path: Path, content: bytes) -> None:
         FileExistsError: it exists.
         OSError: it cannot be written.
     """
-    temporary = _temporary(path)
-    try:
-        # Somebody waits for a start: what a power failure takes then, the end of the capture writes again.
-        _write(temporary, content, durable=False)
+    # Somebody waits for a start: what a power failure takes then, the end of the capture writes again.
+    with _written(path, content, durable=False) as temporary:
         publish(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def replace(path: Path, content: bytes, *, durable: bool) -> None:
@@ -135,10 +130,33 @@ def replace(path: Path, content: bytes, *, durable: bool) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    with _written(path, content, durable=durable) as temporary:
+        temporary.replace(path)
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """Give a file a second name, or copy it where that name is on another file system.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: it cannot be written.
+    """
+    try:
+        path.hardlink_to(source)
+    except FileExistsError:
+        raise
+    except OSError:
+        with new_file(path) as file:
+            append_file(file, source)
+
+
+@contextmanager
+def _written(path: Path, content: bytes, *, durable: bool) -> Generator[Path, None, None]:
+    """Write a temporary file beside a path; the block gives it its name, or it goes."""
     temporary = _temporary(path)
     try:
         _write(temporary, content, durable=durable)
-        temporary.replace(path)
+        yield temporary
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -159,4 +177,5 @@ def _write(path: Path, content: bytes, *, durable: bool) -> None:
 
 def _temporary(path: Path) -> Path:
     # By chance: processes of several hosts and containers can have the same pid.
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # Shortened, as a name may be as long as the file system allows.
+    return path.with_name(f".{path.name[:128]}.{secrets.token_hex(8)}.tmp")

@@ -1,13 +1,20 @@
-"""Names a process so that others can find out whether it still runs."""
+"""Whether processes still run, and how to start one that outlives its parent."""
 
 from __future__ import annotations
 
 import functools
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import attrs
+
+# A command in the background would read from /dev/null: its input is handed on by another descriptor.
+_DETACH = 'exec 3<&0; "$@" <&3 3<&- >&2 & echo $!'
+_START_S = 10.0
 
 
 def _pid_namespace() -> str | None:
@@ -89,3 +96,36 @@ def process_stat(pid: int) -> list[str]:
 def own_start(own_pid: int) -> str | None:
     """Say when this process started, which does not change; a fleet has a manifest per target."""
     return process_started(own_pid)
+
+
+def start_detached(
+    module: str, *arguments: str, stderr: int | BinaryIO, stdin: int | BinaryIO = subprocess.DEVNULL
+) -> int:
+    """Start ``python -m module`` as a process that outlives this one, in a session of its own.
+
+    A shell starts it and ends at once: init adopts it, so it leaves no zombie here, and what ends the children of a
+    worker (as Ray does) does not end it.
+
+    Args:
+        module: what to run, with this Python.
+        arguments: its arguments.
+        stderr: where its output goes.
+        stdin: what it reads.
+
+    Returns:
+        Its process id.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.SubprocessError: the shell failed, or did not end within 10 seconds.
+    """
+    shell = subprocess.run(
+        ["/bin/sh", "-c", _DETACH, "sh", sys.executable, "-P", "-m", module, *arguments],
+        check=True,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        timeout=_START_S,
+        start_new_session=True,
+    )
+    return int(shell.stdout)

@@ -17,6 +17,8 @@ from typing import Any
 import attrs
 import pytest
 
+pytestmark = pytest.mark.npu_stub
+
 # What each job begins with: `case` parts what it prints and calls, `tell` prints a result.
 PREAMBLE = """
 import gc, json, multiprocessing, os, threading, time

@@ -7,7 +7,6 @@ refused, with what to do.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ import attrs
 
 from profdeck.backends.recording import adopt, reserve
 from profdeck.base.errors import CaptureError, TraceError, target_error
-from profdeck.base.files import publish
+from profdeck.base.files import link_or_copy
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
@@ -226,23 +225,8 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         for number, item in enumerate(found):
             suffix = ".trace.json.gz" if item.path.suffix == ".gz" else ".trace.json"
             path = capture.artifact_path(suffix, str(number) if number else None)
-            _bring(item.path, path)
+            link_or_copy(item.path, path)
             artifacts.append(Artifact(path=path, size_bytes=item.check.size_bytes, events=item.check.events))
         capture.notes.append(f"Recorded by {self.title}'s own profiler in {self._directory}.")
         adopt(capture, recorder, tuple(artifacts))
         self.manifests.append(capture.manifest_path)
-
-
-def _bring(source: Path, destination: Path) -> None:
-    """Give a file a second name in the run directory, or copy it where that is on another file system."""
-    try:
-        destination.hardlink_to(source)
-    except FileExistsError:
-        raise
-    except OSError:
-        temporary = destination.with_name(f".{destination.name}.tmp")
-        try:
-            shutil.copyfile(source, temporary)
-            publish(temporary, destination)
-        finally:
-            temporary.unlink(missing_ok=True)
