@@ -267,6 +267,9 @@ def members(cls: type, *, level: str = "###") -> str:
         if name.startswith("_") or not (inspect.isfunction(function) or isinstance(value, property)):
             continue
         source: Any = function.fget if isinstance(function, property) else function
+        if (inspect.getdoc(source) or "").startswith("Do what `"):  # the async form of a method
+            text += f"{level} `{name}`\n\n{docstring(source)}\n\n"
+            continue
         text += f"{level} `{name}`\n\n```python\n{signature(source, called=source is function)}\n```\n\n"
         text += f"{docstring(source)}\n\n"
     return text
@@ -384,12 +387,13 @@ def kernel_classes() -> str:
 
 
 def trace_functions() -> str:
-    """Describe the functions that read and write traces."""
-    text = ""
+    """List the functions that read and write traces; their docstrings have the arguments and the errors."""
+    rows = []
     for function in _TRACE_FUNCTIONS:
-        text += f"### `{function.__name__}`\n\nFrom `{home(function)}`.\n\n"
-        text += f"```python\n{signature(function, called=True)}\n```\n\n{docstring(function)}\n\n"
-    return text
+        parameters = ", ".join(inspect.signature(function).parameters)
+        about = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        rows.append((f"`{function.__name__}({parameters})`", f"`{home(function)}`", about))
+    return table(("Function", "From", "What it does"), rows)
 
 
 def home(function: Callable[..., Any]) -> str:

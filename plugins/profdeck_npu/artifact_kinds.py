@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from profdeck.base.errors import TraceError
 from profdeck.base.files import size_of
 from profdeck.base.progress import Progress
-from profdeck.traces.kinds import ArtifactCheck, ArtifactKind, PendingWork, StepSpan
+from profdeck.traces.kinds import ArtifactCheck, ArtifactKind, PendingWork, StepOnDevice
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RecorderTables
@@ -74,7 +74,7 @@ class AscendDirectoryKind(ArtifactKind):
 
         return read_tables(path)
 
-    def steps_on_devices(self, path: Path) -> list[StepSpan]:
+    def steps_on_devices(self, path: Path) -> list[StepOnDevice]:
         """Return where the kernels of each step are, as far as its ``kernel_details.csv`` tells."""
         from profdeck_npu.traces.reading import steps_of_kernels
 

@@ -56,7 +56,7 @@ class PendingWork:
 
 
 @attrs.frozen
-class StepSpan:
+class StepOnDevice:
     """The work of one step on one device. Times are nanoseconds on the trace's clock."""
 
     step: int
@@ -130,7 +130,7 @@ class ArtifactKind(ABC):
         """Return what its recorder has worked out: a `profdeck.traces.analysis.model.RecorderTables`, or None."""
         del path
 
-    def steps_on_devices(self, path: Path) -> list[StepSpan]:
+    def steps_on_devices(self, path: Path) -> list[StepOnDevice]:
         """Return where the work of each step is on each device, if something other than its Chrome trace tells it."""
         del path
         return []

@@ -14,7 +14,7 @@ from profdeck.base.errors import TraceError
 from profdeck.base.files import size_of
 from profdeck.base.progress import Meter, Progress
 from profdeck.traces.analysis.model import RecorderTables
-from profdeck.traces.kinds import StepSpan
+from profdeck.traces.kinds import StepOnDevice
 from profdeck.traces.reading.all_events import AllEvents
 from profdeck.traces.reading.chrome import MARKS, EventStore, ReadingArguments, read_chrome
 from profdeck.traces.reading.column_builder import ColumnBuilder
@@ -178,7 +178,7 @@ def read_tables(path: Path) -> RecorderTables:
     return attrs.evolve(tables, problems=tuple(filter(None, problems)))
 
 
-def steps_of_kernels(path: Path) -> list[StepSpan]:
+def steps_of_kernels(path: Path) -> list[StepOnDevice]:
     """Return where the kernels of each step are on each device.
 
     Raises:
@@ -188,4 +188,4 @@ def steps_of_kernels(path: Path) -> list[StepSpan]:
     if table is None:
         return []
     kernels = read_kernel_details(table, ColumnBuilder(Tables(), lambda _: None))
-    return [StepSpan(step.step, step.device, step.start_ns, step.end_ns) for step in kernels.steps]
+    return [StepOnDevice(step.step, step.device, step.start_ns, step.end_ns) for step in kernels.steps]
