@@ -65,7 +65,7 @@ class Hooks:
         """A capture has ended in all processes that take part, and its files have been read back; for listeners.
 
         Called once per capture of the run, whatever came of it, by a process that does nothing else: the listener is
-        built anew there, from its entry point. It must return within ``finish.timeout_s``, or its process is ended.
+        built again there, from its entry point. It must return within ``finish.timeout_s``, or its process is ended.
         ``manifest`` is the document that the command of ``finish`` gets as its input. What this raises or prints is
         in the record of the finish, and a listener that raises makes that ``failed``.
         """

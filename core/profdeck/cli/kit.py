@@ -138,7 +138,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     """Ended by Ctrl-C."""
     BROKEN_PIPE = 141
-    """Whoever read the output went away, as in ``profdeck ls RUN | head -1``."""
+    """The reader of the output went away, as in ``profdeck ls RUN | head -1``."""
 
 
 def exit_code(error: ProfdeckError) -> ExitCode:

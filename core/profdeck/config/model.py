@@ -110,8 +110,8 @@ class FinishConfig:
     its process group. Default: 600."""
 
     wait_s: float = attrs.field(default=300.0, validator=validators.ge(0.0))
-    """How long processes are waited for of which nothing is heard, in seconds: a rank that was killed, a role that
-    takes no part. It begins anew whenever one of them begins or ends the capture, and as long as one is known to be
+    """How long to wait for silent processes, in seconds: a rank that was killed, a role that takes no part. It begins
+    again whenever one of them begins or ends the capture, and as long as one is known to be
     recording. Default: 300."""
 
     @command.validator
