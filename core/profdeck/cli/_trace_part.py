@@ -141,7 +141,7 @@ class TracePart:
         Raises:
             TraceError: It cannot be read, or has none of it.
         """
-        from profdeck.traces.analysis.step_names import ITERATION, StepNames
+        from profdeck.traces.analysis.step_names import StepNames
         from profdeck.traces.writing.selection import Selection
         from profdeck.traces.writing.windows import iteration_window, step_window, time_window
 
@@ -149,13 +149,7 @@ class TracePart:
         if self.steps is not None:
             selection = step_window(file, self.steps, on_progress=on_progress)
         elif self.iterations is not None:
-            names = StepNames.load()
-            selection = iteration_window(
-                file,
-                self.iterations,
-                lambda name: (found := names.parse(name)) is not None and found.kind == ITERATION,
-                on_progress=on_progress,
-            )
+            selection = iteration_window(file, self.iterations, StepNames.load(), on_progress=on_progress)
         elif self.time is not None:
             selection = time_window(file, self.time.begin_ns, self.time.end_ns, on_progress=on_progress)
         return attrs.evolve(selection, categories=frozenset(self.categories) or None)

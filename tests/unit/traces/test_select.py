@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.writing.selection import Selection
 from profdeck.traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
@@ -327,8 +328,7 @@ def test_the_edges_of_steps_are_exact(tmp_path: Path, ts: str) -> None:
     assert step_window(path, range(9, 10)) == Selection(5000, 5001)
 
 
-def is_iteration(name: str) -> bool:
-    return name.startswith("execute")
+EXECUTIONS = StepNames(["execute.*"])
 
 
 def test_iterations_count_from_0_in_the_order_of_time(tmp_path: Path) -> None:
@@ -337,12 +337,12 @@ def test_iterations_count_from_0_in_the_order_of_time(tmp_path: Path) -> None:
     given_events += [on_device("execute", ts + 4, 3, external_id=ts) for ts in (10, 20, 30)]
     path = write(tmp_path / "engine.json", given_events)
 
-    assert iteration_window(path, range(1), is_iteration) == Selection(10_000, 17_000)
-    assert iteration_window(path, range(1, 3), is_iteration) == Selection(20_000, 37_000)
+    assert iteration_window(path, range(1), EXECUTIONS) == Selection(10_000, 17_000)
+    assert iteration_window(path, range(1, 3), EXECUTIONS) == Selection(20_000, 37_000)
     with pytest.raises(TraceError, match="does not have the iterations 2..3: it has 0..2."):
-        iteration_window(path, range(2, 4), is_iteration)
+        iteration_window(path, range(2, 4), EXECUTIONS)
     with pytest.raises(TraceError, match="does not have the iteration 0: no iteration is marked in it."):
-        iteration_window(path, range(1), lambda _: False)
+        iteration_window(path, range(1), StepNames([]))
 
 
 def test_times_count_from_the_earliest_complete_event(tmp_path: Path) -> None:

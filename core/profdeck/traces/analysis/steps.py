@@ -29,7 +29,7 @@ logger = logging.getLogger("profdeck")
 
 
 @attrs.frozen(eq=False)
-class _Windows:
+class StepWindows:
     """Intervals of time that belong to steps, by start."""
 
     step: Int
@@ -60,16 +60,19 @@ class TraceSteps:
     pids: tuple[Id, ...]
     start_ns: Int
     end_ns: Int
-    host: dict[str, _Windows]
+    host: dict[str, StepWindows]
     """Of each kind of step: where its steps are on the host."""
-    device: dict[str, _Windows]
+    device: dict[str, StepWindows]
     """Where they are on the device."""
+    work: dict[str, StepWindows]
+    """Where the work is that was launched in them, from the first kernel to the last; without those that launched none
+    or of which that is not known."""
 
     def __len__(self) -> int:
         return len(self.name)
 
 
-def find_steps(columns: Columns, names: StepNames) -> TraceSteps:
+def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = None) -> TraceSteps:
     """Find the steps of a trace.
 
     A mark inside another one of the same kind, on the same thread, is the same step: what drives an engine may mark
@@ -78,8 +81,9 @@ def find_steps(columns: Columns, names: StepNames) -> TraceSteps:
     Kineto shows next to the kernels where those lie that were launched in an annotation; it counts a kernel to the
     innermost annotation of the launching thread only (``GenericTraceActivity`` and ``GpuUserEventMap`` in
     pytorch/kineto), on each stream. The place of a step on the device thus reaches from the first to the last kernel
-    of all annotations that began in it, itself included. Those of one name are told apart by their order: only where
-    they are as many on a stream as on the host. If that leaves a step of a kind without a place, the steps of that
+    of all annotations that began in it, itself included. The ``External id`` connects an annotation with those that
+    show it on devices. Those without are told apart by their order among those of one name, where they are as many on
+    a stream as on the host. If that leaves a step of a kind without a place, the steps of that
     kind begin on the device when they begin on the host, which counts kernels that were still queued then to the
     next step. Of Ascend's kernels a table tells the step, so that the same is known of its marks.
 
@@ -87,7 +91,9 @@ def find_steps(columns: Columns, names: StepNames) -> TraceSteps:
         columns: All annotations of the trace, of host and devices, and the operators that are named like steps, which
             is how Ascend marks them. Other events do no harm.
         names: The names to look for.
+        external_ids: The ``External id`` of each annotation, -1 where it has none; of none, if not given.
     """
+    ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
         code: mark
         for code in np.flatnonzero(columns.tables.names_of_categories(frozenset({ANNOTATION, OPERATOR}))).tolist()
@@ -101,15 +107,17 @@ def find_steps(columns: Columns, names: StepNames) -> TraceSteps:
     used, name = np.unique(found.name, return_inverse=True)
     of_kind = {GLOBAL_STEP: is_global[found.name] == 1, ITERATION: is_global[found.name] == 0}
     host = {
-        kind: _Windows(np.flatnonzero(mask), found.start_ns[mask], found.end_ns[mask]) for kind, mask in of_kind.items()
+        kind: StepWindows(np.flatnonzero(mask), found.start_ns[mask], found.end_ns[mask])
+        for kind, mask in of_kind.items()
     }
     on_host = columns.tables.names_of_categories(frozenset({ANNOTATION}))
-    twins = {ITERATION: _Twins.of(columns, on_host)}
+    twins = {ITERATION: _Twins.of(columns, on_host, ids)}
     # Those of marks that are operators are around all kernels of a global step, and say nothing of iterations.
     named = {columns.names[code] for code in np.flatnonzero(on_host).tolist()}
     for code, mark in marks.items():
         on_host[code] |= mark.kind == GLOBAL_STEP and columns.names[code] not in named
-    twins[GLOBAL_STEP] = _Twins.of(columns, on_host)
+    twins[GLOBAL_STEP] = _Twins.of(columns, on_host, ids)
+    work = {kind: _work(windows, twins[kind]) for kind, windows in host.items()}
     return TraceSteps(
         names=tuple(columns.names[code] for code in used.tolist()),
         marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
@@ -118,7 +126,8 @@ def find_steps(columns: Columns, names: StepNames) -> TraceSteps:
         start_ns=found.start_ns,
         end_ns=found.end_ns,
         host=host,
-        device={kind: _on_device(kind, windows, twins[kind]) for kind, windows in host.items()},
+        device={kind: _on_device(kind, windows, work[kind], twins[kind]) for kind, windows in host.items()},
+        work=work,
     )
 
 
@@ -153,30 +162,55 @@ class _Twins:
     """Of their kernels; before the start for those whose kernels could not be told from others."""
 
     @classmethod
-    def of(cls, columns: Columns, on_host: NDArray[np.bool_]) -> _Twins:
+    def of(cls, columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> _Twins:
         """Find them.
 
         Args:
             columns: Those of host and devices.
             on_host: Which names are marks of the host.
+            ids: The ``External id`` of each, -1 where it has none.
         """
-        on_device = columns[columns.of_categories(frozenset({DEVICE_ANNOTATION}))]
-        ids = {columns.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
-        of_code = np.array([ids.get(name, -1) for name in columns.names], dtype=np.int64)
-        host = columns[on_host[columns.name]]
-        host = host[of_code[host.name] >= 0]
-        host_order, host_counts = _by_name_and_time(of_code[host.name], host.start_ns, len(ids))
+        is_device, is_host = columns.of_categories(frozenset({DEVICE_ANNOTATION})), on_host[columns.name]
+        on_device, device_ids = columns[is_device], ids[is_device]
+        numbers = {columns.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
+        of_code = np.array([numbers.get(name, -1) for name in columns.names], dtype=np.int64)
+        is_host &= of_code[columns.name] >= 0
+        host, host_ids = columns[is_host], ids[is_host]
         start = np.full(len(host), np.iinfo(np.int64).max)
         end = np.full(len(host), np.iinfo(np.int64).min)
-        for track in np.unique(on_device.track):
-            stream = on_device[on_device.track == track]
-            order, counts = _by_name_and_time(of_code[stream.name], stream.start_ns, len(ids))
+
+        def extend(to: Int, by: Columns) -> None:
+            np.minimum.at(start, to, by.start_ns)
+            np.maximum.at(end, to, by.end_ns)
+
+        by_id = {
+            (number, one): row
+            for row, (number, one) in enumerate(zip(of_code[host.name].tolist(), host_ids.tolist(), strict=True))
+        }
+        to = np.array(
+            [
+                by_id.get((number, one), -1) if one >= 0 else -1
+                for number, one in zip(of_code[on_device.name].tolist(), device_ids.tolist(), strict=True)
+            ],
+            dtype=np.int64,
+        )
+        extend(to[to >= 0], on_device[to >= 0])
+        # The rest by order: of the host those that no id has connected.
+        connected = np.zeros(len(host), dtype=bool)
+        connected[to[to >= 0]] = True
+        left = np.flatnonzero(~connected)
+        rest = on_device[to < 0]
+        host_order, host_counts = _by_name_and_time(of_code[host.name[left]], host.start_ns[left], len(numbers))
+        for track in np.unique(rest.track):
+            stream = rest[rest.track == track]
+            order, counts = _by_name_and_time(of_code[stream.name], stream.start_ns, len(numbers))
             paired = counts == host_counts
             order = order[paired[of_code[stream.name[order]]]]
-            to = host_order[(paired & (counts > 0))[of_code[host.name[host_order]]]]
-            start[to] = np.minimum(start[to], stream.start_ns[order])
-            end[to] = np.maximum(end[to], stream.end_ns[order])
-        return cls(host.start_ns, start, end)
+            rows = left[host_order[(paired & (counts > 0))[of_code[host.name[left][host_order]]]]]
+            extend(rows, stream[order])
+        # One with an id that no device shows launched nothing.
+        kept = connected | (host_ids < 0) | np.isin(of_code[host.name], of_code[rest.name])
+        return cls(host.start_ns[kept], start[kept], end[kept])
 
 
 def _by_name_and_time(name: Int, start_ns: Int, names: int) -> tuple[Int, Int]:
@@ -184,9 +218,8 @@ def _by_name_and_time(name: Int, start_ns: Int, names: int) -> tuple[Int, Int]:
     return np.lexsort((start_ns, name)), np.bincount(name, minlength=names)
 
 
-def _on_device(kind: str, host: _Windows, twins: _Twins) -> _Windows:
-    if not len(host.step):
-        return host
+def _work(host: StepWindows, twins: _Twins) -> StepWindows:
+    """Return where the work is of all annotations that began in a step, by its start on the device."""
     local = attrs.evolve(host, step=np.arange(len(host.step)))
     step = local.of(twins.host_ns)
     known = (step >= 0) & (twins.end_ns >= twins.start_ns)
@@ -194,10 +227,15 @@ def _on_device(kind: str, host: _Windows, twins: _Twins) -> _Windows:
     end = np.full(len(host.step), np.iinfo(np.int64).min)
     np.minimum.at(start, step[known], twins.start_ns[known])
     np.maximum.at(end, step[known], twins.end_ns[known])
-    placed = end >= start
-    if not placed.any() or not placed[step[step >= 0]].all():
-        return attrs.evolve(host, end_ns=None)
-    order = np.flatnonzero(placed)
+    order = np.flatnonzero(end >= start)
     order = order[np.argsort(start[order], kind="stable")]
+    return StepWindows(host.step[order], start[order], end[order])
+
+
+def _on_device(kind: str, host: StepWindows, work: StepWindows, twins: _Twins) -> StepWindows:
+    """Return where steps are on the device: where their work is, if that is known of every step that launched some."""
+    launched = np.unique(host.of(twins.host_ns))
+    if not len(work.step) or not np.isin(launched[launched >= 0], work.step).all():
+        return attrs.evolve(host, end_ns=None)
     # Global steps leave nothing between them, but kernels that were launched outside of all annotations.
-    return _Windows(host.step[order], start[order], None if kind == GLOBAL_STEP else end[order])
+    return attrs.evolve(work, end_ns=None) if kind == GLOBAL_STEP else work

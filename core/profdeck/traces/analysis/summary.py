@@ -145,7 +145,7 @@ class _Summary:
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._sums = _Sums(len(tables.names))
-        self._steps = StepTimes(find_steps(trace.marks, step_names))
+        self._steps = StepTimes(find_steps(trace.marks, step_names, trace.annotations.of(trace.marks)))
         host = None if trace.devices_only else HostStates(tables, of_steps)
         self._devices = DeviceTimes(tables, self._communicates, moves, trace.device_names, host=host)
         self._collectives: list[Columns] = []

@@ -18,7 +18,7 @@ from profdeck.traces.reading.column_builder import (
     FastEvent,
 )
 from profdeck.traces.reading.columns import Columns, Tables
-from profdeck.traces.reading.event_args import Copies, StatedCollectives
+from profdeck.traces.reading.event_args import AnnotationIds, Copies, StatedCollectives
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.times import LostDigitsError
@@ -49,6 +49,7 @@ class AllEvents:
         self.thread_names: dict[tuple[Id, Id], str] = {}
         self.copies = Copies()
         self.collectives = StatedCollectives()
+        self.annotations = AnnotationIds()
         self.collector = ColumnBuilder(tables, sink)
         self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
         self._decode: Callable[[memoryview], list[Any]] = msgspec.json.Decoder(list[FastEvent]).decode
@@ -115,6 +116,7 @@ class AllEvents:
 
     def _take_args(self, text: memoryview | bytes) -> None:
         self.collectives.add(text)
+        self.annotations.add(text)
         self.copies.add(text)
 
     def _look_for_names(self, text: memoryview) -> None:

@@ -43,6 +43,7 @@ class DeviceEvents(AllEvents):
             return super().batch(text)
         self._take_names(names)
         self.collectives.add(text)
+        self.annotations.add(text)
         self.searched = True
         return 1  # nobody has counted them
 

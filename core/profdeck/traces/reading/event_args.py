@@ -13,7 +13,7 @@ import numpy as np
 import stringzilla
 
 from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH, MAX_NAMES
-from profdeck.traces.reading.columns import DEVICE_CATEGORIES, Columns
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.intervals import Int
 from profdeck.traces.reading.times import exact_nanoseconds
@@ -26,6 +26,11 @@ _MAX_COPIES = 1000
 
 _COLLECTIVE = b'"Collective name"'
 _MAX_COLLECTIVES = 1_000_000
+
+_ANNOTATION, _EXTERNAL_ID = b'user_annotation"', b'"External id"'
+_ANNOTATIONS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
+_MAX_IDS = 100_000
+_NO_ID = 2**62
 
 
 class Copies:
@@ -129,3 +134,56 @@ class StatedCollectives:
 
 
 _decode_collective = msgspec.json.Decoder(_CollectiveEvent).decode
+
+
+class _AnnotationArgs(msgspec.Struct, gc=False):
+    external_id: int = msgspec.field(name="External id")
+
+
+class _AnnotationEvent(msgspec.Struct, gc=False):
+    cat: str
+    name: str
+    pid: int | str
+    tid: int | str
+    ts: Decimal
+    args: _AnnotationArgs
+
+
+class AnnotationIds:
+    """The ``External id`` of annotations: the same for one of the host and for what shows it on devices (Kineto)."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[Id, Id, str, int], int] = {}
+
+    def add(self, text: memoryview | bytes) -> None:
+        """Take the annotations among some events."""
+        at = stringzilla.find(text, _ANNOTATION)
+        while at >= 0:
+            following = stringzilla.find(text, _ANNOTATION, at + 1)
+            id_at = stringzilla.find(text, _EXTERNAL_ID, at, following if following >= 0 else len(text))
+            if id_at >= 0 and len(self._ids) < _MAX_IDS:
+                # Around the event; with other braces in it, this is no JSON.
+                begin = stringzilla.rfind(text, b"{", 0, at)
+                end = stringzilla.find(text, b"}", stringzilla.find(text, b"}", id_at) + 1) + 1
+                self._add(text[max(0, begin) : end])
+            at = following
+
+    def of(self, annotations: Columns) -> Int:
+        """Return the id of each annotation, -1 where it has none."""
+        if not self._ids:
+            return np.full(len(annotations), -1, dtype=np.int64)
+        names, tracks, find = annotations.names, annotations.tracks, self._ids.get
+        rows = zip(annotations.track.tolist(), annotations.name.tolist(), annotations.start_ns.tolist(), strict=True)
+        return np.array([find((*tracks[track], names[name], start), -1) for track, name, start in rows], dtype=np.int64)
+
+    def _add(self, event: memoryview | bytes) -> None:
+        try:
+            found = _decode_annotation(event)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        start_ns = exact_nanoseconds(found.ts)
+        if start_ns is not None and found.cat in _ANNOTATIONS and 0 <= found.args.external_id < _NO_ID:
+            self._ids[found.pid, found.tid, found.name[:MAX_NAME_LENGTH], start_ns] = found.args.external_id
+
+
+_decode_annotation = msgspec.json.Decoder(_AnnotationEvent).decode

@@ -13,7 +13,7 @@ from profdeck.traces.reading.columns import (
     Tables,
     concatenated,
 )
-from profdeck.traces.reading.event_args import StatedCollectives
+from profdeck.traces.reading.event_args import AnnotationIds, StatedCollectives
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.integrity import TraceCheck
 from profdeck.traces.reading.time_slices import Slice, TimeSlices
@@ -46,6 +46,8 @@ class Trace:
     """By the name of copies and fills: how many said what they moved, and how many bytes in all."""
     collectives: StatedCollectives = attrs.field(factory=StatedCollectives)
     """What kernels of collectives say of themselves."""
+    annotations: AnnotationIds = attrs.field(factory=AnnotationIds)
+    """What connects annotations of the host with those on devices."""
     kernel_types: dict[str, str] = attrs.field(factory=dict)
     """The type of the operator that a kernel carries out, by the name of the kernel, as far as Ascend tells it."""
     cores: dict[str, tuple[int, int]] = attrs.field(factory=dict)

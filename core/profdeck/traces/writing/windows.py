@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ import stringzilla
 
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
+from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
+from profdeck.traces.analysis.steps import TraceSteps, find_steps
 from profdeck.traces.kinds import chrome_trace, kind_of
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
+from profdeck.traces.reading.column_builder import ColumnBuilder, CompleteEvent
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, Columns, Tables, concatenated
 from profdeck.traces.reading.integrity import CountingHandler, TraceCheck, check_trace
 from profdeck.traces.writing.event_text import (
     COMPLETE,
@@ -117,40 +120,83 @@ def step_window(path: Path, steps: range, *, on_progress: Progress | None = None
     Raises:
         TraceError: The file cannot be read, or one of the steps is not in it.
     """
-    handler = _MarkHandler()
-    check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
-    handler.marks += _steps_on_devices(path)
-    step_of = {mark: int(found[1]) for mark in handler.marks if (found := _STEP.fullmatch(mark.name))}
-    there = set(step_of.values())
+    marks, check = _marks(path, on_progress)
+    found = _steps(marks, StepNames(()))
+    number_of = {row: found.marks[name].step for row, name in enumerate(found.name.tolist())}
+    there = {number for number in number_of.values() if number is not None}
+    if not there:  # a trace of devices alone
+        return _window_of_marks(path, steps, marks, check)
     if sum(step in steps for step in there) < steps.stop - steps.start:
         raise _not_there(path, "step", steps, there, check)
-    return _window([mark for mark, step in step_of.items() if step in steps], handler.marks)
+    return _window(found, GLOBAL_STEP, [row for row, number in number_of.items() if number in steps])
 
 
 def iteration_window(
-    path: Path, iterations: range, is_iteration: Callable[[str], bool], *, on_progress: Progress | None = None
+    path: Path, iterations: range, names: StepNames, *, on_progress: Progress | None = None
 ) -> Selection:
     """Find the window of iterations of an engine; as in `step_window`.
 
-    They are the annotations of the host whose names are accepted, counted from 0 in the order of their starts; one
+    They are the annotations of the host that are named as iterations, counted from 0 in the order of their starts; one
     inside another on the same thread is the same iteration.
 
     Args:
         path: As for `read_extent`.
         iterations: Not empty, and without gaps.
-        is_iteration: Tells by its name whether an annotation is an iteration.
+        names: What iterations are called.
         on_progress: As for `read_extent`.
 
     Raises:
         TraceError: The file cannot be read, or one of the iterations is not in it.
     """
+    marks, check = _marks(path, on_progress)
+    found = _steps(marks, names)
+    rows = [row for row, name in enumerate(found.name.tolist()) if found.marks[name].kind == ITERATION]
+    if iterations.stop > len(rows):
+        raise _not_there(path, "iteration", iterations, range(len(rows)), check)
+    return _window(found, ITERATION, rows[iterations.start : iterations.stop])
+
+
+def _marks(path: Path, on_progress: Progress | None) -> tuple[list[_Mark], TraceCheck]:
     handler = _MarkHandler()
     check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
-    accepted = [mark for mark in handler.marks if mark.category == ANNOTATION and is_iteration(mark.name)]
-    counted = _outermost(accepted)
-    if iterations.stop > len(counted):
-        raise _not_there(path, "iteration", iterations, range(len(counted)), check)
-    return _window(counted[iterations.start : iterations.stop], handler.marks)
+    return handler.marks + _steps_on_devices(path), check
+
+
+def _steps(marks: list[_Mark], names: StepNames) -> TraceSteps:
+    """Find the steps among marks, as summaries do; times are rounded outwards to nanoseconds."""
+    tables, blocks = Tables(), list[Columns]()
+    builder = ColumnBuilder(tables, blocks.append)
+    starts = [nanoseconds(mark.start, ROUND_FLOOR) for mark in marks]
+    stops = [nanoseconds(mark.stop, ROUND_CEILING) for mark in marks]
+    builder.add_spans(
+        [
+            CompleteEvent(mark.name, mark.category, *mark.track, start, stop - start)
+            for mark, start, stop in zip(marks, starts, stops, strict=True)
+        ]
+    )
+    builder.finish({})
+    ids = [mark.external_id if isinstance(mark.external_id, int) else -1 for mark in marks]
+    return find_steps(concatenated(tables, blocks), names, np.array(ids, dtype=np.int64))
+
+
+def _window(found: TraceSteps, kind: str, rows: list[int]) -> Selection:
+    """Return from the start of the first step to the end of the last, and of the work that was launched in them."""
+    work = found.work[kind]
+    mine = np.isin(work.step, rows)
+    begin_ns = int(min([*found.start_ns[rows], *work.start_ns[mine]]))
+    end_ns = int(max([*found.end_ns[rows], *(work.end_ns[mine] if work.end_ns is not None else ())]))
+    return Selection(begin_ns=begin_ns, end_ns=max(end_ns, begin_ns + 1))
+
+
+def _window_of_marks(path: Path, steps: range, marks: list[_Mark], check: TraceCheck) -> Selection:
+    """Do the same by the marks on devices, where the host has none."""
+    step_of = {mark: int(found[1]) for mark in marks if (found := _STEP.fullmatch(mark.name))}
+    if sum(step in steps for step in set(step_of.values())) < steps.stop - steps.start:
+        raise _not_there(path, "step", steps, set(step_of.values()), check)
+    chosen = [mark for mark, step in step_of.items() if step in steps]
+    begin_ns = nanoseconds(min(mark.start for mark in chosen), ROUND_FLOOR)
+    end_ns = nanoseconds(max(mark.stop for mark in chosen), ROUND_CEILING)
+    return Selection(begin_ns=begin_ns, end_ns=max(end_ns, begin_ns + 1))
 
 
 @attrs.frozen(eq=False)
@@ -160,7 +206,7 @@ class _Mark:
     name: str
     category: str
     track: tuple[str, str]
-    external_id: str | None
+    external_id: Any
     """The same for an annotation and what shows it on devices."""
     start: Decimal
     stop: Decimal
@@ -235,32 +281,6 @@ def _steps_on_devices(path: Path) -> list[_Mark]:
 def _may_mark(name: str, category: str | None) -> bool:
     # Ascend marks its steps as operators.
     return category in {ANNOTATION, DEVICE_ANNOTATION} or name.startswith("ProfilerStep#")
-
-
-def _outermost(marks: list[_Mark]) -> list[_Mark]:
-    """Return the marks that lie in no other one of their thread, in the order of their starts."""
-    reach: dict[tuple[str, str], Decimal] = {}
-    found = []
-    for mark in sorted(marks, key=lambda mark: (mark.start, -mark.stop)):
-        if mark.track not in reach or mark.stop > reach[mark.track]:
-            reach[mark.track] = mark.stop
-            found.append(mark)
-    return found
-
-
-def _window(chosen: list[_Mark], marks: list[_Mark]) -> Selection:
-    """Return from the start of the first to the end of the last mark, and of the work that was launched in them."""
-    on_host = [mark for mark in chosen if mark.category != DEVICE_ANNOTATION] or chosen
-    begin, end = min(mark.start for mark in on_host), max(mark.stop for mark in on_host)
-    ids = {
-        (mark.name, mark.external_id)
-        for mark in marks
-        if mark.category == ANNOTATION and mark.external_id is not None and begin <= mark.start < end
-    }
-    launched = [mark for mark in marks if mark.category == DEVICE_ANNOTATION and (mark.name, mark.external_id) in ids]
-    begin_ns = nanoseconds(min(mark.start for mark in (*chosen, *launched)), ROUND_FLOOR)
-    end_ns = nanoseconds(max(mark.stop for mark in (*chosen, *launched)), ROUND_CEILING)
-    return Selection(begin_ns=begin_ns, end_ns=max(end_ns, begin_ns + 1))
 
 
 def _not_there(path: Path, what: str, wanted: range, there: Iterable[int], check: TraceCheck) -> TraceError:

@@ -1,0 +1,120 @@
+"""Which device work belongs to a step: `summary`, `trim` and a reader that shares no code with them agree."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.traces.analysis.summary import summarise_trace
+from profdeck.traces.writing.windows import step_window
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def complete(path: Path) -> list[dict[str, Any]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def by_hand(events: list[dict[str, Any]]) -> dict[int, tuple[float, float, float]]:
+    """Return of each step with work: its start and end on the device, by External id, and the time of its kernels."""
+    marks = [event for event in events if event.get("cat") == "user_annotation"]
+    shown = [event for event in events if event.get("cat") == "gpu_user_annotation"]
+    kernels = [event for event in events if event.get("cat") in DEVICE]
+    extent = {}
+    for step in marks:
+        if not step["name"].startswith("ProfilerStep#"):
+            continue
+        begin, end = step["ts"], step["ts"] + step["dur"]
+        ids = {(mark["name"], mark["args"]["External id"]) for mark in marks if begin <= mark["ts"] <= end}
+        mine = [one for one in shown if (one["name"], one["args"].get("External id")) in ids]
+        if mine:
+            number = int(step["name"].partition("#")[2])
+            extent[number] = min(one["ts"] for one in mine), max(one["ts"] + one["dur"] for one in mine)
+    found = {}
+    ordered = sorted(extent, key=lambda number: extent[number][0])
+    for number, following in zip(ordered, [*ordered[1:], None], strict=True):
+        limit = extent[following][0] if following is not None else float("inf")
+        used = sum(kernel["dur"] for kernel in kernels if extent[number][0] <= kernel["ts"] < limit)
+        found[number] = (*extent[number], used)
+    return found
+
+
+def check(path: Path) -> None:
+    events = complete(path)
+    expected = by_hand(events)
+    summary = summarise_trace(path)
+    told = {step.step: step.device_us for step in summary.steps if step.step is not None}
+    assert expected
+    for number, (begin_us, end_us, device_us) in expected.items():
+        assert told[number] == pytest.approx(device_us, abs=0.01), number
+        window = step_window(path, range(number, number + 1))
+        assert window.begin_ns is not None
+        assert window.end_ns is not None
+        # A window begins on the host and ends with the last kernel that was launched in the step.
+        host_end_us = max(event["ts"] + event["dur"] for event in events if event["name"] == f"ProfilerStep#{number}")
+        assert window.begin_ns / 1e3 <= begin_us + 0.5
+        assert window.end_ns / 1e3 == pytest.approx(max(end_us, host_end_us), abs=1.0)
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("name", ["gpu/nccl.json.gz", "gpu/ns_resolution_rank0.pt.trace.json.gz"])
+def test_real_traces(name: str) -> None:
+    if not (DATA / name).exists():
+        pytest.skip(f"no {name} in {DATA}: set PROFDECK_TEST_DATA")
+    check(DATA / name)
+
+
+def write(path: Path, steps: list[tuple[int, bool]]) -> Path:
+    """Write steps of 100 us; of the annotation `forward` in each some launch nothing, so that only ids connect them."""
+    events: list[dict[str, Any]] = []
+    for index, (number, launches) in enumerate(steps):
+        at = index * 100.0
+        events += [
+            mark("user_annotation", f"ProfilerStep#{number}", at, 100, 1, number),
+            mark("user_annotation", "forward", at + 10, 20, 1, 1000 + number),
+            mark("user_annotation", "backward", at + 40, 20, 1, 2000 + number),
+            mark("gpu_user_annotation", "backward", at + 90, 30, 7, 2000 + number),
+            kernel("gemm_backward", at + 90, 30),
+        ]
+        if launches:
+            events += [
+                mark("gpu_user_annotation", "forward", at + 60, 20, 7, 1000 + number),
+                kernel("gemm", at + 60, 20),
+            ]
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    return path
+
+
+def mark(category: str, name: str, ts: float, dur: float, track: int, external_id: int) -> dict[str, Any]:
+    args = {"External id": external_id}
+    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": track, "ts": ts, "dur": dur, "args": args}
+
+
+def kernel(name: str, ts: float, dur: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": {"device": 0}}
+
+
+def test_an_annotation_that_launched_nothing_does_not_shift_the_others(tmp_path: Path) -> None:
+    """By their order among those of one name, the second `forward` on the device would be the second on the host."""
+    check(write(tmp_path / "trace.json", [(3, True), (4, False), (5, True)]))
+
+
+def test_a_window_without_ids_is_told_by_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", [(3, True), (4, True)])
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for event in document["traceEvents"]:
+        event["args"].pop("External id", None)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    window = step_window(path, range(3, 4))
+    assert (window.begin_ns, window.end_ns) == (0, 120_000)
+    assert [step.device_us for step in summarise_trace(path).steps] == [50.0, 50.0]
