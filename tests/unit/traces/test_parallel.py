@@ -295,4 +295,4 @@ def test_a_node_with_another_profdeck_is_refused(jobs) -> None:
 
 def test_a_node_that_cannot_open_a_file_is_named(jobs, tmp_path) -> None:
     (report,) = ray_tasks._task(jobs.check, tmp_path / "missing", False, __version__)  # noqa: FBT003
-    assert f"on the Ray node {parallel.platform.node()}; traces have to be" in str(report.value)
+    assert f"on the Ray node {ray_tasks.platform.node()}; traces have to be" in str(report.value)
