@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -78,6 +79,22 @@ def test_a_backend_of_another_distribution_works(built: dict[str, Path], site, k
     assert python("-c", USE) == "complete\n"
     assert "tally-backend 0.3" in " ".join(python("-m", "profdeck", "backends").split())
     assert "fail_at" in python("-m", "profdeck", "backends", "tally")
+
+
+def test_the_sdist_tests_itself(built: dict[str, Path], tmp_path: Path) -> None:
+    """It has all that `make test` needs: sessions, pins, tests, docs."""
+    with tarfile.open(built["sdist"]) as sdist:
+        inside = {name.partition("/")[2] for name in sdist.getnames()}
+        sdist.extractall(tmp_path, filter="data")
+    tracked = {
+        name
+        for name in sh("git", "ls-files", cwd=ROOT).splitlines()
+        if name.partition("/")[0] not in {".ci", ".gitignore", ".pre-commit-config.yaml"}
+    }
+    assert tracked - inside == set()
+    (tree,) = tmp_path.iterdir()
+    tests = ("tests/unit/test_house.py", "tests/unit/test_packaging.py", "tests/unit/test_config.py")
+    sh(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=tree)
 
 
 def test_the_editable_install_is_this_tree() -> None:
