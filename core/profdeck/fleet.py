@@ -85,6 +85,11 @@ class Fleet:
         found = {role: profiler.active for role, profiler in self.profilers.items()}
         return {role: capture for role, capture in found.items() if capture is not None}
 
+    @property
+    def states(self) -> dict[str, TargetState]:
+        """How far each target said that it was when it was last asked, by its name. Asks nothing."""
+        return {name: state for profiler in self.profilers.values() for name, state in profiler.states.items()}
+
     # The sync façade.
 
     def start(self, global_step: int) -> dict[str, Capture]:

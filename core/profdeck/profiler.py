@@ -98,6 +98,11 @@ class Profiler:
         """The capture that is running, if any."""
         return self._controller.capture if self._controller else None
 
+    @property
+    def states(self) -> Mapping[str, TargetState]:
+        """How far each target of a capture said that it was when it was last asked, by its name. Asks nothing."""
+        return self._controller.states if self._controller else {}
+
     # The sync façade.
 
     def start(self, global_step: int) -> Capture | None:

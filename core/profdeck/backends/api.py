@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Generic
@@ -175,6 +175,11 @@ class EngineBackend(Backend[OptionsT_co]):
         """
         return None
 
+    @property
+    def states(self) -> Mapping[str, TargetState]:
+        """How far each target said that it was when it was last asked, by its name. Asks nothing."""
+        return {}
+
     async def state(self, capture: Capture) -> TargetState:
         """Ask the target how far a running capture is.
 
@@ -194,3 +199,5 @@ class TargetState:
     """Iterations recorded so far by the rank that has the fewest."""
     waits_for: str | None = None
     """What a rank waits for before it can record, and who holds that; None if none waits."""
+    writing: bool = False
+    """Whether a process is writing its files."""

@@ -278,7 +278,7 @@ async def _recorded(
         captures = await fleet.astart(0)
         recording = [server for server in servers if _takes_part(server, captures[server.role])]
         lost: str | None = None
-        async with watching(recording, given.iterations) as phase:
+        async with watching(fleet, len(recording), given.iterations) as phase:
             async with _warm_up.sending(given.warmup_requests, recording, given.timeout_s) as sent:
                 try:
                     await fleet.await_window(given.timeout_s)

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -99,6 +99,12 @@ class Controller:
     def suspends(self) -> bool:
         """Whether the end of a capture has to wait for an event loop."""
         return isinstance(self._session.backend, EngineBackend) and not self._session.backend.blocking
+
+    @property
+    def states(self) -> Mapping[str, TargetState]:
+        """How far each target said that it was when it was last asked, by its name."""
+        backend = self._session.backend
+        return backend.states if isinstance(backend, EngineBackend) else {}
 
     def enter(self, step: int) -> bool:
         """Pass the boundary into a global step; return whether `start` has anything to do there."""

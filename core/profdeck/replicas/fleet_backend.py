@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -147,6 +147,12 @@ class FleetBackend(EngineBackend):
             iterations=min((state.iterations for state in known), default=0),
             waits_for=next((state.waits_for for state in known if state.waits_for), None),
         )
+
+    @property
+    def states(self) -> Mapping[str, TargetState]:
+        """How far each target said that it was when it was last asked."""
+        asked = [member.backend for member in self._members if member.backend is not None]
+        return {name: state for backend in asked for name, state in backend.states.items()}
 
     # The start.
 

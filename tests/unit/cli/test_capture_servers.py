@@ -16,9 +16,9 @@ import attrs
 import pytest
 from typer.testing import Result
 
+from profdeck.backends.api import TargetState
 from profdeck.cli import _capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
-from profdeck.records.request import Answer, Reply, RequestState
 from simulated_servers import (
     Act,
     RecordingEngine,
@@ -538,40 +538,27 @@ def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[
 # Progress.
 
 
-def reply(state: RequestState, iterations: int = 0) -> Reply:
-    return Reply(rank=0, world_size=1, host="here", pid=1, state=state, iterations=iterations)
-
-
 def test_how_far_they_are() -> None:
-    states = [RequestState.ARMED, RequestState.RECORDING, RequestState.WRITING, RequestState.ENDED]
-    far = [
-        _capture_progress.Progressed.of(
-            f"http://{state}", Answer(ranks=(reply(RequestState.IDLE), reply(state, count)))
-        )
-        for count, state in enumerate(states)
-    ]
-    assert [(one.recorded, one.writing, one.iterations) for one in far] == [
-        (False, False, 0),
-        (False, False, 1),
-        (True, True, 2),
-        (True, False, 3),
-    ]
-    assert _capture_progress.say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
-    assert _capture_progress.say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
-    assert _capture_progress.say_windows(far[:1], 1, 1) == "Recording 1 iteration"
-    assert _capture_progress.say_windows([], None, 1) == "Recording"
-    waiting = attrs.evolve(far[0], waits_for="trainer, step3")
-    assert (
-        _capture_progress.say_windows([waiting], 1, 1)
-        == "Recording 1 iteration (http://armed waits for trainer, step3)"
+    far = {
+        "http://armed": TargetState(ended=False, iterations=0),
+        "http://recording": TargetState(ended=False, iterations=1),
+        "http://writing": TargetState(ended=True, iterations=2, writing=True),
+        "http://ended": TargetState(ended=True, iterations=3),
+    }
+    say_windows, say_files, amount = (
+        getattr(_capture_progress, name) for name in ("say_windows", "say_files", "amount")
     )
-    assert _capture_progress.say_files(far) == "Waiting for the files of http://writing"
-    assert (
-        _capture_progress.say_files(far[2:3] * 4)
-        == "Waiting for the files of http://writing, http://writing and 2 more"
-    )
-    assert _capture_progress.say_files(far[3:]) == "Collecting the files"
-    assert _capture_progress.amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
-    assert _capture_progress.amount(far, None, stopping=False) == (0, None)
-    assert _capture_progress.amount([], 3, stopping=False) == (0, None)
-    assert _capture_progress.amount(far, 3, stopping=True) == (3, 4)
+    assert say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
+    assert say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
+    assert say_windows({"http://armed": far["http://armed"]}, 1, 1) == "Recording 1 iteration"
+    assert say_windows({}, None, 1) == "Recording"
+    waiting = {"http://armed": attrs.evolve(far["http://armed"], waits_for="trainer, step3")}
+    assert say_windows(waiting, 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
+    assert say_files(far) == "Waiting for the files of http://writing"
+    many = {f"http://{number}": far["http://writing"] for number in range(4)}
+    assert say_files(many) == "Waiting for the files of http://0, http://1 and 2 more"
+    assert say_files({"http://ended": far["http://ended"]}) == "Collecting the files"
+    assert amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
+    assert amount(far, None, stopping=False) == (0, None)
+    assert amount({}, 3, stopping=False) == (0, None)
+    assert amount(far, 3, stopping=True) == (3, 4)

@@ -333,12 +333,15 @@ def test_the_window_of_all(build: Build) -> None:
                 assert isinstance(engine, SimulatedEngine)
                 engine.iterations = count
             assert not await profiler.await_window(0, told.append)
+            assert sorted(state.iterations for state in profiler.states.values()) == [2, 3, 4]
+            assert profiler.states.keys() == set(urls(servers))
             engines[0].end_by_itself(5)
             await servers[1].stop()
             engines[2].end_by_itself(6)
             assert await profiler.await_window(5, told.append)
             await servers[1].start()
         assert [(state.ended, state.iterations) for state in told] == [(False, 2), (True, 5)]
+        assert not any(state.writing for state in profiler.states.values())
 
     with_servers(check, 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -72,6 +72,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     _asked: CaptureRequest | None = attrs.field(default=None, init=False)
     _enabled: bool | None = attrs.field(default=None, init=False)
     """Whether the processes have loaded profdeck, as far as that was asked before a start."""
+    _said: TargetState | None = attrs.field(default=None, init=False)
 
     def connect(self, target: object) -> Engine:
         """Return the engine that an object or a URL stands for.
@@ -161,13 +162,23 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         """Ask the processes how far they are."""
         if self._native is not None:
             return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell
-        asked, answer = self._asked, await self.engine.command("status", {})
+        return self._told(await self.engine.command("status", {}), self._asked)
+
+    @property
+    def states(self) -> Mapping[str, TargetState]:
+        """How far the engine said that it was when it was last asked."""
+        return {} if self._engine is None or self._said is None else {self._engine.name: self._said}
+
+    def _told(self, answer: Answer, asked: CaptureRequest | None) -> TargetState:
+        """Keep how far the processes say that they are."""
         ranks = [rank for rank in answer.ranks if asked and asked.selects(rank.rank)]
-        return TargetState(
+        self._said = TargetState(
             ended=all(rank.state in {RequestState.WRITING, RequestState.ENDED} for rank in ranks),
             iterations=min((rank.iterations for rank in ranks), default=0),
             waits_for=next((rank.waits_for for rank in ranks if rank.waits_for), None),
+            writing=any(reply.state is RequestState.WRITING for reply in answer.all),
         )
+        return self._said
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         # A blocking engine needs no event loop, and works inside of a running one.
@@ -176,7 +187,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     async def _start(self, capture: Capture) -> None:
         assert capture.request is not None  # noqa: S101  # core makes it for targets
         request = self.options.complete(capture.request)
-        enabled, self._enabled, self.outcome, self.fix = self._enabled, None, None, None
+        enabled, self._enabled, self._said, self.outcome, self.fix = self._enabled, None, None, None, None
         try:
             if enabled if enabled is not None else await self.engine.has_profdeck():
                 await self._start_processes(capture, request)
@@ -248,7 +259,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         try:
             answer = await self._asked_to_stop(asked, " ".join(capture.problems) or None)
             until = time.monotonic() + limit_s
-            answer = await self._flushed(capture, answer, until)
+            answer = await self._flushed(capture, asked, answer, until)
         except CaptureError as error:
             capture.problems.append(str(error))
             found = target_error(error)
@@ -270,9 +281,10 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             await self._roll_back(asked, "the host gave up waiting for its end")
             raise
 
-    async def _flushed(self, capture: Capture, answer: Answer, until: float) -> Answer:
+    async def _flushed(self, capture: Capture, asked: CaptureRequest, answer: Answer, until: float) -> Answer:
         """Wait until no process is writing any more, or the time is over."""
         pause_s = _FIRST_POLL_S
+        self._told(answer, asked)
         while any(reply.state not in AT_REST for reply in answer.all):
             if time.monotonic() >= until:
                 named = [(rank_and_host(reply), reply) for reply in answer.ranks]
@@ -286,6 +298,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             await self.engine.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
             answer = await self.engine.command("status", {})
+            self._told(answer, asked)
         return answer
 
     async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
