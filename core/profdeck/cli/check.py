@@ -41,7 +41,7 @@ def command(
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
     json: kit.Json = False,
 ) -> None:
-    """Check a config before the job starts; list all that is wrong."""
+    """Check a config before the job starts; show what is wrong."""
     checks = list(_checks(file, role, settings or (), here=here))
     wrong = [check for check in checks if check.code]
     if json:
