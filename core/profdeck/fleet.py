@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from profdeck.base import ctrl_c
-from profdeck.base.blocking import await_it
+from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import describe
 from profdeck.config.sources import load
 from profdeck.profiler import Profiler, StageScope, check_stage, decorated
@@ -28,7 +28,7 @@ class Fleet:
     """Captures the engines of several roles, such as rollouts and reward models, at the global steps of the config.
 
     It has a `Profiler` per role, and does to all of them at once what one does alone. Captures have the ids of the
-    global steps, so those of the trainer's own profiler are the same and stand in the same run. Build it in the process
+    global steps, so those of the trainer's own profiler are the same and in the same run. Build it in the process
     that drives the job; of several ranks that do, rank 0 asks what the config finds.
     """
 
@@ -219,7 +219,7 @@ class Fleet:
             asyncio.get_running_loop()
         except RuntimeError:
             self._runner = self._runner or asyncio.Runner()
-            ctrl_c.run(self._runner, await_it(work()))
+            ctrl_c.run(self._runner, resolve_later(work()))
             return True
         return False
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from profdeck.base import ctrl_c
-from profdeck.base.blocking import await_it, drive
+from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.base.identity import NAME
 from profdeck.records.capture import Capture, Step, Unit
@@ -54,7 +54,7 @@ class Profiler:
         if session is not None:
             from profdeck.lifecycle.controller import Controller
 
-            self._controller = Controller(session, self._changed, self._settle_now)
+            self._controller = Controller(session, self._changed, self._resolve_now)
 
     @classmethod
     def from_config(
@@ -113,7 +113,7 @@ class Profiler:
         """
         if self._controller is None or not self._controller.enter(global_step):
             return None
-        return drive(self._controller.start(global_step, self._settle_now))
+        return drive(self._controller.start(global_step, self._resolve_now))
 
     def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Report that a global step, or a unit inside of it, has ended; does nothing while no capture is running.
@@ -124,7 +124,7 @@ class Profiler:
         """
         # A flag and not a swapped method: a host may have taken `step = profiler.step` before its loop.
         if self._recording and self._controller is not None:
-            drive(self._controller.step(Step(Unit(unit), index), self._settle_now))
+            drive(self._controller.step(Step(Unit(unit), index), self._resolve_now))
 
     def stop(self) -> None:
         """End the global step: end the capture, unless the next step belongs to it too. Harmless when idle.
@@ -134,9 +134,9 @@ class Profiler:
         if self._controller is None or self._controller.at_rest:
             return
         if self._controller.suspends and (loop := _running_loop()):
-            self._ending = loop.create_task(self._controller.stop(await_it))
+            self._ending = loop.create_task(self._controller.stop(resolve_later))
         else:
-            drive(self._controller.stop(self._settle_now))
+            drive(self._controller.stop(self._resolve_now))
 
     def close(self, reason: str = _CLOSED) -> None:
         """End any capture now, marking it partial. Harmless when idle; the profiler can be used again.
@@ -144,9 +144,9 @@ class Profiler:
         Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
         """
         if self._controller is not None and self._controller.suspends and (loop := _running_loop()):
-            self._ending = loop.create_task(self._controller.close(reason, await_it))
+            self._ending = loop.create_task(self._controller.close(reason, resolve_later))
         elif self._controller is not None:
-            drive(self._controller.close(reason, self._settle_now))
+            drive(self._controller.close(reason, self._resolve_now))
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -164,17 +164,17 @@ class Profiler:
         """Do what `start` does, without blocking the event loop while the backend waits."""
         if self._controller is None or not self._controller.enter(global_step):
             return None
-        return await self._controller.start(global_step, await_it)
+        return await self._controller.start(global_step, resolve_later)
 
     async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Do what `step` does, without blocking the event loop while the backend waits."""
         if self._controller is not None and self._controller.capture is not None:
-            await self._controller.step(Step(Unit(unit), index), await_it)
+            await self._controller.step(Step(Unit(unit), index), resolve_later)
 
     async def astop(self) -> None:
         """Do what `stop` does, without blocking the event loop while the backend waits."""
         if self._controller is not None:
-            await self._controller.stop(await_it)
+            await self._controller.stop(resolve_later)
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
         """Wait until the engine has recorded the window of the running capture; `astop` is then due.
@@ -194,7 +194,7 @@ class Profiler:
     async def aclose(self, reason: str = _CLOSED) -> None:
         """Do what `close` does, without blocking the event loop while the backend waits."""
         if self._controller is not None:
-            await self._controller.close(reason, await_it)
+            await self._controller.close(reason, resolve_later)
 
     async def __aenter__(self) -> Self:
         return self
@@ -221,7 +221,7 @@ class Profiler:
             ConfigError: the name cannot be used in file names.
         """
         check_stage(name)
-        return StageScope(name, self._controller, self._settle_now)
+        return StageScope(name, self._controller, self._resolve_now)
 
     def _leave(self) -> None:
         if self._controller is not None:
@@ -230,13 +230,13 @@ class Profiler:
     def _changed(self, capture: Capture | None) -> None:
         self._recording = capture is not None
 
-    async def _settle_now(self, awaitable: Awaitable[Any]) -> Any:
+    async def _resolve_now(self, awaitable: Awaitable[Any]) -> Any:
         """Bring an awaitable to its result by blocking; it never suspends the coroutine that calls it."""
         import asyncio
 
         if _running_loop() is None:
             self._runner = self._runner or asyncio.Runner()
-            return ctrl_c.run(self._runner, await_it(awaitable))
+            return ctrl_c.run(self._runner, resolve_later(awaitable))
         if inspect.iscoroutine(awaitable):
             awaitable.close()
         raise CaptureError(
@@ -286,34 +286,34 @@ class StepScope:
 class StageScope:
     """A named part of a global step, as a decorator or context manager; see `Profiler.stage`. Can be re-entered."""
 
-    def __init__(self, name: str, controller: Controller | None, settle_now: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, name: str, controller: Controller | None, resolve_now: Callable[[Any], Awaitable[Any]]) -> None:
         self._name = name
         self._controller = controller
-        self._settle_now = settle_now
+        self._resolve_now = resolve_now
         self._marks: list[AbstractContextManager[object] | None] = []
 
     def __call__(self, function: F) -> F:
         """Wrap a function or coroutine function, so that every call of it is the stage."""
-        new = functools.partial(StageScope, self._name, self._controller, self._settle_now)
+        new = functools.partial(StageScope, self._name, self._controller, self._resolve_now)
         return decorated(function, self._name, None if self._controller is None else new)
 
     def __enter__(self) -> Self:
         if self._controller is not None:
-            self._push(drive(self._controller.enter_stage(self._name, self._settle_now)))
+            self._push(drive(self._controller.enter_stage(self._name, self._resolve_now)))
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._controller is not None and self._pop(error):
-            drive(self._controller.stop_capture(_reason(cast("BaseException | None", error[1])), self._settle_now))
+            drive(self._controller.stop_capture(_reason(cast("BaseException | None", error[1])), self._resolve_now))
 
     async def __aenter__(self) -> Self:
         if self._controller is not None:
-            self._push(await self._controller.enter_stage(self._name, await_it))
+            self._push(await self._controller.enter_stage(self._name, resolve_later))
         return self
 
     async def __aexit__(self, *error: object) -> None:
         if self._controller is not None and self._pop(error):
-            await self._controller.stop_capture(_reason(cast("BaseException | None", error[1])), await_it)
+            await self._controller.stop_capture(_reason(cast("BaseException | None", error[1])), resolve_later)
 
     def _push(self, mark: AbstractContextManager[object] | None) -> None:
         if mark is not None:

@@ -132,7 +132,7 @@ class NpuOptions(CommonOptions):
     all its processes, and the raw data stay."""
 
     def __attrs_post_init__(self) -> None:
-        """Check the fields against each other, and settle which counters are read."""
+        """Check the fields against each other, and resolve which counters are read."""
         self._check_activities()
         metered = self.level in {Level.LEVEL1, Level.LEVEL2}
         if self.aic_metrics is None:

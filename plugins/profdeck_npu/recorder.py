@@ -6,7 +6,7 @@ What is relied on here was read in the releases 2.6 to 2.14, and run with 2.13 o
 - All is written inside of the ``step`` that ends a window. A profile that is stopped while it warms up deletes its
   directory and leaves the driver configured, so that the next capture records with the options of this one.
 - The driver's failures are in its own logs and nowhere else: only the files tell.
-- The directory to write to belongs to the process, not to the profile: whoever built the last handler has set it.
+- The directory to write to belongs to the process, not to the profile: the last handler that was built has set it.
 """
 
 from __future__ import annotations

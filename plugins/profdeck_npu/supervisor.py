@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Carry out the order that stands in the input; nothing, if who started this died before it gave one."""
+    """Carry out the order in the input, if the starting process gave one before it died."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(message)s")
     given = sys.stdin.buffer.read()
     if not given:

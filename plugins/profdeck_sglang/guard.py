@@ -1,6 +1,6 @@
 """Keeps requests to SGLang's own profiler from losing data or ending the server.
 
-Whoever calls ``/start_profile`` of a server that has loaded profdeck is answered by SGLang, unless the request is one
+SGLang answers a call of ``/start_profile`` of a server that has loaded profdeck, unless the request is one
 of those that were seen to end a server or to lose a trace (SGLang 0.5.23); then it is refused, with what to do.
 """
 

@@ -1,7 +1,7 @@
 """How commands reach the processes of an engine: inside of SGLang's own requests to its profiler.
 
 SGLang carries a ``ProfileReq`` to every scheduler of every data-parallel replica, and brings the answers of the first
-rank of each replica back. Our commands stand in its ``profile_id``. The other ranks, and the detokenizer, answer by
+rank of each replica back. Our commands are in its ``profile_id``. The other ranks, and the detokenizer, answer by
 files in a directory that the command names; it is on the file system that the traces go to.
 
 The request is one that does nothing where our side is missing: it asks for a recording of nothing, at a forward pass
@@ -85,7 +85,7 @@ def rank_name(rank: int) -> str:
 
 
 def leave_reply(directory: Path, name: str, reply: Reply) -> None:
-    """Leave a reply in the directory of replies, at once whole; whoever asked finds a process silent that cannot."""
+    """Leave a reply in the directory of replies, at once whole; a process that cannot stays silent."""
     try:
         replace(directory / name, json.dumps(unstructure(reply)).encode(), durable=False)
     except FileNotFoundError:  # the directory is gone: nobody waits for this reply

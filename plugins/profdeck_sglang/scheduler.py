@@ -97,7 +97,7 @@ class SchedulerAgent:
         channels = getattr(self._scheduler, "ipc_channels", self._scheduler)  # an object of its own since 0.5.13
         try:
             channels.send_to_detokenizer.send_output(request, request)
-        except Exception as error:  # noqa: BLE001  # whoever asked finds the detokenizer silent
+        except Exception as error:  # noqa: BLE001  # the detokenizer stays silent
             logger.warning("The detokenizer cannot be reached: %s", describe(error))
 
     def _from_forward_pass(self, request: CaptureRequest, first: int) -> CaptureRequest:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[BatchKind, str]:
     """Return the kind of a batch and the name of its iteration in the trace.
 
-    A request is in prefill while it has put out no token, and again when it is computed anew after a preemption. The
+    A request is in prefill while it has put out no token, and again when it is computed again after a preemption. The
     names are vLLM's own: ``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (0.32.0).
 
     Args:

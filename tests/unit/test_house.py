@@ -77,6 +77,16 @@ def test_core_names_no_engine() -> None:
                 assert not any(engines.search(text) for text in texts), (file, texts)
 
 
+def test_the_english_of_docstrings_and_messages_is_plain() -> None:
+    found = {}
+    for file in CODE:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                text = " ".join(node.value.split())
+                found |= {f"{file.name}:{node.lineno}": match[0] for word in BANNED if (match := re.search(word, text))}
+    assert found == {}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_english_is_plain(page: Path) -> None:
     text = _CODE.sub("", page.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import pytest
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Library, Step, Unit, hookimpl
 from profdeck.backends.plugin_host import BACKENDS, LISTENERS, Plugins, load_backend, load_plugins, require_libraries
-from profdeck.base.blocking import await_it, drive
+from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.entry_points import installed, load
 from profdeck.base.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
 from profdeck.config.options import describe
@@ -131,10 +131,10 @@ def test_the_backend_of_a_checked_class_is_called_as_any_other(tally: ModuleType
             return [Artifact(path=capture.artifact_path(".txt"))]
 
     def lived(plugins: Plugins, capture: Capture) -> tuple[Artifact, ...]:
-        drive(plugins.start(capture, await_it))
-        drive(plugins.step(capture)(Step(Unit.GLOBAL_STEP, 1), await_it))
-        left = drive(plugins.stop(capture, await_it))
-        drive(plugins.announce(capture, await_it))
+        drive(plugins.start(capture, resolve_later))
+        drive(plugins.step(capture)(Step(Unit.GLOBAL_STEP, 1), resolve_later))
+        left = drive(plugins.stop(capture, resolve_later))
+        drive(plugins.announce(capture, resolve_later))
         return left
 
     for cls in (tally.TallyBackend, Terse):

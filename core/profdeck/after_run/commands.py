@@ -21,7 +21,7 @@ from profdeck.after_run.record import (
 )
 from profdeck.backends.hookspecs import NAMESPACE, Hooks
 from profdeck.backends.plugin_host import LISTENERS
-from profdeck.base.blocking import await_it
+from profdeck.base.blocking import resolve_later
 from profdeck.base.entry_points import load
 from profdeck.base.errors import describe
 
@@ -141,7 +141,7 @@ def tell(name: str, manifest: Mapping[str, Any]) -> None:
         if inspect.isawaitable(result):
             import asyncio
 
-            asyncio.run(await_it(result))
+            asyncio.run(resolve_later(result))
 
 
 class _Termination:

@@ -62,7 +62,7 @@ class CommandResult:
 
 @attrs.frozen(kw_only=True)
 class FinishRecord:
-    """What stands in the file of a finish."""
+    """The content of the file of a finish."""
 
     schema: int = SCHEMA
     capture: str

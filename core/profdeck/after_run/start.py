@@ -2,7 +2,7 @@
 
 The first process in which a capture ends creates the record of its finish, which must not exist before. It starts
 another process, `profdeck.after_run.worker`, which waits for all others, reads the files back and runs what is to be
-run. So it is done once, costs the job nothing, and outlives whoever is killed. In the directory of the step stand::
+run. So it is done once, costs the job nothing, and outlives processes that are killed. The directory of the step has::
 
     finish.step2.json           who does it, how far it is and what came of it
     finish.step2.input.json     what was handed to the command and the listeners

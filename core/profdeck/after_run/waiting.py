@@ -41,7 +41,7 @@ class Unfinished:
 
 
 class Participants:
-    """Whoever takes part in the captures of a step, by their manifests."""
+    """The processes that take part in the captures of a step, by their manifests."""
 
     def __init__(self, directory: Path, name: str, roles: Sequence[str]) -> None:
         """Args:
@@ -82,7 +82,7 @@ class Participants:
             if (manifest := self._over.get(file)) is None:
                 try:
                     manifest = read_manifest(file)
-                except ProfdeckError:  # the report tells of it
+                except ProfdeckError:  # the report names it
                     continue
                 if manifest.status is not Status.RECORDING and not manifest.more_follow:
                     self._over[file] = manifest

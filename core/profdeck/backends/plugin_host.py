@@ -23,7 +23,7 @@ logger = logging.getLogger("profdeck")
 BACKENDS = "profdeck.backends"
 LISTENERS = "profdeck.listeners"
 
-Settle = Callable[[Awaitable[Any]], Awaitable[Any]]
+Resolve = Callable[[Awaitable[Any]], Awaitable[Any]]
 """How a façade brings an awaitable that a hook returned to its result."""
 
 
@@ -71,51 +71,51 @@ class Plugins:
             _check(named)
         self._backend, *self._listeners = (_Member(name, _Hooks(plugin), plugin is backend) for name, plugin in named)
 
-    async def start(self, capture: Capture, settle: Settle) -> None:
+    async def start(self, capture: Capture, resolve: Resolve) -> None:
         """Start the backend, then the listeners. A listener that fails is noted and passed over.
 
         Raises:
             BaseException: whatever the backend raised, or a cancellation; nothing is then recording.
         """
-        await self._backend.call("profile_start", settle, capture=capture)
+        await self._backend.call("profile_start", resolve, capture=capture)
         try:
             for listener in self._listeners:
-                listener.started = await listener.attempt("profile_start", settle, capture=capture)
+                listener.started = await listener.attempt("profile_start", resolve, capture=capture)
         except BaseException:
-            left = await self.stop(capture, settle)
+            left = await self.stop(capture, resolve)
             capture.artifacts = tuple(item() if callable(item) else item for item in left)
             raise
 
-    def step(self, capture: Capture) -> Callable[[Step, Settle], Coroutine[Any, Any, None]]:
+    def step(self, capture: Capture) -> Callable[[Step, Resolve], Coroutine[Any, Any, None]]:
         """Freeze the step hooks of all plugins into one plain callable for the time of a capture."""
         members = [self._backend, *(listener for listener in self._listeners if listener.started)]
         hooks = [(member, member.hooks.profile_step) for member in members]
 
-        async def passed(step: Step, settle: Settle) -> None:
+        async def passed(step: Step, resolve: Resolve) -> None:
             for member, hook in hooks:
                 try:
                     for result in filter(inspect.isawaitable, hook(capture=capture, step=step)):
-                        await settle(result)
+                        await resolve(result)
                 except Exception as error:  # noqa: BLE001  # the next plugin and the host's step go on
                     member.failed(capture, f"at {step.unit} {step.index}", error)
 
         return passed
 
-    async def stop(self, capture: Capture, settle: Settle) -> tuple[Output, ...]:
+    async def stop(self, capture: Capture, resolve: Resolve) -> tuple[Output, ...]:
         """Stop the backend and return what it left or what writes it; a failure is a problem of the capture."""
         try:
-            artifacts = await self._backend.call("profile_stop", settle, capture=capture)
+            artifacts = await self._backend.call("profile_stop", resolve, capture=capture)
             return tuple(artifacts or ())
         except Exception as error:  # noqa: BLE001  # judged by the caller through capture.problems
             self._backend.failed(capture, "at its stop", error)
             return ()
 
-    async def announce(self, capture: Capture, settle: Settle) -> None:
+    async def announce(self, capture: Capture, resolve: Resolve) -> None:
         """Tell every listener that started that the capture has ended; failures are noted."""
         for listener in self._listeners:
             if listener.started:
                 listener.started = False
-                await listener.attempt("profile_stop", settle, capture=capture)
+                await listener.attempt("profile_stop", resolve, capture=capture)
 
 
 @attrs.define
@@ -134,18 +134,18 @@ class _Member:
             capture.notes.append(f"The listener {text}")
             logger.warning("Capture %s: the listener %s", capture.id, text)
 
-    async def attempt(self, hook: str, settle: Settle, *, capture: Capture) -> bool:
+    async def attempt(self, hook: str, resolve: Resolve, *, capture: Capture) -> bool:
         """Call a hook; False if it failed."""
         try:
-            await self.call(hook, settle, capture=capture)
+            await self.call(hook, resolve, capture=capture)
         except Exception as error:  # noqa: BLE001  # a listener's failure must cost no recording
             self.failed(capture, f"at {hook}", error)
             return False
         return True
 
-    async def call(self, hook: str, settle: Settle, **arguments: object) -> Any:
+    async def call(self, hook: str, resolve: Resolve, **arguments: object) -> Any:
         result = next(iter(getattr(self.hooks, hook)(**arguments)), None)
-        return await settle(result) if inspect.isawaitable(result) else result
+        return await resolve(result) if inspect.isawaitable(result) else result
 
 
 class _Hooks:

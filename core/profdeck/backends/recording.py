@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from profdeck.backends.plugin_host import Plugins, Settle
+from profdeck.backends.plugin_host import Plugins, Resolve
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, describe
 from profdeck.records import manifest, run_directory
@@ -55,7 +55,7 @@ class Recording:
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
         self._mutex = threading.RLock()
         self._publishing = False
-        self.passed: Callable[[Step, Settle], Coroutine[Any, Any, None]] = self._passed_over
+        self.passed: Callable[[Step, Resolve], Coroutine[Any, Any, None]] = self._passed_over
         """Reports a boundary to all plugins; what fails becomes a problem of the capture. While it waits for its turn,
         tries to begin instead, as `start` does."""
 
@@ -66,7 +66,7 @@ class Recording:
         plugins: Plugins,
         recorder: manifest.ManifestWriter,
         devices: Callable[[], Iterable[str]],
-        settle: Settle,
+        resolve: Resolve,
     ) -> Recording:
         """Start a capture whose names are reserved, with the devices leased; it waits for its turn if one of them is
         held.
@@ -75,7 +75,7 @@ class Recording:
             CaptureError: it could not start; the reason is in the manifest, if that could be written.
         """
         recording = cls(capture, plugins, recorder, leases.Turn(devices, f"{capture.identity.role}, {capture.id}"))
-        if not await recording.start(settle):
+        if not await recording.start(resolve):
             recording.publish()
         return recording
 
@@ -84,7 +84,7 @@ class Recording:
         """Whether it waits for its turn."""
         return self.capture.state is CaptureState.STARTING
 
-    async def start(self, settle: Settle) -> bool:
+    async def start(self, resolve: Resolve) -> bool:
         """Try to begin; tells whether it records from now on, as nobody else holds what it needs.
 
         Raises:
@@ -96,7 +96,7 @@ class Recording:
             if begun and capture.waits_for is not None:
                 self.wait()
                 self.publish()
-            begun = begun and await self._start_plugins(settle)
+            begun = begun and await self._start_plugins(resolve)
         except BaseException as error:
             self.abandon(describe(error))
             if isinstance(error, Exception):
@@ -113,20 +113,20 @@ class Recording:
         """Say in the capture for whom it waits, if it does."""
         self.capture.waits_for = self._turn.waits_for
 
-    async def _start_plugins(self, settle: Settle) -> bool:
+    async def _start_plugins(self, resolve: Resolve) -> bool:
         try:
-            await self._plugins.start(self.capture, settle)
+            await self._plugins.start(self.capture, resolve)
         except LeaseError as error:  # another recording of this process has what the backend records with
             self._turn.wait_for(error)
             return False
         return True
 
-    async def _passed_over(self, step: Step, settle: Settle) -> None:
+    async def _passed_over(self, step: Step, resolve: Resolve) -> None:
         if step.unit is Unit.GLOBAL_STEP:
             self.capture.current_step = step.index + 1
         elif step.unit is self.capture.unit:
             self.capture.passed_over += 1
-        await self.start(settle)
+        await self.start(resolve)
 
     def _tell_wait(self) -> None:
         capture, wait = self.capture, self._turn.waited()
@@ -169,20 +169,20 @@ class Recording:
             finally:
                 self._publishing = False
 
-    async def stop(self, reason: str | None, settle: Settle) -> None:
+    async def stop(self, reason: str | None, resolve: Resolve) -> None:
         """Stop every plugin, judge what came out and write the manifest. Never raises for a plugin's failure.
 
         Args:
             reason: why the capture ends before its time; None if it does not.
-            settle: how the façade awaits.
+            resolve: how the façade awaits.
         """
         if self.waiting:
             self.abandon(reason)
             return
-        await self.stop_recording(reason, settle)
-        await self.write(settle)
+        await self.stop_recording(reason, resolve)
+        await self.write(resolve)
 
-    async def stop_recording(self, reason: str | None, settle: Settle) -> None:
+    async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:
         """Do the part of the end that must be done now, by the thread that started; `write` must follow."""
         capture = self.capture
         capture.move_to(CaptureState.STOPPING)
@@ -190,7 +190,7 @@ class Recording:
             capture.problems.append(sentence(reason))
         self._outputs: tuple[Output, ...] = ()
         try:
-            self._outputs = await self._plugins.stop(capture, settle)
+            self._outputs = await self._plugins.stop(capture, resolve)
         except BaseException as error:
             capture.problems.append(f"The stop was interrupted: {describe(error)}")
             capture.conclude(())
@@ -199,14 +199,14 @@ class Recording:
         finally:
             self._turn.release()
 
-    async def write(self, settle: Settle) -> None:
+    async def write(self, resolve: Resolve) -> None:
         """Write the files, judge them, write the manifest and tell the listeners; any thread may do this."""
         capture = self.capture
         outputs, self._outputs = self._outputs, ()
         capture.conclude(tuple(artifact for output in outputs if (artifact := self._artifact(output))))
         self._write()
         noted = len(capture.notes)
-        await self._plugins.announce(capture, settle)
+        await self._plugins.announce(capture, resolve)
         if len(capture.notes) > noted:
             self._write()
 

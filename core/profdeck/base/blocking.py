@@ -24,8 +24,8 @@ _GATHER_S = 0.5
 first, as threads that run meanwhile take more from the loop than they gain."""
 
 
-async def await_it(awaitable: Awaitable[T]) -> T:
-    """Await: the async façade's way to settle."""
+async def resolve_later(awaitable: Awaitable[T]) -> T:
+    """Await: the way of the async façade."""
     return await awaitable
 
 
@@ -76,7 +76,7 @@ async def in_threads(call: Callable[[T], None], items: Collection[T]) -> None:
         problem = None
         try:
             call(item)
-        except BaseException as error:  # noqa: BLE001  # whoever waits gets it
+        except BaseException as error:  # noqa: BLE001  # the waiting call gets it
             problem = error
         calls.done.append(functools.partial(made, problem))
 
@@ -143,15 +143,15 @@ def _make(
 ) -> None:
     try:
         result = call(*arguments)
-    except BaseException as error:  # noqa: BLE001  # whoever waits gets it
-        done.append(functools.partial(_settle, called, called.set_exception, error))
+    except BaseException as error:  # noqa: BLE001  # the waiting call gets it
+        done.append(functools.partial(_give, called, called.set_exception, error))
     else:
-        done.append(functools.partial(_settle, called, called.set_result, result))
+        done.append(functools.partial(_give, called, called.set_result, result))
 
 
-def _settle(called: asyncio.Future[T], settle: Callable[[Any], None], result: object) -> None:
+def _give(called: asyncio.Future[T], give: Callable[[Any], None], result: object) -> None:
     if not called.done():  # somebody still waits
-        settle(result)
+        give(result)
 
 
 def _empty(calls: deque[Callable[[], None]]) -> int:

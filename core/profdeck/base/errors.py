@@ -64,7 +64,7 @@ class LeaseError(CaptureError):
     def __init__(self, text: str, held: str = "a device") -> None:
         """Args:
         text: the whole message.
-        held: what is held and by whom, as whoever waits for it says that.
+        held: what is held and by whom, as the waiting process says it.
         """
         super().__init__(text)
         self.held = held

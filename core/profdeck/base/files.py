@@ -17,7 +17,7 @@ _COPY_BYTES = 1 << 20
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file in bytes, 0 if there is none: whoever reads it says so."""
+    """Return the size of a file in bytes, 0 if there is none: its reader reports that."""
     try:
         return path.stat().st_size
     except OSError:

@@ -235,7 +235,7 @@ def _read(run: Path, request: OnDemandRequest, plan: StepPlan, processes: list[J
         for file in filter(is_manifest, folder.glob("**/*.json")):
             try:
                 manifest = read_manifest(file)
-            except ProfdeckError:  # which the report tells of
+            except ProfdeckError:  # which the report names
                 continue
             if manifest.demand == request.token:
                 made.add(_origin(manifest))

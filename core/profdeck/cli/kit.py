@@ -32,7 +32,7 @@ class _Stdout(Console):
 def stdout() -> Console:
     """Return a console for stdout that prints text as it is: brackets in names are not markup.
 
-    In a pipe or a file nothing is folded, so that what is looked for stands in one line.
+    In a pipe or a file nothing is folded, so that a search finds it in one line.
     """
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return _Stdout(markup=False, highlight=False, emoji=False, width=None if folded else 10_000)

@@ -40,7 +40,7 @@ _OF_AN_OPERATION = ("kind", "group", "name")
 _OF_CALLS = ("count", "total_us", "max_us", "transit_us", "wait_us", "synchronisation_us", "idle_us")
 _OF_A_LINK = ("link", "size_bytes", "transit_us", "bytes_per_s", "packets", "large_packet_share")
 _BYTES_PER_GB = 1_000_000_000
-# How many digits of the number of a process group stand in the names of its kernels.
+# How many digits of the number of a process group are in the names of its kernels.
 _GROUP_DIGITS = 3
 
 

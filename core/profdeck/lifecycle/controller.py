@@ -1,6 +1,6 @@
 """Decides when captures begin, go on and end. One controller per process role; both façades drive it.
 
-Every operation takes ``settle``, the façade's way to bring a hook's awaitable to its result.
+Every operation takes ``resolve``, the façade's way to bring a hook's awaitable to its result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager
 import attrs
 
 from profdeck.backends.api import EngineBackend, TargetState
-from profdeck.backends.plugin_host import Settle
+from profdeck.backends.plugin_host import Resolve
 from profdeck.backends.recording import Recording, expired
 from profdeck.base import shutdown
-from profdeck.base.blocking import await_it, drive
+from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError
 from profdeck.config.model import Mode, OnError
 from profdeck.lifecycle.session import Session
@@ -37,15 +37,15 @@ _POLL_S = 0.5
 class Controller:
     """The policy of one profiler: which operation does what in which state."""
 
-    def __init__(self, session: Session, on_change: Callable[[Capture | None], None], settle_now: Settle) -> None:
+    def __init__(self, session: Session, on_change: Callable[[Capture | None], None], resolve_now: Resolve) -> None:
         """Args:
         session: what to record with.
         on_change: told the capture when a recording has begun, and None when it has ended.
-        settle_now: awaits by blocking; for ends that a signal, the clock or the interpreter's exit asks for.
+        resolve_now: awaits by blocking; for ends that a signal, the clock or the interpreter's exit asks for.
         """
         self._session = session
         self._on_change = on_change
-        self._settle_now = settle_now
+        self._resolve_now = resolve_now
         self._state: ControllerState = IDLE
         self._busy = False
         """Whether an operation is under way: one at a time."""
@@ -118,39 +118,39 @@ class Controller:
             return self._armed == step
         return self._recording.capture.current_step == step and self._announced != step
 
-    async def start(self, step: int, settle: Settle) -> Capture | None:
+    async def start(self, step: int, resolve: Resolve) -> Capture | None:
         """Begin a global step."""
-        async with self._exclusive(f"start({step})", settle) as free:
+        async with self._exclusive(f"start({step})", resolve) as free:
             if not free:
                 return self.capture
-            if self._recording is not None and await self._goes_on(self._recording, step, settle):
+            if self._recording is not None and await self._goes_on(self._recording, step, resolve):
                 return self.capture
             discrete = self._session.config.mode is Mode.DISCRETE
             self._arm(step if discrete and self._session.begin_stages(step) else None)
             if not discrete and self._session.begins_at(step):
-                await self._begin(step, settle)
+                await self._begin(step, resolve)
             return self.capture
 
-    async def step(self, step: Step, settle: Settle) -> None:
+    async def step(self, step: Step, resolve: Resolve) -> None:
         """Pass a boundary inside the running capture."""
-        async with self._exclusive(f"step({step.index})", settle) as free:
+        async with self._exclusive(f"step({step.index})", resolve) as free:
             if not free or self._recording is None:
                 return
             capture = self._recording.capture
             if step.unit is not Unit.GLOBAL_STEP:
-                await self._passed(self._recording, step, settle)
+                await self._passed(self._recording, step, resolve)
             elif step.index != capture.current_step:
                 self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
             elif self._enters_next(capture):  # at the last step nothing passes: stop follows
-                await self._advance(self._recording, settle)
+                await self._advance(self._recording, resolve)
                 self._announce(capture.current_step)
 
-    async def stop(self, settle: Settle) -> None:
+    async def stop(self, resolve: Resolve) -> None:
         """End a global step: end its capture, unless the next step belongs to it."""
         self._arm(None)
         announced = self._announced is not None  # by step(): the next global step follows
         if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
-            await self.stop_capture(None, settle)
+            await self.stop_capture(None, resolve)
         self._session.end_step()
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
@@ -168,32 +168,32 @@ class Controller:
             await asyncio.sleep(min(left_s, _POLL_S))
         return False
 
-    async def close(self, reason: str, settle: Settle) -> None:
+    async def close(self, reason: str, resolve: Resolve) -> None:
         """End whatever runs, before its time."""
         self._arm(None)
-        await self.stop_capture(reason, settle)
+        await self.stop_capture(reason, resolve)
         self._session.end_step()
 
     def pause_requests(self) -> None:
         """Take no requests for captures until the next global step."""
         self._session.pause_requests()
 
-    async def stop_capture(self, reason: str | None, settle: Settle) -> None:
+    async def stop_capture(self, reason: str | None, resolve: Resolve) -> None:
         """End the running capture, now or as soon as the owner's thread is free to."""
         if self._recording is None and not self._busy:
             return
         self._ending = PendingEnd(reason)  # kept for a recording that is just starting
-        async with self._exclusive("stop", settle) as free:  # an ending that waits is carried out on the way in
+        async with self._exclusive("stop", resolve) as free:  # an ending that waits is carried out on the way in
             recording = self._recording
             if not free and recording is not None:
-                recording.publish()  # so that whoever asked sees that the end is pending
+                recording.publish()  # so that the caller sees that the end is pending
 
-    async def enter_stage(self, name: str, settle: Settle) -> AbstractContextManager[object] | None:
+    async def enter_stage(self, name: str, resolve: Resolve) -> AbstractContextManager[object] | None:
         """Begin a stage: its own capture (None is returned) or a mark in the running one (to be entered)."""
         if self._recording is not None and self._recording.waiting:
-            async with self._exclusive(f"stage {name}", settle) as free:
+            async with self._exclusive(f"stage {name}", resolve) as free:
                 if free:
-                    await self._take_turn(self._recording, settle)
+                    await self._take_turn(self._recording, resolve)
         if self._recording is not None:
             return self._recording.capture.annotate(name)
         # Of an engine they are kinds of batches, and not those of the host.
@@ -201,10 +201,10 @@ class Controller:
         if self._armed is None or (stages and name not in stages):
             return contextlib.nullcontext()
         begun = False
-        async with self._exclusive(f"stage {name}", settle) as free:
+        async with self._exclusive(f"stage {name}", resolve) as free:
             if free:
                 self._counts[self._armed, name] += 1
-                begun = await self._begin(self._armed, settle, stage=name, count=self._counts[self._armed, name])
+                begun = await self._begin(self._armed, resolve, stage=name, count=self._counts[self._armed, name])
         return None if begun else contextlib.nullcontext()
 
     def _enters_next(self, capture: Capture) -> bool:
@@ -213,36 +213,36 @@ class Controller:
             self._session.look_for_requests(capture.current_step + 1, capture)
         return self._session.continues(capture)
 
-    async def _goes_on(self, recording: Recording, step: int, settle: Settle) -> bool:
+    async def _goes_on(self, recording: Recording, step: int, resolve: Resolve) -> bool:
         """Carry a running capture into a global step; False once it has been ended because it cannot go on."""
         capture = recording.capture
         if step == capture.current_step or capture.stage is not None:
             if self._announced != step:
                 self._note(f"start({step}) while {capture.id} was recording: ignored.")
             self._announce(None)
-            await self._take_turn(recording, settle)
+            await self._take_turn(recording, resolve)
             return True
         continues = self._session.continues(capture)
         if continues and step == capture.current_step + 1:
-            await self._advance(recording, settle)
+            await self._advance(recording, resolve)
             return True
         reason = f"the host went from step {capture.current_step} to step {step}" if continues else None
-        await self._finish(reason, settle)
+        await self._finish(reason, resolve)
         return False
 
-    async def _advance(self, recording: Recording, settle: Settle) -> None:
+    async def _advance(self, recording: Recording, resolve: Resolve) -> None:
         step = Step(Unit.GLOBAL_STEP, recording.capture.current_step)
-        await self._passed(recording, step, settle)
+        await self._passed(recording, step, resolve)
         recording.capture.current_step = step.index + 1
 
-    async def _passed(self, recording: Recording, step: Step, settle: Settle) -> None:
+    async def _passed(self, recording: Recording, step: Step, resolve: Resolve) -> None:
         """Pass a boundary; what waits for its turn tries to begin there."""
-        await self._trying(recording, recording.passed(step, settle))
+        await self._trying(recording, recording.passed(step, resolve))
 
-    async def _take_turn(self, recording: Recording, settle: Settle) -> None:
+    async def _take_turn(self, recording: Recording, resolve: Resolve) -> None:
         """Begin what waits for its turn, if that has come."""
         if recording.waiting:
-            await self._trying(recording, recording.start(settle))
+            await self._trying(recording, recording.start(resolve))
 
     async def _trying(self, recording: Recording, attempt: Awaitable[object]) -> None:
         try:
@@ -262,10 +262,10 @@ class Controller:
         logger.warning("%s The job goes on without this capture.", error)
         return True
 
-    async def _begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> bool:
+    async def _begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> bool:
         shutdown.watch(self, self._finish_at_exit)  # while it starts as well: an ending then waits until it has
         try:
-            recording = await self._session.begin(step, settle, stage=stage, count=count)
+            recording = await self._session.begin(step, resolve, stage=stage, count=count)
         except BaseException as error:
             self._ending = None
             shutdown.unwatch(self)
@@ -280,7 +280,7 @@ class Controller:
         self._on_change(recording.capture)
         return True
 
-    async def _finish(self, reason: str | None, settle: Settle) -> None:
+    async def _finish(self, reason: str | None, resolve: Resolve) -> None:
         recording = self._recording
         if recording is None:
             self._ending = None
@@ -288,7 +288,7 @@ class Controller:
         self._quieten()
         reason = reason or self._session.interrupt(recording.capture)
         try:
-            await recording.stop(reason, settle)
+            await recording.stop(reason, resolve)
         finally:
             self._over(recording)
         self._report(recording.capture, early=reason is not None)
@@ -314,7 +314,7 @@ class Controller:
             logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
 
     @contextlib.asynccontextmanager
-    async def _exclusive(self, what: str, settle: Settle) -> AsyncIterator[bool]:
+    async def _exclusive(self, what: str, resolve: Resolve) -> AsyncIterator[bool]:
         """Let one operation in at a time, on the owner's thread, and carry out an ending that waits.
 
         Yields False to an operation that has to be left out; an ending is remembered in that case.
@@ -323,15 +323,15 @@ class Controller:
             yield False
             return
         try:
-            await self._end_if_asked(settle)
+            await self._end_if_asked(resolve)
             yield True
-            await self._end_if_asked(settle)
+            await self._end_if_asked(resolve)
         finally:
             self._busy = False
 
-    async def _end_if_asked(self, settle: Settle) -> None:
+    async def _end_if_asked(self, resolve: Resolve) -> None:
         if self._ending is not None:
-            await self._finish(self._ending.reason, settle)
+            await self._finish(self._ending.reason, resolve)
 
     def _may_act(self, what: str) -> bool:
         owner = self._recording.capture.owner if self._recording else None
@@ -378,7 +378,7 @@ class Controller:
             self._finish_at_exit(reason)
 
     def _close_in(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        self._closing = loop.create_task(self.close(reason, await_it))  # kept: loops hold their tasks weakly
+        self._closing = loop.create_task(self.close(reason, resolve_later))  # kept: loops hold their tasks weakly
 
     def _finish_at_exit(self, reason: str) -> bool:
         """End the capture from whatever the owner's thread was doing. False if that happens a little later."""
@@ -393,5 +393,5 @@ class Controller:
             # The hooks wait for this very loop, which may be asleep: a handler wakes it only so.
             loop.call_soon_threadsafe(self._close_in, loop, reason)
             return False
-        drive(self.close(reason, self._settle_now))
+        drive(self.close(reason, self._resolve_now))
         return True

@@ -15,7 +15,7 @@ from profdeck.backends.hookspecs import NAMESPACE
 from profdeck.backends.plugin_host import (
     LISTENERS,
     Plugins,
-    Settle,
+    Resolve,
     load_plugins,
     require_libraries,
 )
@@ -161,12 +161,12 @@ class Session:
             return False
         return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
 
-    async def begin(self, step: int, settle: Settle, *, stage: str | None = None, count: int = 1) -> Recording:
+    async def begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> Recording:
         """Start a recording at global step ``step``.
 
         Args:
             step: the step that is under way; its capture may begin later, after warming up.
-            settle: how the façade awaits.
+            resolve: how the façade awaits.
             stage: the stage that the capture is of, in discrete mode.
             count: which capture of that stage in that step this is, counted from 1.
 
@@ -200,7 +200,7 @@ class Session:
                     stages=tuple(map(BatchKind, self.role.stages)),
                     owner=ProcessId(),
                 )
-            return await Recording.begin(capture, self._plugins, recorder, self.backend.devices, settle)
+            return await Recording.begin(capture, self._plugins, recorder, self.backend.devices, resolve)
         except BaseException as error:
             self._conclude(capture, describe(error))
             raise
@@ -223,11 +223,11 @@ class Session:
         return None
 
     def ended(self, capture: Capture) -> None:
-        """Answer whoever asked for the capture, which has ended."""
+        """Answer the request for a capture that has ended."""
         self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
 
     def end_step(self) -> None:
-        """Answer whoever asked for the stages of a global step that has ended, and have them finished."""
+        """Answer requests for the stages of a global step that has ended, and have them finished."""
         if self._finishes is not None:
             self._finishes.begin()
         if self._watch is not None:

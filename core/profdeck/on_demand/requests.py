@@ -120,7 +120,7 @@ class JobProcess:
 
     @property
     def name(self) -> str:
-        """Which process it is, in words."""
+        """The process in words: ``trainer rank 0``."""
         role = self.role if self.replica is None else f"{self.role}/{self.replica}"
         return f"{role} ({self.target})" if self.target else f"{role} rank {self.rank}"
 

@@ -9,7 +9,7 @@ all of them share::
     processes/trainer.rank_0000.json   what that process does with requests: it takes them, knows of one, is done
 
 A plan is agreed on, and a request withdrawn, by creating a file that must not exist (`decide`). File systems do that
-for one of many, those over a network included, and whoever comes later reads what stands. So no two processes can
+for one of many, those over a network included, and later ones read it. So no two processes can
 think of different steps, and no capture can be withdrawn that begins. What a process can be is too late: it says so.
 """
 

@@ -21,7 +21,7 @@ class ClockAnchor:
     uncertainty_ns: int
     """Half the distance of both readings in nanoseconds."""
     trace_us: str
-    """The marker's ``ts`` exactly as it stands in the trace, in microseconds on the trace's own clock."""
+    """The marker's ``ts`` exactly as in the trace, in microseconds on the trace's own clock."""
 
 
 @attrs.frozen(kw_only=True)

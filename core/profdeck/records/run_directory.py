@@ -6,11 +6,11 @@
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.trace.json.gz
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.json
     <output>/<run>/step_000010/rollout/replica_002/rank_0001.step10.trace.json.gz
-    <output>/<run>/step_000010/rollout/replica_002/target.step10.json    by whoever asked the engine for it
-    <output>/<run>/step_000010/rollout/target.step10.json                by whoever asked a fleet of engines for it
+    <output>/<run>/step_000010/rollout/replica_002/target.step10.json    by the process that asked the engine
+    <output>/<run>/step_000010/rollout/target.step10.json                by the process that asked a fleet
     <output>/<run>/step_000010/finish.step10.json                        what was run when all of it had ended
 
-`profdeck.on_demand.watch` tells of the files with which captures are asked for, and `profdeck.after_run.start` of that
+`profdeck.on_demand.watch` lists the files with which captures are asked for, and `profdeck.after_run.start` of that
 of a finish.
 
 A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
@@ -75,7 +75,7 @@ class RunDirectory:
         """Directories that have been found to be inside of the output directory."""
 
     def prepare(self) -> None:
-        """Create the run directory and its ``run.json``; whoever comes first writes it.
+        """Create the run directory and its ``run.json``; the first process writes it.
 
         Raises:
             OSError: it cannot be created or written.

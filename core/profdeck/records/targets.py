@@ -10,7 +10,7 @@ from profdeck.config.targets import Policy, WorkerType
 
 @attrs.frozen(kw_only=True)
 class TargetRecord:
-    """What came of one target. Times are Unix nanoseconds, by the clock of whoever asked."""
+    """What came of one target. Times are Unix nanoseconds, by the clock of the process that asked."""
 
     name: str
     """The URL of a server, the type of an engine object, or of a Ray actor its class with its name or id, such as

@@ -22,7 +22,7 @@ import attrs
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.backends.plugin_host import Plugins
-from profdeck.base.blocking import await_it, in_threads, wait_for
+from profdeck.base.blocking import in_threads, resolve_later, wait_for
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
@@ -121,7 +121,7 @@ class FleetBackend(EngineBackend):
         recording = [member.recording for member in self._members if member.recording is not None]
 
         async def passed() -> None:
-            await asyncio.gather(*(one.passed(step, await_it) for one in recording))
+            await asyncio.gather(*(one.passed(step, resolve_later) for one in recording))
 
         return passed()
 

@@ -11,7 +11,7 @@ import attrs
 from profdeck.backends.api import EngineBackend
 from profdeck.backends.plugin_host import Plugins
 from profdeck.backends.recording import Recording, abandon, sentence
-from profdeck.base.blocking import await_it
+from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.ray_engine import RayActor
@@ -92,7 +92,9 @@ class Member:
                 await gate_pass()
                 await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
             plugins = Plugins(self.asked, checked=True)
-            self.recording = await Recording.begin(self.capture, plugins, self.recorder, self.asked.devices, await_it)
+            self.recording = await Recording.begin(
+                self.capture, plugins, self.recorder, self.asked.devices, resolve_later
+            )
             self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
         finally:
             gate_pass.leave()
@@ -106,7 +108,7 @@ class Member:
             return
         problems = self.capture.problems
         try:
-            await recording.stop(reason, await_it)
+            await recording.stop(reason, resolve_later)
             found = self.asked.outcome or Outcome.FLUSHED
             self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
             self.fix = self.asked.fix or self.outcome.fix or None

@@ -1,7 +1,7 @@
-"""One function over many traces: in processes of this machine, or as tasks of a Ray cluster.
+"""One function over many traces, in processes of this machine; `profdeck.traces.ray_tasks` does it on a Ray cluster.
 
-Either way an item is read by one process from its beginning to its end, the largest first, and what comes of it stands
-in the place of the item. A process that dies loses its own item and no other.
+One process reads an item from its beginning to its end, the largest item first. Results are in the order of the items.
+A process that dies loses its own item and no other.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
     """Find the traces below some paths, each once, in the order of the paths and then of the names.
 
     A file is a trace whatever its name is, and so is a directory of a kind that a plugin reads. Below other directories
-    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests tell of, and those of
+    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests name, and those of
     other kinds. Files in which a target merged its ranks are left out there: the ranks have them.
 
     Raises:
@@ -123,14 +123,14 @@ def _endings() -> list[str]:
 
 
 def _told(path: Path) -> Iterator[TraceSource]:
-    """Yield the traces that manifests beside a file, or below a directory, tell of."""
+    """Yield the traces that manifests beside a file, or below a directory, name."""
     from profdeck.records.manifest import is_manifest, read_manifest
 
     beside = path.parent.glob("*.json") if _is_one(path) else files_below(path)
     for file in filter(is_manifest, beside):
         try:
             manifest = read_manifest(file)
-        except ProfdeckError:  # `profdeck ls` tells of it; the traces can be read without
+        except ProfdeckError:  # `profdeck ls` reports it; the traces can be read without
             continue
         for artifact in manifest.artifacts:
             trace = file.parent / artifact.name

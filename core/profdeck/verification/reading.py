@@ -255,7 +255,7 @@ def _size(path: Path) -> int:
 
 
 def _begun(reports: Iterable[RankReport | TargetReport]) -> tuple[str, ...]:
-    """Return how the paths of what is still being recorded begin: its manifest tells of it at the end."""
+    """Return how the paths of what is still being recorded begin: its manifest names it at the end."""
     recording = [report.manifest for report in reports if report.status is Status.RECORDING and report.manifest]
     return tuple(f"{file.with_suffix('')}{after}" for file in recording for after in "_.")
 

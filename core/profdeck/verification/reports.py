@@ -77,7 +77,7 @@ class CaptureReport:
 
 @attrs.frozen(kw_only=True)
 class TargetReport:
-    """What whoever asked an engine, a server or a fleet of them for a capture says of it as a whole."""
+    """What the process that asked for a capture says of an engine, a server or a fleet as a whole."""
 
     id: str
     role: str

@@ -1,4 +1,4 @@
-"""How far the analysis of a raw directory is: a small file in it, of whoever analyses, for whoever reads.
+"""How far the analysis of a raw directory is: a small file in it, by the analysing process, for readers.
 
 torch_npu writes raw data, from which its analysis makes the files that people read; without that file nobody could
 tell a directory that is not to be analysed from one whose analysis is still to come, or died.

@@ -14,7 +14,7 @@ same from 2.6 to 2.14), which splits by step what CANN's msprof worked out (``op
                     "Total Op Info": ...}}}
 
 The name ends in the last digits of the process group's number, counters, and the number in full. The key is ``step``
-where the recording has no steps. MB are 10^6 bytes; a size stands beside how many packets had it and their time in
+where the recording has no steps. MB are 10^6 bytes; a size comes with how many packets had it and their time in
 ms. Times are those of the call's main plane, links those of all planes. ``SDMA`` is the sum of HCCS, PCIE and SIO.
 """
 

@@ -18,7 +18,7 @@ _NO_KERNELS = "Level_none"
 
 @attrs.frozen
 class Info:
-    """What was to be recorded, as far as it is said."""
+    """What was to be recorded, as far as torch_npu wrote it down."""
 
     activities: frozenset[str] | None = None
     """`CPU`, `NPU` or both; None where nothing tells."""

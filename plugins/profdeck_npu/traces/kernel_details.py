@@ -114,7 +114,7 @@ def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progr
 
 
 def steps_as_annotations(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
-    """Return an annotation for each step, from its first kernel to its last on any device: all that tells of steps
+    """Return an annotation for each step, from its first kernel to its last on any device: all that names steps
     where the host was not recorded.
     """
     spans: dict[int, tuple[int, int]] = {}

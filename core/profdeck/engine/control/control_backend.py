@@ -1,4 +1,4 @@
-"""Engines as whoever controls them sees them, and the backend that is the same for all of them."""
+"""The backend that is the same for all engines: it asks their processes to record."""
 
 from __future__ import annotations
 

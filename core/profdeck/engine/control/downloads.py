@@ -86,10 +86,10 @@ class Downloader:
             ProfdeckError: the manifest is not to be had, or its name is taken here.
             OSError: it cannot be written.
         """
-        settled = await self._settled(place, is_it)
-        if settled is None:
+        ended = await self._ended(place, is_it)
+        if ended is None:
             return None
-        content, manifest = settled
+        content, manifest = ended
         for record in manifest.artifacts:
             beside = record.name.startswith((f"{path.stem}.", f"{path.stem}_")) and record.name.isprintable()
             if not beside or "/" in record.name:
@@ -109,7 +109,7 @@ class Downloader:
         await in_thread(copy.end, left)
         return Downloaded(manifest, tuple(size for size in outcomes.values() if isinstance(size, int) and size), left)
 
-    async def _settled(self, place: PurePosixPath, is_it: Callable[[Manifest], bool]) -> tuple[bytes, Manifest] | None:
+    async def _ended(self, place: PurePosixPath, is_it: Callable[[Manifest], bool]) -> tuple[bytes, Manifest] | None:
         """Read a manifest when its process has ended the capture; None if it is another one."""
         until, late = min(self.until, time.monotonic() + _MOST_WAIT_S), "its process was still recording"
         while True:

@@ -51,7 +51,7 @@ class _Expected:
     """What its process says of it; None if its answers do not come to this one."""
 
     def is_it(self, asked: CaptureRequest, manifest: Manifest) -> bool:
-        """Tell whether it is what stands somewhere."""
+        """Tell whether a manifest is the expected one."""
         if manifest.request_token is not None or self.told is None:
             return manifest.request_token == asked.token
         reply, recorded = self.told  # whose profdeck does not write the token yet
@@ -102,7 +102,7 @@ class RankFiles:
             until: when no more time is left for that, by `time.monotonic`.
             late: what to say then.
         """
-        answered = {reply.rank for reply in answer.ranks if reply.host}  # without one, whoever asked has made it up
+        answered = {reply.rank for reply in answer.ranks if reply.host}  # without one, the asking process made it up
         self._silent = set(self.capture.expected_ranks or ()) - answered
         wanted = self._named(answer)
         here = await engine.call(self._look, wanted)
@@ -200,7 +200,7 @@ class RankFiles:
 
     async def _bring(self, fetcher: Downloader, one: _Expected, place: PurePosixPath) -> Downloaded | None:
         host, directory = fetcher.source.host, str(PurePosixPath(fetcher.source.output, place.parent))
-        brought, why = None, "What stands there now is of another capture"
+        brought, why = None, "The manifest there now is of another capture"
         try:
             brought = await fetcher.bring(place, one.path, functools.partial(one.is_it, self.asked))
         except (ProfdeckError, OSError) as error:
@@ -246,6 +246,6 @@ def _rank(path: Path) -> int:
 
 
 def _is_whole(path: Path, manifest: Manifest) -> bool:
-    """Tell of a copy whether all is there that it names; of others, whoever reads them says so."""
+    """Tell whether a copy has all that it names; the readers of others report that."""
     there = ((path.parent / record.name).exists() for record in manifest.artifacts if record.size_bytes or record.whole)
     return manifest.collected_from is None or all(there)

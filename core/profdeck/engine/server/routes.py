@@ -1,7 +1,7 @@
 """Our routes in an engine's HTTP server, which is one of FastAPI.
 
 ==============================  ===============================================================================
-``GET /profdeck/status``        how things stand in every process
+``GET /profdeck/status``        the state of every process
 ``POST /profdeck/start``        body: a `profdeck.records.request.CaptureRequest`, of which nothing is required
 ``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are whole, or after ``wait_s``
                                 seconds

@@ -37,7 +37,7 @@ class NotServedError(ProfdeckError):
 
 @attrs.define
 class ServedFile:
-    """A file that is open to be sent. Whoever gets it closes it."""
+    """A file that is open to be sent. The receiver closes it."""
 
     file: io.FileIO
     size_bytes: int
@@ -114,7 +114,7 @@ def _given(directory: int, name: str, path: Path, *, inside: bool) -> ServedFile
             raise FileNotFoundError(path)
         if not artifact:
             return dict(_manifests(descriptor))
-        with suppress(TraceError):  # whoever reads the directory says so
+        with suppress(TraceError):  # the reader of the directory reports it
             of_plugin = kind_of(path)
             work = None if of_plugin is None else of_plugin.pending(path)
             if work is not None and work.alive:

@@ -131,7 +131,7 @@ class HttpClient:
     async def download(self, path: str, file: BinaryIO, *, most_bytes: int, token: str | None = None) -> HttpResponse:
         """Get a file and write it, in bounded memory. An answer of another type is returned as by `request`.
 
-        A transfer that breaks is resumed as long as every attempt brings something. It begins anew if the file has
+        A transfer that breaks is resumed as long as every attempt brings something. It begins again if the file has
         changed there meanwhile.
 
         Args:

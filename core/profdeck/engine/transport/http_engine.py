@@ -77,7 +77,7 @@ class HttpEngine(Engine):
                 payload = {key: value for key, value in payload.items() if key != "output"}
             response = await self.request("POST", "/profdeck/start", payload, starts=True)
         else:
-            # Whoever asks here watches the files by himself. A second stop changes nothing.
+            # The asking process watches the files by itself. A second stop changes nothing.
             response = await self.request("POST", f"/profdeck/{command}", {**payload, "wait_s": 0}, idempotent=True)
         try:
             return structure(self.checked(response)["answer"], Answer, where="answer")

@@ -1,4 +1,4 @@
-"""Engines that Ray actors hold, as whoever has the actors' handles controls them.
+"""Engines that Ray actors hold, controlled through the actors' handles.
 
 Nothing is added to an actor's class: Ray runs functions in its process by ``__ray_call__`` (Ray 2.40 to 2.60).
 `profdeck.engine.transport.in_ray_actor` has those functions, and says where they run. There the backend connects to

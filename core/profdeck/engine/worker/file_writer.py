@@ -9,7 +9,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from profdeck.backends.recording import Recording
-from profdeck.base.blocking import await_it, drive
+from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import describe
 
 logger = logging.getLogger("profdeck")
@@ -49,7 +49,7 @@ class FileWriter:
 
     def _write(self, recording: Recording) -> None:
         try:
-            drive(recording.write(await_it))
+            drive(recording.write(resolve_later))
         except Exception as error:  # noqa: BLE001  # nobody asks the future
             logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
             recording.capture.problems.append(describe(error))

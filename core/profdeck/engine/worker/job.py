@@ -19,7 +19,7 @@ from profdeck.backends.api import Backend
 from profdeck.backends.plugin_host import Plugins
 from profdeck.backends.recording import Recording, expired, in_vain, reserve, sentence
 from profdeck.base import leases, shutdown
-from profdeck.base.blocking import await_it, drive
+from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import unstructure
@@ -181,7 +181,7 @@ class CaptureJob:
             if self._recording is None:
                 self._open()
             else:
-                drive(self._recording.passed(Step(Unit.ENGINE_ITERATION, self._iteration - 1), await_it))
+                drive(self._recording.passed(Step(Unit.ENGINE_ITERATION, self._iteration - 1), resolve_later))
             if self._recording is not None and label:
                 mark = self._recording.capture.annotate(label)
                 mark.__enter__()
@@ -236,7 +236,7 @@ class CaptureJob:
         finally:
             self._held_up_s += time.perf_counter() - began
 
-    def settle(self) -> None:
+    def release_if_ended(self) -> None:
         """Give back what is needed until the files are whole. On the engine's thread."""
         if self.state is RequestState.ENDED:
             shutdown.unwatch(self)
@@ -330,7 +330,7 @@ class CaptureJob:
         self._thread = threading.get_ident()
         try:
             with self.holding_up():
-                begun = drive(recording.start(await_it))
+                begun = drive(recording.start(resolve_later))
         except Exception:
             self.ended.append(recording.capture)
             raise
@@ -354,7 +354,7 @@ class CaptureJob:
         if recording is not None:
             self.ended.append(recording.capture)
             with self.holding_up():
-                drive(recording.stop_recording(reason, await_it))
+                drive(recording.stop_recording(reason, resolve_later))
             recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
             self._writer.write(recording)
 

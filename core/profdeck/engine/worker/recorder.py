@@ -77,7 +77,7 @@ class EngineRecorder:
 
     def _replace(self, request: CaptureRequest, job: CaptureJob | None) -> None:
         if self._job is not None:
-            self._job.settle()
+            self._job.release_if_ended()
         self._last, self._job = request, job
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
@@ -108,7 +108,7 @@ class EngineRecorder:
         """Say how things stand, and why a command was refused: in words and as a code."""
         job = self._job
         if job is not None:
-            job.settle()
+            job.release_if_ended()
         return Reply(
             rank=self.identity.rank,
             world_size=self.identity.world_size,

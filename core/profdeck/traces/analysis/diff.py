@@ -59,7 +59,7 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     Times are the medians over the steps of a kind and stage, those without the kernel included, where both sides know
     them of the same steps. Else, as of what runs in few of the steps, they are the totals over the number of steps,
     or the totals where there are no steps, and each trace is one measurement. Several traces of a rank on one side are
-    one sample: each stands in it with as many values as it has measurements, half of them one median absolute deviation
+    one sample: each counts in it with as many values as it has measurements, half of them one median absolute deviation
     (MAD) below its median and half of them one above, which has exactly its median and MAD.
 
     The standard error of a median of n values is taken as ``1.4826 * MAD * sqrt(pi / 2) * sqrt(n) / (n - 2)``. 1.4826

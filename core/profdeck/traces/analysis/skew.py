@@ -146,7 +146,7 @@ def _note(
     team: Sequence[Collectives], groups: Sequence[MatchedGroup], offsets: Sequence[ClockOffset], tally: _Tally
 ) -> str | None:
     if not groups:
-        return "There are only messages from point to point, of which it cannot be told who waited for whom."
+        return "There are only messages from point to point, which do not show who waited for whom."
     with_calls = {member for group in groups for member in group.members}
     alone = [_label(team[rank]) for rank in sorted(with_calls) if not offsets[rank].collectives]
     untied = [

@@ -138,7 +138,7 @@ class _Merge:
         self._base_ns: int | None = None
 
     def write_segments(self, processes: int, on_progress: Progress | None) -> None:
-        """Write a segment of each source, and write anew what was written with wrong assumptions.
+        """Write a segment of each source, and write again what was written with wrong assumptions.
 
         Raises:
             TraceError: A process was killed, or a source has too many processes.

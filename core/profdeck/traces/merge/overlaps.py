@@ -61,7 +61,7 @@ class Overlaps:
     """For each lane with overlaps: by start and end in nanoseconds, the number of the other lane, from 1. Without an
     end, where a flow goes that starts or ends then."""
     texts: dict[bytes, Lane]
-    """In which the pid, the tid and the key of the start stand in events of those lanes; none if that is not known."""
+    """The order of pid, tid and the key of the start in events of those lanes; none if that is not known."""
 
 
 class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):

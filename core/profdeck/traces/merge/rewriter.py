@@ -191,7 +191,7 @@ class Rewriter(CountingHandler):
             new = self._substituted(part) or split_array(part)
             if new is None:
                 return None
-            if isinstance(new, list):  # their processes stand in front of those of the next part
+            if isinstance(new, list):  # their processes come before those of the next part
                 for event in new:
                     self._process(bytes(event.get("pid", b"")))
             taken.append((part, new))

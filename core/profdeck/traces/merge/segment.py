@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 18
 
 @attrs.frozen
 class SegmentPiece:
-    """Text that was written, deflated so that other text can stand in front of it and behind it, or plain."""
+    """Text that was written, deflated so that other text can come before and after it, or plain."""
 
     json_bytes: int
     crc: int

@@ -26,7 +26,7 @@ class MergeSource:
     label: str
     """Put in front of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
     sort_index: int
-    """Where its processes stand in the viewer; sources with the same one stay in the order given."""
+    """The place of its processes in the viewer; sources with the same one stay in the order given."""
     shift_ns: int = 0
     """Added to all of its times, for clocks that are apart."""
     select: EventFilter | None = None

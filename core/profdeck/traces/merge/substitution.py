@@ -208,7 +208,7 @@ def _substituted(
 
     Args:
         data: The text.
-        member: Finds the key and what stands between, and the value.
+        member: Finds the key, the text between, and the value.
         count: How often it must be found.
         new: Returns the new values.
     """

@@ -133,7 +133,7 @@ class TraceScanner:
             self._squeeze_number()
 
     def finish(self) -> None:
-        """Scan what is held back; whether the document is closed then stands in :attr:`done`.
+        """Scan what is held back; whether the document is closed is then in :attr:`done`.
 
         Raises:
             MalformedJsonError: The text cannot be the beginning of a JSON document.

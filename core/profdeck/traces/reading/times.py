@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from profdeck.traces.reading.intervals import Int
 
 Time = float | str | Decimal | None
-"""A time in microseconds, as it may stand in a trace."""
+"""A time in microseconds, as a trace may write it."""
 
 _NS_PER_US = 1000
 _MAX_TIME_US = 2**52  # 142 years; beyond it a float has no fraction and nanoseconds leave 64 bits

@@ -31,9 +31,9 @@ class AnchorEvent:
     """A complete event that marks a moment which the process also read from another clock."""
 
     ts_us: Decimal
-    """Start in microseconds, exactly as it stands in the file."""
+    """Start in microseconds, exactly as in the file."""
     dur_us: Decimal
-    """Duration in microseconds, exactly as it stands in the file; 0 if it is missing."""
+    """Duration in microseconds, exactly as in the file; 0 if it is missing."""
 
 
 @attrs.frozen
