@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.base.errors import ProfdeckError
+from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import size_of_tree
 from profdeck.base.progress import Meter, Progress
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
@@ -225,6 +225,10 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> Artifact
             report = _checked(report, kind, meter)
         except (OSError, ProfdeckError) as error:
             report = attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
+        except Exception as error:  # a plugin's kind may raise anything, and costs its own artifact only
+            if kind is None:
+                raise
+            report = attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
     if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):
         problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
