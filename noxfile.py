@@ -29,10 +29,9 @@ PACKAGES = {"sglang": ("tests/sglang_platform",)}
 TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
 NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet"
 # Several modules of tests at a time. Engines and jobs fill a machine by themselves, and wait for much as they start.
-# The modules of `fleet` share their servers, or start clusters of Ray: two groups.
+# The modules of `fleet` share their servers; two groups of them at a time took as long.
 ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
 TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
-TWO_GROUPS = ("-n", "2", "--dist", "loadgroup")
 OLDEST_TO_NEWEST = ("3.11", "3.12", "3.13")
 # Syntax, types that are read at run time, the command line and its files: what differs between Pythons.
 LIGHT = ("tests/unit/test_packaging.py", "tests/unit/test_config.py", "tests/unit/test_run.py", "tests/unit/cli")
@@ -99,11 +98,7 @@ def fleet(session: nox.Session) -> None:
     """Test fleets: real servers of both engines behind real routers, actors of a Ray cluster, training ranks."""
     python = environment(session, "fleet")
     sglang = environment(session, "sglang")
-    run(
-        session,
-        *(python, "-m", "pytest", *TWO_GROUPS, "-m", "fleet", *session.posargs),
-        PROFDECK_TEST_SGLANG_PYTHON=sglang,
-    )
+    run(session, python, "-m", "pytest", "-m", "fleet", *session.posargs, PROFDECK_TEST_SGLANG_PYTHON=sglang)
 
 
 @nox.session

@@ -27,15 +27,12 @@ from profdeck import Profiler
 
 HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
-RAY = {"test_actors.py", "test_agent_loop.py", "test_ray_summary.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("fleet")
-            # Two at a time: what shares the servers, and what starts clusters of Ray.
-            item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else "servers"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -132,7 +132,7 @@ def test_the_command_line_brings_the_files_of_another_host(
     with iterating(server):
         process = command_line(
             server, "--iterations", "3", "--ranks", "all", "--run", "run", "--output", str(directory),
-            "--set", "server.options.merge_profiles=true", PYTHONPATH=python_path,
+            "--set", "server.options.merge=true", PYTHONPATH=python_path,
         )  # fmt: skip
         out, err = finished(process, server)
     assert process.returncode == 0, out + err
