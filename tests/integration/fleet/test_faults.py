@@ -363,6 +363,8 @@ def test_a_replica_that_is_killed_while_it_writes(
         asyncio.run(capture())
     found = records(root, "flush")
     assert (found[reward.url].outcome, found[doomed.url].outcome) == (Outcome.FLUSHED, Outcome.UNREACHABLE)
+    # A process that is killed while it writes takes a moment to end.
+    until(lambda: ranks(root, "flush")[found[doomed.url].replica].status is not Status.RECORDING, every_s=0.05)
     left = ranks(root, "flush")
     assert left[found[reward.url].replica].status is Status.COMPLETE
     assert left[found[doomed.url].replica].status is Status.MISSING
