@@ -1,4 +1,1 @@
-"""What runs inside an engine's processes, the same for every engine: requests, recording, the device's backend.
-
-An engine's plugin brings a request to each process and reports its iterations; all else is done here.
-"""
+"""Engines: how they are asked to record, and what records in them. Each room below is the code of one process."""

@@ -285,12 +285,12 @@ class FleetBackend(EngineBackend):
 
     async def _fired(self, ready: Sequence[Member], gate: StartGate, limit_s: float) -> list[Member]:
         """Start all through the gate; returns those that record."""
-        parties = [(member, gate.issue()) for member in ready]
+        passes = [(member, gate.issue()) for member in ready]
 
         async def start(pair: tuple[Member, GatePass]) -> None:
             await pair[0].start(pair[1])
 
-        results = await fan_out(start, parties, timeout_s=limit_s, each_timeout_s=limit_s)
+        results = await fan_out(start, passes, timeout_s=limit_s, each_timeout_s=limit_s)
         late = late_error(
             f"It did not start within start_timeout_s={self.config.start_timeout_s:g} seconds", "start_timeout_s"
         )

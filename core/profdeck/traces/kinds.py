@@ -167,11 +167,6 @@ def kind_named(name: str) -> ArtifactKind | None:
     return None if name == TRACE else next((kind for kind in kinds() if kind.name == name), None)
 
 
-def is_readable(name: str) -> bool:
-    """Tell whether the trace reader reads artifacts of the kind that a manifest names."""
-    return name == TRACE or kind_named(name) is not None
-
-
 def files_below(path: Path) -> Iterator[Path]:
     """Yield the files below a directory, in no order; a directory that is an artifact counts as one."""
     suffixes = tuple(kind.suffix for kind in kinds() if kind.suffix)

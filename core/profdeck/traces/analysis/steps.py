@@ -14,8 +14,6 @@ Tokens are those that the model was given; with speculation that is more than it
 
 from __future__ import annotations
 
-import logging
-
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +22,6 @@ from profdeck.traces.analysis.step_names import DECODE, GLOBAL_STEP, ITERATION, 
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, OPERATOR, Columns
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.intervals import Int
-
-logger = logging.getLogger("profdeck")
 
 
 @attrs.frozen(eq=False)
