@@ -32,7 +32,8 @@ from profdeck.engine.control.control_backend import ControlBackend, EngineProfil
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
-from profdeck.engine.transport.http_client import FILE_TYPE, HttpClient
+from profdeck.engine.transport.file_transfer import FILE_TYPE
+from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.http_engine import About, HttpEngine
 from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
 from profdeck.records.capture import Capture
@@ -492,7 +493,7 @@ class SimulatedBackend(ControlBackend[SimulatedOptions]):
         except (CaptureError, ValueError):
             return False
         finally:
-            client.close()
+            await client.close()
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:  # noqa: ARG002  # as the base
         raise TargetError(f"{engine.name} has no routes of profdeck.", Outcome.NOT_ENABLED)

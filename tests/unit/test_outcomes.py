@@ -444,7 +444,7 @@ def test_servers_of_vllm_have_codes() -> None:
             ) as caught:
                 await engine.start_profile(max_iterations=3)
             assert (caught.value.outcome, "PROFDECK_CONFIG" in caught.value.fix) == (Outcome.REFUSED, True)
-            engine.close()
+            await engine.close()
 
     asyncio.run(main())
 
@@ -470,7 +470,7 @@ def test_servers_of_sglang_have_codes() -> None:
             assert caught.value.outcome is Outcome.REFUSED
             assert await engine.is_here()
             assert not await SglangServer("http://elsewhere", timeout_s=1).is_here()
-            engine.close()
+            await engine.close()
 
     asyncio.run(main())
 
@@ -492,7 +492,7 @@ def test_starts_of_the_own_profiler_wait_for_the_gate(cls: Any) -> None:
             await engine.start_profile()
             await engine.stop_profile()
             assert (asked, server.commands()) == ([], ["start_profile", "stop_profile"])
-            engine.close()
+            await engine.close()
 
     asyncio.run(main())
 

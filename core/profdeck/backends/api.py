@@ -156,7 +156,7 @@ class EngineBackend(Backend[OptionsT_co]):
             CaptureError: it cannot be reached, or does not let us in.
         """
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Give back what `reach` keeps for a start that does not follow."""
 
     def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:  # noqa: ARG002  # for those that can

@@ -1,9 +1,11 @@
-"""Whether processes still run, and how to start one that outlives its parent."""
+"""Whether processes still run, how to start one that outlives its parent, and how many files this one may open."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -129,3 +131,12 @@ def start_detached(
         start_new_session=True,
     )
     return int(shell.stdout)
+
+
+def allow_files(wanted: int) -> None:
+    """Raise the soft limit of open files to so many, as far as that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < wanted:
+        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -13,13 +13,13 @@ import typer
 
 from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
+from profdeck.base.processes import allow_files
 from profdeck.cli import _checked_servers, _warm_up, kit
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import RoleConfig
 from profdeck.config.sources import gather, load
 from profdeck.config.targets import TargetsConfig
-from profdeck.engine.transport.connection import allow_files
 from profdeck.fleet import Fleet
 from profdeck.profiler import Profiler
 from profdeck.records.capture import Capture

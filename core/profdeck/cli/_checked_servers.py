@@ -172,13 +172,13 @@ class CheckedServer:
                     return
             self.is_router = await _is_router(self.engine)
             if self.backend is None:
-                self.engine.close()  # one connection at a time: there may be a thousand servers
+                await self.engine.close()  # one connection at a time: there may be a thousand servers
                 self.backend = await _recognised(self.url, backends)
             if self.about is None and self.backend is not None:  # ranks that have just answered need not be asked again
                 self.health = engine_backend(self.backend).health
                 self.healthy = await _healthy(self.engine, self.health)
         finally:
-            self.engine.close()
+            await self.engine.close()
 
     async def output(self) -> Path | None:
         """Return the directory that it writes below, if it is on this host and has one of its own."""
@@ -194,7 +194,7 @@ class CheckedServer:
         except CaptureError:  # which its start will tell
             return None
         finally:
-            asked.release()
+            await asked.release()
 
 
 async def check_all(servers: Sequence[CheckedServer]) -> None:

@@ -129,7 +129,7 @@ async def _send(count: int, to: _Destination, timeout_s: float, sent: Sent, slot
                 else:
                     sent.answered += 1
     finally:
-        client.close()
+        await client.close()
 
 
 async def _first_model(client: HttpClient, to: _Destination) -> str:

@@ -54,7 +54,7 @@ class Engine(ABC):
         """Return what fetches files of its ranks from their host; None where nothing can."""
         return None
 
-    def close(self) -> None:  # noqa: B027  # most keep nothing
+    async def close(self) -> None:  # noqa: B027  # most keep nothing
         """Give back what is kept open between commands; the next one opens it again."""
 
     async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:

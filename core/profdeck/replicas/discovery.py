@@ -250,7 +250,7 @@ async def _workers(router: str, key: str | None) -> list[_Worker]:
     try:
         response = await client.request("GET", "/workers", token=key, idempotent=True)
     finally:
-        client.close()
+        await client.close()
     where = f"The router {client.url}"
     if not response.is_success:
         locked = response.status_code in _LOCKED

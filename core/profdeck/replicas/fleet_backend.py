@@ -329,7 +329,7 @@ class FleetBackend(EngineBackend):
             member.abandon(reason)
         for member in others:
             if member.backend is not None:
-                member.backend.release()
+                await member.backend.release()
         await self._written()
 
     # The stop.

@@ -314,7 +314,7 @@ def test_a_file_that_is_cut_off_while_it_is_sent(
             os.truncate(sparse, 1000)
             with contextlib.suppress(TargetError):  # or it begins anew, and gets what there is now
                 await transfer
-        engine.close()
+        await engine.close()
 
     asyncio.run(main())
     assert (tmp_path / "copy").stat().st_size < SPARSE_BYTES
@@ -331,7 +331,7 @@ async def main(url, place, path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Path(path).open("xb", buffering=0) as file:
         await engine.files().fetch(place, file, 1 << 40)
-    engine.close()
+    await engine.close()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 asyncio.run(main(*sys.argv[1:]))
@@ -379,6 +379,6 @@ def test_a_server_that_is_killed_while_it_sends(
             with pytest.raises(TargetError) as caught:
                 await transfer
             assert caught.value.outcome is Outcome.UNREACHABLE
-        engine.close()
+        await engine.close()
 
     asyncio.run(main())

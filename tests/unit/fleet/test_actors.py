@@ -227,7 +227,7 @@ def test_an_awaited_engine_in_an_actor_without_a_loop_is_refused() -> None:
 def test_what_fails_is_an_answer() -> None:
     holder = Holder(motor=Motor())
     assert asked(holder, "command", "break", {})["error"] == "ValueError: it does not work"
-    for method in ("_private", "name", "close", "no_such"):
+    for method in ("_private", "name", "no_such"):
         assert f"has no method '{method}'" in asked(holder, method)["error"]
     assert "options.no_such" not in asked(holder, options={})
     assert "unknown key 'no_such'" in asked(holder, options={"no_such": 1})["error"]

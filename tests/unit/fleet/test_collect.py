@@ -25,7 +25,7 @@ from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.control import downloads
 from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine
-from profdeck.engine.transport import http_client
+from profdeck.engine.transport import file_transfer
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
@@ -99,7 +99,7 @@ class Remote:
             until = time.monotonic() + limit_s
             await found.collect(remote, self.answer, fetch=fetch, until=until, late="The time was over.")
         finally:
-            remote.close()
+            await remote.close()
         return found
 
 
@@ -606,7 +606,7 @@ def test_a_disk_that_is_full_while_it_is_written(remote: Callable[..., None], mo
 
     async def check(found: Remote) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(http_client, "write_all", full)
+            patched.setattr(file_transfer, "write_all", full)
             assert not (await found.collect()).complete
         (problem,) = found.capture.problems
         assert "No space left on device" in problem
@@ -648,7 +648,7 @@ def test_the_time_is_limited(remote: Callable[..., None]) -> None:
         collection = RankFiles(found.capture, found.asked)
         until = time.monotonic() + 0.5
         await collection.collect(engine, found.answer, fetch=True, until=until, late="The time was over, x=0.5 seconds")
-        engine.close()
+        await engine.close()
         (problem,) = found.capture.problems
         assert "The time was over, x=0.5 seconds." in problem
         assert found.names() == [MANIFEST]

@@ -141,7 +141,7 @@ def test_many_servers_take_as_long_as_the_slowest() -> None:
             assert await fan_out(HttpEngine.has_profdeck, engines, timeout_s=30, each_timeout_s=30) == [True] * 50
             assert time.monotonic() - began_s < 50 * 0.05 / 2
             for engine in engines:
-                engine.close()
+                await engine.close()
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_starts_leave_together_and_failures_keep_nobody_waiting() -> None:
                     parties[engine].leave()
                     raise
                 finally:
-                    engine.close()
+                    await engine.close()
 
             results = await fan_out(start, engines, timeout_s=30, each_timeout_s=30)
             failed = [result for result in results if result is not None]

@@ -135,13 +135,13 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         try:
             self._enabled = await self.engine.has_profdeck()
         except BaseException:
-            self.engine.close()
+            await self.engine.close()
             raise
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Close the connection that is kept open for the start."""
         self._enabled = None
-        self.engine.close()
+        await self.engine.close()
 
     def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:
         """Let the engine await the gate; one whose coroutines never suspend cannot."""
@@ -197,7 +197,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
                 await native.start()
                 self._native = native
         except BaseException:
-            self.engine.close()
+            await self.engine.close()
             raise
         finally:
             self.engine.gate = None
@@ -244,7 +244,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         try:
             return await self._end(capture)
         finally:
-            self.engine.close()
+            await self.engine.close()
 
     async def _end(self, capture: Capture) -> Sequence[Artifact]:
         native, self._native = self._native, None

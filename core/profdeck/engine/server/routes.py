@@ -39,7 +39,7 @@ from profdeck.engine.engine import Engine
 from profdeck.engine.engine_config import EngineConfig
 from profdeck.engine.options import Auth, EngineOptions
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
-from profdeck.engine.transport.http_client import FILE_TYPE
+from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import TOKEN_VARIABLE, About
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import run_name

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for servers of engines: requests leave at once over a connection that is kept open.
+"""The HTTP client for servers of engines and their routers: aiohttp, with what its errors mean to a user.
 
 It is not for the web: no proxies, redirects, cookies or compression.
 """
@@ -8,27 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import json
+import os
+import socket
 import ssl
-import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, BinaryIO
+from weakref import WeakSet
 
+import aiohttp
 import attrs
+import yarl
 
-from profdeck.base.blocking import in_thread
 from profdeck.base.errors import ConfigError, TargetError
-from profdeck.base.files import write_all
 from profdeck.base.outcome import Outcome
-from profdeck.engine.transport.connection import ClosedError, Connection, Head, NoAnswerError, Url, why
+from profdeck.engine.transport.file_transfer import NoAnswerError, Transfer, is_file
 
 _CONNECT_S = 10.0
 """For a connection, in which the kernel repeats a lost packet after 1, 3 and 7 seconds."""
-_WRITE_BYTES = 1 << 20
-
-FILE_TYPE = "application/octet-stream"
-"""The type of an answer whose content is a file."""
+_LOOKS = 3
+"""Turns of the event loop from the end of a connection to the moment when nobody takes it any more."""
+_MAX_BODY_BYTES = 64 << 20
 
 Gate = Callable[[], Awaitable[None]]
 
@@ -72,28 +74,30 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Sends requests to one server. Requests at the same time have connections of their own; one is kept open."""
+    """Sends requests to one server, over connections that stay open until it is closed or its event loop ends."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Args:
         url: the server; a user and password in it are sent.
-        timeout_s: how long one answer may take after its request was sent, in seconds.
+        timeout_s: how long one answer may take, in seconds. Half of it, and 10 seconds at most, are for a connection.
 
         Raises:
             ConfigError: it is no URL of HTTP.
         """
         try:
-            self.url = Url.parse(url)
+            base = _parsed(url)
         except ValueError:
             raise ConfigError(
                 f"target: {url!r} is no URL of a server; expected a form such as http://127.0.0.1:8000."
             ) from None
-        own = self.url.authorization
-        self._fixed = f"Host: {self.url.authority}\r\nAccept-Encoding: identity\r\n"
-        self._fixed += f"Authorization: {own}\r\n" if own else ""
+        self._has_password = base.user is not None or base.password is not None
+        self._base = str(base).rstrip("/")
+        self._path = base.raw_path.rstrip("/")
+        self.url = base.with_user(None)
+        """The URL without user and password."""
+        self._tls = _tls_context() if base.scheme == "https" else True
         self._timeout_s = timeout_s
-        self._idle: list[Connection] = []
-        weakref.finalize(self, _close, self._idle)
+        self._connect_s = min(timeout_s / 2, _CONNECT_S)
 
     async def request(  # noqa: PLR0913  # what a request is made of
         self,
@@ -118,15 +122,28 @@ class HttpClient:
         Raises:
             TargetError: the server cannot be reached, or does not answer in time; the token cannot be sent.
         """
-        data = self._encoded(method, path, body, token)
+        headers = self._headers(token)
+        content = None
+        if body is not None:
+            content = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+            headers["Content-Type"] = "application/json"
+        if gate is not None:
+            await gate()
+        if not idempotent:  # cannot be repeated: the loop has to see first which connections the server has closed
+            for _ in range(_LOOKS):
+                await asyncio.sleep(0)
 
-        async def talk(connection: Connection) -> HttpResponse:
-            async with asyncio.timeout(self._timeout_s):
-                status, content = await connection.exchange(data)
-            return HttpResponse(status, content, self.url.path + path)
-
+        again = idempotent and method != "GET"  # aiohttp repeats GET by itself
         with self._explained(path):
-            return await self._carried(talk, gate, idempotent=idempotent)
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        async with await self._asked(method, path, headers, content) as response:
+                            return HttpResponse(response.status, await _content(response), self._path + path)
+                    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                        if not again:
+                            raise
+                        again = False
 
     async def download(self, path: str, file: BinaryIO, *, most_bytes: int, token: str | None = None) -> HttpResponse:
         """Get a file and write it, in bounded memory. An answer of another type is returned as by `request`.
@@ -147,180 +164,169 @@ class HttpClient:
             TargetError: as `request`. The time that an answer may take counts for each of its parts.
             OSError: the file cannot be written.
         """
-        transfer = _Transfer(file, most_bytes)
-
-        async def talk(connection: Connection) -> HttpResponse:
-            data = self._encoded("GET", path, None, token, transfer.headers)
-            async with asyncio.timeout(self._timeout_s):
-                head = await connection.ask(data)
-                content = b"" if _is_file(head) else await connection.rest()
-            if _is_file(head):
-                transfer.begin(head)
-                more = True
-                while more:
-                    async with asyncio.timeout(self._timeout_s):
-                        part = await connection.part()
-                    more = await transfer.take(part)
-            return HttpResponse(head.status_code, content, self.url.path + path)
-
+        transfer = Transfer(file, most_bytes)
         while True:
             before = transfer.most
             try:
                 with self._explained(path):
-                    return await self._carried(talk, None, idempotent=True)
+                    async with await self._asked(
+                        "GET", path, self._headers(token) | transfer.headers, read_s=self._timeout_s
+                    ) as response:
+                        if not is_file(response):
+                            return HttpResponse(response.status, await _content(response), self._path + path)
+                        transfer.begin(response)
+                        async for part in response.content.iter_any():
+                            await transfer.take(part)
             except TargetError:
-                if transfer.most == before:
-                    raise
                 await transfer.flush()
+                if transfer.most == before or transfer.exceeded:
+                    raise
+            else:
+                await transfer.flush()
+                return HttpResponse(response.status, b"", self._path + path)
 
-    def close(self) -> None:
-        """Close the connection that is kept open; the next request opens another one."""
-        _close(self._idle)
+    async def close(self) -> None:
+        """Say that no request follows soon: the last client to say so closes the connections of all."""
+        pool = _pools.get(asyncio.get_running_loop())
+        if pool is not None:
+            pool.users.discard(self)
+            if not pool.users:
+                await pool.closing.aclose()
 
-    def _encoded(
-        self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None, headers: str = ""
-    ) -> bytes:
+    async def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        pool = _pools.get(loop)
+        if pool is None:
+            closing = _opened(loop)
+            pool = await anext(closing)
+            pool.closing = closing
+        pool.users.add(self)
+        return pool.session
+
+    async def _asked(
+        self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None, read_s: float = 0
+    ) -> aiohttp.ClientResponse:
+        session = await self._session()
+        url = yarl.URL(f"{self._base}{path}", encoded=True)
+        limits = aiohttp.ClientTimeout(total=None, connect=self._connect_s, sock_read=read_s)
+        return await session.request(
+            method, url, data=content, headers=headers, allow_redirects=False, ssl=self._tls, timeout=limits
+        )
+
+    def _headers(self, token: str | None) -> dict[str, str]:
         if token and not (token.isascii() and token.isprintable()):
             text = f"{self.url}: the token has a line break or another character that cannot be sent."
             raise TargetError(text, Outcome.REFUSED, "Set the variable that it comes from to what the server has.")
-        content = b"" if body is None else json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-        head = f"{method} {self.url.path}{path} HTTP/1.1\r\n{self._fixed}{headers}"
-        if token and not self.url.authorization:
-            head += f"Authorization: Bearer {token}\r\n"
-        if body is not None:
-            head += "Content-Type: application/json\r\n"
-        if method != "GET":
-            head += f"Content-Length: {len(content)}\r\n"
-        return f"{head}\r\n".encode() + content
+        headers = {"Accept-Encoding": "identity"}
+        if token and not self._has_password:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
 
     @contextlib.contextmanager
     def _explained(self, path: str) -> Iterator[None]:
         """Say what keeps a request from its answer."""
         try:
             yield
+        except aiohttp.ConnectionTimeoutError as error:
+            raise self._unreachable(f"no connection within {self._connect_s:g} seconds", None) from error
         except TimeoutError as error:
             text = f"{self.url}: {path} gave no answer within {self._timeout_s:g} seconds. Does the server hang?"
             raise TargetError(text, Outcome.TIMED_OUT) from error
-        except NoAnswerError as error:
-            text = f"{self.url} cannot be reached: {error}. {error.fix or 'Is the server up?'}"
-            raise TargetError(text, Outcome.UNREACHABLE, error.fix) from error
+        except (aiohttp.ClientError, NoAnswerError) as error:
+            raise self._unreachable(*_said(error)) from error
 
-    async def _carried(
-        self, talk: Callable[[Connection], Awaitable[HttpResponse]], gate: Gate | None, *, idempotent: bool
-    ) -> HttpResponse:
-        connection = self._take() or await self._open()
-        try:
-            if gate is not None:
-                await gate()
-                if not connection.is_open():
-                    connection = await self._open()
-            try:
-                answer = await talk(connection)
-            except ClosedError:
-                if not (idempotent and connection.used):
-                    raise
-                connection.close()
-                connection = await self._open()
-                answer = await talk(connection)
-        except BaseException:
-            connection.close()
-            raise
-        if not self._idle and connection.reusable():
-            self._idle.append(connection)
-        else:
-            connection.close()
-        return answer
-
-    def _take(self) -> Connection | None:
-        """Return the connection that is kept open, if the server has not closed it."""
-        while True:
-            try:
-                connection = self._idle.pop()  # atomic: other threads may ask as well
-            except IndexError:
-                return None
-            if connection.is_open():
-                return connection
-
-    async def _open(self) -> Connection:
-        limit_s = min(self._timeout_s, _CONNECT_S)
-        try:
-            async with asyncio.timeout(limit_s):
-                return await Connection.to(self.url)
-        except TimeoutError:
-            error = NoAnswerError(f"no connection within {limit_s:g} seconds")
-        except ssl.SSLCertVerificationError as problem:
-            error = NoAnswerError(f"its certificate is not trusted: {problem.verify_message}")
-            error.fix = "Name the file of the authority that signed it in the environment variable SSL_CERT_FILE."
-        except ssl.SSLError as problem:
-            error = NoAnswerError(f"TLS failed: {why(problem)}")
-            error.fix = "Does the server speak https at this port, or http?"
-        except OSError as problem:
-            error = NoAnswerError(why(problem))
-            if problem.errno in {errno.EMFILE, errno.ENFILE}:
-                error.fix = "Raise the limit of open files of this process (ulimit -n): each target takes one."
-        raise error
+    def _unreachable(self, why: str, fix: str | None) -> TargetError:
+        return TargetError(
+            f"{self.url} cannot be reached: {why}. {fix or 'Is the server up?'}", Outcome.UNREACHABLE, fix
+        )
 
 
 @attrs.define
-class _Transfer:
-    """A file that is on its way, in one attempt or several."""
+class _Pool:
+    """The connections of an event loop."""
 
-    _file: BinaryIO
-    _limit: int
-    most: int = 0
-    """As many bytes have come in an attempt and those that it has resumed."""
-    _written: int = 0
-    _buffer: bytearray = attrs.field(factory=bytearray)
-    _tag: str = ""
-    """Names the version of the file that comes; see `profdeck.engine.server.routes`."""
-
-    @property
-    def headers(self) -> str:
-        """What asks for the rest of what has come, if the server can tell that it is the same file."""
-        return f"Range: bytes={self._written}-\r\nIf-Range: {self._tag}\r\n" if self._tag and self._written else ""
-
-    def begin(self, head: Head) -> None:
-        """Take the head of an answer that is the file, or the rest of it.
-
-        Raises:
-            NoAnswerError: it is another part.
-        """
-        if head.status_code != HTTPStatus.PARTIAL_CONTENT:
-            if self._written:
-                self._file.seek(0)
-                self._file.truncate()
-            self._written = 0
-        elif not head.headers.get("content-range", "").startswith(f"bytes {self._written}-"):
-            raise NoAnswerError("what it answered is another part of the file than it was asked for")
-        self._tag = head.headers.get("etag", "")
-
-    async def take(self, part: bytes | bytearray) -> bool:
-        """Take what comes next, nothing at the end; returns whether there is more.
-
-        Raises:
-            NoAnswerError: it is too much.
-            OSError: it cannot be written.
-        """
-        if self._written + len(self._buffer) + len(part) > self._limit:
-            raise NoAnswerError(f"the file has more than {self._limit:,} bytes")
-        self._buffer += part
-        self.most = max(self.most, self._written + len(self._buffer))
-        if not part or len(self._buffer) >= _WRITE_BYTES:
-            await self.flush()
-        return bool(part)
-
-    async def flush(self) -> None:
-        """Write what has come."""
-        data, self._buffer = self._buffer, bytearray()
-        await in_thread(write_all, self._file, data)
-        self._written += len(data)
+    session: aiohttp.ClientSession
+    users: WeakSet[HttpClient] = attrs.field(factory=WeakSet)
+    closing: AsyncGenerator[_Pool] = attrs.field(init=False)
 
 
-def _is_file(head: Head) -> bool:
-    wanted = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
-    return head.status_code in wanted and head.headers.get("content-type") == FILE_TYPE
+_pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+"""By event loop; one of its own for each client takes a third more of the time to start and stop many servers."""
 
 
-def _close(connections: list[Connection]) -> None:
-    while connections:
-        connections.pop().close()
+async def _opened(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Pool]:
+    """Yield a new pool. asyncio ends generators with their loop, and so closes it if nobody else does."""
+    connector = aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver())
+    # Nothing of the environment: no proxies, no .netrc.
+    async with aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+    ) as session:
+        pool = _pools[loop] = _Pool(session)
+        try:
+            yield pool
+        finally:
+            del _pools[loop]
+
+
+def _parsed(text: str) -> yarl.URL:
+    """Take a URL apart.
+
+    Raises:
+        ValueError: it is no URL of a server.
+    """
+    url = yarl.URL(text)
+    if url.scheme not in {"http", "https"} or not url.host or not url.port or url.raw_query_string or url.raw_fragment:
+        raise ValueError(text)
+    url.raw_host.encode("idna")  # type: ignore[union-attr]  # it has a host
+    return url.with_path(url.raw_path.rstrip("/"), encoded=True)
+
+
+def _said(error: Exception) -> tuple[str, str | None]:
+    """Say what an error of aiohttp means, and what to do if that is known."""
+    fix: str | None = None
+    match error:
+        case aiohttp.ClientConnectorCertificateError(certificate_error=ssl.SSLCertVerificationError() as problem):
+            why = f"its certificate is not trusted: {problem.verify_message}"
+            fix = "Name the file of the authority that signed it in the environment variable SSL_CERT_FILE."
+        case aiohttp.ClientConnectorSSLError():
+            why = f"TLS failed: {_why(error.os_error)}"
+            fix = "Does the server speak https at this port, or http?"
+        case aiohttp.ClientConnectorError():
+            why = _why(error.os_error)
+            if error.os_error.errno in {errno.EMFILE, errno.ENFILE}:
+                fix = "Raise the limit of open files of this process (ulimit -n): each target takes one."
+        case aiohttp.ServerDisconnectedError():
+            why = "it closed the connection without an answer"
+        case aiohttp.ClientOSError():
+            why = f"the connection broke ({_why(error)})"
+        case aiohttp.ClientError():
+            detail = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            why = f"what it answered is not whole, or not HTTP ({' '.join(detail.split())[:200]})"
+        case _:
+            why = str(error)
+    return why, fix
+
+
+def _why(error: OSError) -> str:
+    """Say an error of the system without the number and the addresses that asyncio adds."""
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error) or type(error).__name__
+    return os.strerror(error.errno)
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    if (response.content_length or _MAX_BODY_BYTES) < _MAX_BODY_BYTES:
+        return await response.read()
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > _MAX_BODY_BYTES:
+            raise NoAnswerError(f"its answer has more than {_MAX_BODY_BYTES >> 20} MiB")
+    return bytes(content)
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()  # aiohttp made its own when it was imported, from the environment of then

@@ -126,9 +126,9 @@ class HttpEngine(Engine):
     async def arrive(self) -> None:
         """Do nothing: the request that starts waits for the gate."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connection that is kept open."""
-        self._client.close()
+        await self._client.close()
 
     async def known(self) -> About:
         """Return what the server said of itself when it was last asked; asks it if it never was."""
