@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -72,7 +73,7 @@ _TYPES = {
     "Schedule": "list of [steps](#steps)",
     "TargetsConfig | None": "mapping with the [keys of targets](#keys-of-targets)",
     "Window | None": "mapping with the [keys of a window](#keys-of-a-window)",
-    "bool": "`true` or `false`",
+    "bool": "bool",
     "float": "number",
     "int": "integer",
     "int | None": "integer",
@@ -87,14 +88,8 @@ _TYPES = {
     "tuple[int, ...] | None": "list of integers",
     "tuple[str, ...]": "list of texts",
 }
-_JSON_TYPES: dict[Any, str] = {
-    bool: "`true` or `false`",
-    float: "number",
-    int: "integer",
-    str: "text",
-    type(None): "null",
-}
-_UNITS = {"_us": "us", "_per_s": "per second", "_bytes": "bytes"}
+_JSON_TYPES: dict[Any, str] = {bool: "boolean", float: "number", int: "integer", str: "string", type(None): "null"}
+_SCHEMAS = {"summary": RunSummary, "diff": diff_model.RunDiff}
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:\w+\.)*(\w+)`")
 _TRACE_FUNCTIONS = (
     sources.find_sources,
@@ -117,7 +112,7 @@ _TRACE_FUNCTIONS = (
 
 def main() -> None:
     """Write or check all pages."""
-    stale = [page for page, text in pages() if page.read_text(encoding="utf-8") != text]
+    stale = [page for page, text in pages() if not page.exists() or page.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         names = ", ".join(page.relative_to(DOCS.parent).as_posix() for page in stale)
         sys.exit(f"stale: {names}; run: python docs/generate.py" if stale else 0)
@@ -132,6 +127,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         new = _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match['name']]().strip()}\n\n{match[3]}", old)
         if _BLOCK.search(old):
             yield page, new
+    for name, cls in _SCHEMAS.items():
+        yield DOCS / "reference" / f"{name}.schema.json", schema(cls)
 
 
 # Config and options.
@@ -322,11 +319,36 @@ def member_docs(cls: type) -> list[tuple[str, str]]:
 # Traces.
 
 
-def documents(root: type) -> str:
-    """Describe the JSON of a class of results, and of all classes in it, key by key."""
-    return "".join(
-        f"### {cls.__name__}\n\n{prose(inspect.getdoc(cls))}\n\n{keys_of_json(cls)}\n\n" for cls in within(root)
-    )
+def schema(root: type) -> str:
+    """Describe the JSON of a class of results, and of all classes in it, as a JSON Schema."""
+    described = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$ref": f"#/$defs/{root.__name__}",
+        "$defs": {cls.__name__: schema_of_class(cls) for cls in within(root)},
+    }
+    return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+
+
+def schema_of_class(cls: type) -> dict[str, Any]:
+    """Describe the JSON of one class, key by key."""
+    hints, docs = typing.get_type_hints(cls), dict(member_docs(cls))
+    properties = {}
+    for field in attrs.fields(cls):
+        properties[field.name] = schema_of_type(hints[field.name])
+        if field.name in docs:
+            properties[field.name]["description"] = prose(docs[field.name].replace("None", "null")).replace("`", "")
+    return {"type": "object", "description": inspect.getdoc(cls), "properties": properties}
+
+
+def schema_of_type(hint: Any) -> dict[str, Any]:
+    """Describe the JSON of the value of a key."""
+    if isinstance(hint, UnionType):
+        return {"anyOf": [schema_of_type(inner) for inner in typing.get_args(hint)]}
+    if typing.get_origin(hint) is tuple:
+        return {"type": "array", "items": schema_of_type(typing.get_args(hint)[0])}
+    if typing.get_origin(hint) is typing.Literal:
+        return {"enum": list(typing.get_args(hint))}
+    return {"$ref": f"#/$defs/{hint.__name__}"} if attrs.has(hint) else {"type": _JSON_TYPES[hint]}
 
 
 def within(cls: type) -> list[type]:
@@ -345,32 +367,6 @@ def alternatives(hint: Any) -> Iterator[Any]:
             yield from alternatives(inner)
     elif hint is not Ellipsis:
         yield hint
-
-
-def keys_of_json(cls: type) -> str:
-    """List the keys of the JSON of a class."""
-    hints = typing.get_type_hints(cls)
-    docs = dict(member_docs(cls))
-    rows = [
-        (f"`{field.name}`", json_type(hints[field.name], field.name), docs.get(field.name, "").replace("None", "null"))
-        for field in attrs.fields(cls)
-    ]
-    return table(("Key", "Type", "Meaning"), rows)
-
-
-def json_type(hint: Any, name: str) -> str:
-    """Say what type of JSON the value of a key has, and its unit, which the end of the key's name tells."""
-    if isinstance(hint, UnionType):
-        parts = [json_type(inner, name) for inner in typing.get_args(hint)]
-        return f"{', '.join(parts[:-1])} or {parts[-1]}"
-    if typing.get_origin(hint) is tuple:
-        return f"list of {json_type(typing.get_args(hint)[0], name)}"
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(hint))
-    if attrs.has(hint):
-        return f"[{hint.__name__}](#{hint.__name__.lower()})"
-    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), None)
-    return f"{_JSON_TYPES[hint]} ({unit})" if unit and hint in {int, float} else _JSON_TYPES[hint]
 
 
 def idle_causes() -> str:
@@ -446,8 +442,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "library-class": lambda: members(api.Library),
     "profiler": lambda: members(profiler.Profiler),
     "fleet": lambda: members(Fleet),
-    "summary-json": lambda: documents(RunSummary),
-    "diff-json": lambda: documents(diff_model.RunDiff),
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
     "trace-functions": trace_functions,

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 CODE = [*sorted((ROOT / "core").rglob("*.py")), *sorted((ROOT / "plugins").rglob("*.py"))]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_LINES = 400
+MOST_WORDS = 30_000
 
 # Words that read as if translated, and what to write instead.
 BANNED = {
@@ -61,6 +63,12 @@ def test_plugins_use_only_what_is_public() -> None:
 def test_files_have_one_subject_and_are_short() -> None:
     lines = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in CODE}
     assert {file: count for file, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_the_docs_are_short() -> None:
+    """Words of prose and tables; examples, which tests run, and bars of tables are none."""
+    pages = [re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL) for page in DOCS.rglob("*.md")]
+    assert sum(bool(re.search(r"\w", word)) for page in pages for word in page.split()) <= MOST_WORDS
 
 
 def test_core_names_no_engine() -> None:
