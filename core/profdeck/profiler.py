@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from profdeck.backends.api import TargetState
     from profdeck.base.identity import Identity
+    from profdeck.config.model import Config
     from profdeck.lifecycle.controller import Controller
     from profdeck.lifecycle.session import Session
 
@@ -84,9 +85,16 @@ class Profiler:
         """
         if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
             return cls()  # at no cost to the many jobs that only might be profiled
+        from profdeck.config.sources import load
+
+        return cls.of(load(config, settings=settings).config, role=role, identity=identity, target=target)
+
+    @classmethod
+    def of(cls, config: Config, *, role: str, identity: Identity | None = None, target: object = None) -> Self:
+        """Build the profiler of this process from a config that is loaded; see `from_config`."""
         from profdeck.lifecycle.session import Session
 
-        return cls(Session.open(config, role=role, identity=identity, settings=settings, target=target))
+        return cls(Session.open(config, role=role, identity=identity, target=target))
 
     @property
     def enabled(self) -> bool:

@@ -21,7 +21,7 @@ import typer
 from profdeck import Profiler
 from profdeck.base.errors import ConfigError
 from profdeck.cli.kit import Settings
-from profdeck.config.sources import gather, load, parse_setting
+from profdeck.config.sources import gather, parse_setting
 from profdeck.records.run_directory import RUN_FILE
 
 if TYPE_CHECKING:
@@ -99,14 +99,15 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
         chosen[f"{role}.ranks"] = "all" if ranks == "all" else parse_setting(f"ranks=[{ranks}]")[1]
     if output is not None:
         chosen["output"] = str(output)
-    _, sources = gather(config, settings=chosen)
-    if ("roles", role, "backend") not in sources:
-        chosen[f"{role}.backend"] = "torch"
-    if not load(config, settings=chosen, settings_source="command line").config.steps.spans:
+    draft = gather(config, settings=chosen, settings_source="command line")
+    if draft.get("roles", role, "backend") is None:
+        draft.set(f"{role}.backend", "torch", "command line")
+    loaded = draft.checked().config
+    if not loaded.steps.spans:
         raise ConfigError("No step is selected. Say which, such as: profdeck run --steps 3..4 script.py")
     if not script.is_file():
         raise ConfigError(f"{script}: there is no such script.")
-    source = StepSource(Profiler.from_config(config, role=role, settings=chosen))
+    source = StepSource(Profiler.of(loaded, role=role))
     sys.argv = [str(script), *(arguments or ())]
     sys.path.insert(0, str(script.parent.resolve()))
     try:

@@ -14,11 +14,12 @@ import typer
 from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
+from profdeck.base.structuring import structure
 from profdeck.cli import _checked_servers, _warm_up, kit
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
-from profdeck.config.model import RoleConfig
-from profdeck.config.sources import gather, load
+from profdeck.config.model import Config
+from profdeck.config.sources import Draft, gather
 from profdeck.config.targets import TargetsConfig
 from profdeck.fleet import Fleet
 from profdeck.profiler import Profiler
@@ -27,8 +28,7 @@ from profdeck.records.run_directory import RUN_FILE, run_name
 from profdeck.replicas.discovery import ReplicaNumbers, discover
 
 _ROLE = "server"
-_UNKNOWN = "unknown"
-"""Stands for a backend until the servers have been asked."""
+_COMMAND = "command line"
 _FILES = 1024
 _FILES_PER_SERVER = 4
 _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "raise"}
@@ -85,29 +85,20 @@ class _Role:
     """A role with its servers."""
 
     name: str
-    settings: dict[str, Any]
-    targets: TargetsConfig | None
-    """None for a single server."""
+    alone: bool
+    """Whether it has a single server and no targets."""
     servers: list[CheckedServer]
 
-    def set(self, key: str, value: Any) -> None:
-        """Set a value where nothing stronger does."""
-        self.settings.setdefault(f"roles.{self.name}.{key}", value)
-
-    def profiler(self, config: Path | None, settings: Mapping[str, Any]) -> Profiler:
+    def profiler(self, config: Config) -> Profiler:
         """Build what captures it.
 
         Raises:
-            ConfigError: the config or an option is wrong.
+            ConfigError: an option is wrong.
             PluginError: its backend cannot be used.
         """
-        one = self.servers[0] if self.targets is None else None
-        return Profiler.from_config(
-            config,
-            identity=Identity(role=self.name, replica=one.replica if one else None),
-            settings=settings,
-            target=one.url if one else None,
-        )
+        one = self.servers[0] if self.alone else None
+        identity = Identity(role=self.name, replica=one.replica if one else None)
+        return Profiler.of(config, role=self.name, identity=identity, target=one.url if one else None)
 
 
 async def capture(given: ServerOptions) -> ServerCapture:
@@ -118,23 +109,27 @@ async def capture(given: ServerOptions) -> ServerCapture:
         CaptureError: there is nothing that could be captured.
         PluginError: no backend can be used for them.
     """
-    roles = [await _role(given, name) for name in _names(given)]
+    draft = gather(given.config, settings=given.settings, settings_source=kit.SOURCE)
+    roles = [await _role(given, draft, name) for name in _names(given, draft)]
+    # The other roles are left out: this capture is all that its run has, and nobody is to miss or await them.
+    draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
+    structure({**draft.data, "roles": {}}, Config, where="")  # what is wrong beside them is said before they are asked
     servers = [server for role in roles for server in role.servers]
     allow_files(_FILES + _FILES_PER_SERVER * len(servers))  # each server takes several connections
     await _checked(servers)
     if given.warmup_requests is not None:
         _warm_up.check(servers)
     for role in roles:
-        role.set("backend", _checked_servers.common_backend(role.servers))
-    output = None
-    if not any("output" in place for place in (given.settings, gather(given.config)[0])):
-        output = await _checked_servers.common_output(servers)
-    settings = {role.name: _complete(given, roles, role, output) for role in roles}
-    fleet = Fleet({role.name: role.profiler(given.config, settings[role.name]) for role in roles})
+        draft.set(f"roles.{role.name}.backend", _checked_servers.common_backend(role.servers), _COMMAND)
+    if draft.get("output") is None and (output := await _checked_servers.common_output(servers)) is not None:
+        draft.set("output", str(output), _COMMAND)
+    _set(draft, _FIXED)
+    config = draft.checked().config
+    fleet = Fleet({role.name: role.profiler(config) for role in roles})
     try:
         captures, sent = await _recorded(given, fleet, servers)
     except CaptureError as error:
-        run = _run(given, settings[roles[0].name])
+        run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
             error = CaptureError(f"{error} What came of each: profdeck ls {kit.short(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
@@ -144,36 +139,14 @@ async def capture(given: ServerOptions) -> ServerCapture:
     return ServerCapture(run=request.output / request.run, captures=made, servers=tuple(servers), sent=sent, error=None)
 
 
-def _complete(given: ServerOptions, roles: Iterable[_Role], role: _Role, output: Path | None) -> dict[str, Any]:
-    """Return all settings of a role.
-
-    The others of the config are left out: this capture is all that its run has, and nobody is to miss or await them.
-
-    Args:
-        given: what the command line says.
-        roles: those that are captured.
-        role: one of them.
-        output: the directory of the servers, if nothing else says where the runs are.
-    """
-    settings = ({} if output is None else {"output": str(output)}) | role.settings
-    merged = gather(given.config, settings=settings)[0]["roles"]
-    return settings | {"roles": {one.name: merged[one.name] for one in roles if one.name in merged}}
-
-
-def _run(given: ServerOptions, settings: Mapping[str, Any]) -> Path:
-    """Return the run that a capture would have been in."""
-    config = load(given.config, settings=settings).config
-    return config.output.absolute() / run_name(config.run)
-
-
 # What is to be captured.
 
 
-def _names(given: ServerOptions) -> list[str]:
+def _names(given: ServerOptions, draft: Draft) -> list[str]:
     """Return the roles whose servers are to be captured."""
     if given.names_servers:
         return [given.role or _ROLE]
-    roles = load(given.config, settings=given.settings).config.roles
+    roles = draft.checked().config.roles
     found = [name for name, role in roles.items() if role.targets and role.targets.discovers]
     if given.role is not None and given.role not in found:
         raise ConfigError(
@@ -187,47 +160,52 @@ def _names(given: ServerOptions) -> list[str]:
     return found if given.role is None else [given.role]
 
 
-async def _role(given: ServerOptions, name: str) -> _Role:
+async def _role(given: ServerOptions, draft: Draft, name: str) -> _Role:
     """Find the servers of a role.
 
     Raises:
         ConfigError: what is given is wrong.
         CaptureError: a router does not answer, or there is no server.
     """
-    own = {f"roles.{name}.{key}": value for key, value in given.own.items()}
-    settings = {**own, **given.settings, **_FIXED}
     _check_urls(given.urls)
-    chosen = _loaded(given, name, settings)
-    if given.names_one and chosen.targets is None:
-        server = CheckedServer(role=name, url=given.urls[0], replica=given.replica, backend=_known(chosen))
-        return _Role(name=name, settings=settings, targets=None, servers=[server])
+    where = {"urls": list(given.urls), "router": given.router, "file": given.file and str(given.file)}
+    of_targets = given.of_targets if given.names_one or not given.names_servers else {**where, **given.of_targets}
+    _set(draft, {f"roles.{name}.{key}": value for key, value in given.own.items()})
+    _set(draft, {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()})
+    for key, value in given.settings.items():  # the strongest
+        draft.set(key, value, kit.SOURCE)
+    roles = draft.get("roles") or {}
+    if name not in roles and any(str(role).lower() == name.lower() for role in roles):
+        raise ConfigError(f"--role {name}: the config writes it otherwise; it has the roles {', '.join(roles)}.")
+    backend = _backend(given, draft, name)
+    if given.names_one and draft.get("roles", name, "targets") is None:
+        server = CheckedServer(role=name, url=given.urls[0], replica=given.replica, backend=backend)
+        return _Role(name=name, alone=True, servers=[server])
     if given.replica is not None:
         raise ConfigError("--replica numbers a single server; many are numbered by themselves, or by --targets FILE.")
-    where = {"urls": list(given.urls), "router": given.router, "file": given.file and str(given.file)}
-    of_targets = {**(where if given.names_servers else {}), **given.of_targets}
-    settings = {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()} | settings
-    chosen = _loaded(given, name, settings)
-    assert chosen.targets is not None  # noqa: S101  # the config or the settings have them
-    targets = await discover(chosen.targets, ReplicaNumbers())
-    servers = [CheckedServer.found(name, target, chosen.targets, _known(chosen)) for target in targets]
-    return _Role(name=name, settings=settings, targets=chosen.targets, servers=servers)
+    if given.names_one:
+        _set(draft, {f"roles.{name}.targets.urls": list(given.urls)})
+    targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
+    found = await discover(targets, ReplicaNumbers())
+    servers = [CheckedServer.found(name, target, targets, backend) for target in found]
+    return _Role(name=name, alone=False, servers=servers)
 
 
-def _loaded(given: ServerOptions, name: str, settings: Mapping[str, Any]) -> RoleConfig:
-    # The backend in a config is that of other targets than those of the command line.
-    unknown = {f"roles.{name}.backend": _UNKNOWN} if given.names_servers else {}
-    roles = load(given.config, settings=unknown | dict(settings)).config.roles
-    if name not in roles:
-        raise ConfigError(f"--role {name}: the config writes it otherwise; it has the roles {', '.join(roles)}.")
-    return roles[name]
+def _set(draft: Draft, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        draft.set(key, value, _COMMAND)
 
 
-def _known(role: RoleConfig) -> str | None:
-    """Return the backend that servers are said to have; None if they have to be asked."""
-    if role.backend == _UNKNOWN:
+def _backend(given: ServerOptions, draft: Draft, name: str) -> str | None:
+    """Return the backend that servers are said to have; None if they have to be asked.
+
+    That of a config is of other targets than those of the command line.
+    """
+    backend = draft.get("roles", name, "backend")
+    if given.names_servers and draft.sources.get(("roles", name, "backend")) not in {kit.SOURCE, _COMMAND}:
         return None
-    _checked_servers.engine_backend(role.backend)
-    return role.backend
+    _checked_servers.engine_backend(backend)
+    return str(backend)
 
 
 def _check_urls(urls: Iterable[str]) -> None:

@@ -46,6 +46,37 @@ class Loaded:
             yield ".".join(key), value, self.source(key)
 
 
+@attrs.define
+class Draft:
+    """A config that is put together: plain data that nothing has checked, and the source of each key in it."""
+
+    data: dict[str, Any] = attrs.field(factory=dict)
+    sources: dict[Key, str] = attrs.field(factory=dict)
+
+    def set(self, dotted: str, value: Any, source: str) -> None:
+        """Set the value of a dotted key, such as ``trainer.ranks``.
+
+        Raises:
+            ConfigError: it has no place in the config.
+        """
+        _put(self.data, self.sources, _key(dotted.split("."), self.data, dotted), value, source)
+
+    def get(self, *key: str) -> Any:
+        """Return what is there, None if nothing is."""
+        place: Any = self.data
+        for part in key:
+            place = place.get(part) if isinstance(place, Mapping) else None
+        return place
+
+    def checked(self) -> Loaded:
+        """Check it.
+
+        Raises:
+            ConfigError: a key or value is wrong.
+        """
+        return Loaded(structure(self.data, Config, where=""), self.sources)
+
+
 def load(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -58,8 +89,7 @@ def load(
     Raises:
         ConfigError: a file cannot be read, or a key or value is wrong.
     """
-    data, sources = gather(path, settings=settings, settings_source=settings_source, environ=environ)
-    return Loaded(structure(data, Config, where=""), sources)
+    return gather(path, settings=settings, settings_source=settings_source, environ=environ).checked()
 
 
 def gather(
@@ -68,8 +98,8 @@ def gather(
     settings: Mapping[str, Any] | None = None,
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
-) -> tuple[dict[str, Any], dict[Key, str]]:
-    """Read and merge the config without checking it; returns it as plain data, and the source of each key.
+) -> Draft:
+    """Read and merge the config without checking it.
 
     Args:
         path: a YAML or TOML file; None takes the file that ``PROFDECK_CONFIG`` names, if any.
@@ -80,19 +110,19 @@ def gather(
     Raises:
         ConfigError: a file cannot be read, or a setting has no place in the config.
     """
-    data: dict[str, Any] = {}
-    sources: dict[Key, str] = {}
+    draft = Draft()
     named = path or environ.get(CONFIG_VARIABLE)
     if named:
         origin = f"file {named}" if path else f"file {named} ({CONFIG_VARIABLE})"
-        _merge(data, sources, _read(Path(named)), origin)
+        for key, value in _leaves(_read(Path(named))):
+            _put(draft.data, draft.sources, key, value, origin)
     for name, text in sorted(environ.items()):
         if name.startswith(_PREFIX):
-            key = _key([part.lower() for part in name[len(_PREFIX) :].split("__")], data, name)
-            _put(data, sources, key, _scalar(text, name), f"environment {name}")
+            key = _key([part.lower() for part in name[len(_PREFIX) :].split("__")], draft.data, name)
+            _put(draft.data, draft.sources, key, _scalar(text, name), f"environment {name}")
     for dotted, value in (settings or {}).items():
-        _put(data, sources, _key(dotted.split("."), data, dotted), value, settings_source)
-    return data, sources
+        draft.set(dotted, value, settings_source)
+    return draft
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -139,11 +169,6 @@ def _key(parts: list[str], data: Mapping[str, Any], where: str) -> Key:
                 f"or a role with a key, such as {parts[1]}.backend."
             )
     return tuple(parts)
-
-
-def _merge(data: dict[str, Any], sources: dict[Key, str], new: Mapping[str, Any], source: str) -> None:
-    for key, value in _leaves(new):
-        _put(data, sources, key, value, source)
 
 
 def _put(data: dict[str, Any], sources: dict[Key, str], key: Key, value: Any, source: str) -> None:

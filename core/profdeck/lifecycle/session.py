@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -27,7 +26,6 @@ from profdeck.base.processes import ProcessId
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
-from profdeck.config.sources import load
 from profdeck.config.targets import TargetsConfig
 from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.watch import RequestWatch
@@ -64,27 +62,24 @@ class Session:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str] | None,
+        config: Config,
         *,
         role: str,
         identity: Identity | None = None,
-        settings: Mapping[str, Any] | None = None,
         target: object = None,
     ) -> Session | None:
         """Check everything and build the session; None when this process has nothing to record.
 
         Args:
-            path: the config file; see `profdeck.config.sources.load`.
+            config: the config of all processes.
             role: which role of the config this process has.
             identity: who this process is, when neither the launcher nor the backend's library knows.
-            settings: config values by dotted key.
             target: the engine object or URL that the backend controls, or a list of them.
 
         Raises:
             ConfigError: the config or an option is wrong.
             PluginError: a plugin cannot be used, or cannot record here.
         """
-        config = load(path, settings=settings).config
         name = identity.role if identity else role
         chosen = config.roles.get(name)
         if chosen is None:
