@@ -148,19 +148,6 @@ def test_a_loop_that_ends_in_the_middle_of_a_request_leaves_nothing() -> None:
         assert [arrival.connection for arrival in server.arrivals] == [0, 1]
 
 
-def test_an_engine_that_nobody_closes_leaves_no_open_socket() -> None:
-    async def main() -> None:
-        async with SimulatedServer() as server:
-            engine = HttpEngine(server.url, timeout_s=30)
-            await engine.has_profdeck()
-            assert server.connections
-            del engine
-            gc.collect(1)
-            await server.gone.wait()
-
-    asyncio.run(main())
-
-
 # Connections that the server closes.
 
 
