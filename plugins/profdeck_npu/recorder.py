@@ -77,11 +77,14 @@ class NpuRecorder:
         Raises:
             CaptureError: another profiler is active in this process, or torch_npu did not start.
         """
-        _one.check()
-        _require_free()
-        self._capture.annotate = _mstx_range if records_ranges(self._options) else _mark
-        self._cycles.start()
-        _one.begun(self._capture)
+        _one.take(self._capture)
+        try:
+            _require_free()
+            self._capture.annotate = _mstx_range if records_ranges(self._options) else _mark
+            self._cycles.start()
+        except BaseException:
+            _one.release(self._capture)
+            raise
 
     def step(self) -> None:
         """Pass from one global step or mini-batch to the next."""
@@ -89,8 +92,10 @@ class NpuRecorder:
 
     def stop(self) -> None:
         """End; all data are on the disk then."""
-        _one.ended()
-        self._cycles.stop()
+        try:
+            self._cycles.stop()
+        finally:
+            _one.release(self._capture)
 
     def _make(self, position: int) -> _Cycle:
         return _Cycle(self._options, self._config, self._capture, position, self._cycles.phase)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar
@@ -36,6 +37,8 @@ class TorchBackend(Backend[TorchOptions]):
         import torch
         from torch.profiler import supported_activities
 
+        # Kineto prints two lines per recording to stderr, from torch 2.13 on. It reads this when it first records.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         import profdeck_torch.recorder  # noqa: F401  # paid for now rather than in the first captured step
 
         if Activity.CUDA in (self.options.activities or ()):

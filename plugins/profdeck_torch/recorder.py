@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import attrs
-import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
 from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
-from profdeck.base.errors import CaptureError, TraceError
+from profdeck.base.errors import TraceError
 from profdeck.config.schedule import WindowPhase
 from profdeck.records.artifact import Output
 from profdeck.traces.writing.compression import Compressed, compress_in_child, compress_trace
+from profdeck_torch import other_profilers
 from profdeck_torch.options import TorchOptions
 
 ANCHOR = "profdeck.clock_anchor"
@@ -51,34 +52,68 @@ class TorchRecorder:
         self._activities = [_ACTIVITIES[activity] for activity in activities]
         self._capture = capture
         self._cycles = CaptureCycles(capture, self._make, self._write, outputs)
+        self._others = other_profilers.Watch(self._give_way)
+        self._thread = threading.get_ident()
+        self._ended = False
+        self._cycle: _Cycle | None = None
+        """The one that was made last."""
 
     def start(self) -> None:
         """Begin.
 
         Raises:
             CaptureError: another profiler is active in this process.
+            LeaseError: another capture is recorded in this process.
         """
-        _one.check()
-        if torch.autograd._profiler_enabled():  # noqa: SLF001  # the only way to ask
-            raise CaptureError(
-                "A torch profiler that is not profdeck's is already active in this process; its data would be lost. "
-                "Remove it, or capture other steps than it does."
-            )
-        self._capture.annotate = _annotate
-        self._cycles.start()
-        _one.begun(self._capture)
+        _one.take(self._capture)
+        try:
+            self._thread = threading.get_ident()
+            self._capture.annotate = _annotate
+            with self._others.ours():
+                self._cycles.start()
+            self._others.__enter__()
+        except BaseException:
+            _one.release(self._capture)
+            raise
 
     def step(self) -> None:
         """Pass from one global step or mini-batch to the next."""
-        self._cycles.step()
+        if not self._ended:
+            with self._others.ours():
+                self._cycles.step()
 
     def stop(self) -> None:
         """End, and write what was recorded since the last cycle ended."""
-        _one.ended()
-        self._cycles.stop()
+        self._others.__exit__()
+        try:
+            self._end()
+        finally:
+            _one.release(self._capture)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            with self._others.ours():
+                self._cycles.stop()
+
+    def _give_way(self) -> None:
+        """End the recording, as another profiler begins: torch can record one thing at a time."""
+        if self._ended or self._cycle is None or self._cycle.lost:
+            return
+        name = threading.current_thread().name
+        self._capture.problems.append(
+            f"Another profiler of torch began in this process (thread {name}), which ends a recording. "
+            "Remove it, or capture other steps than it does."
+        )
+        if threading.get_ident() == self._thread:  # torch's profilers are of a thread
+            self._end()
+        else:
+            self._cycle.lost = True
 
     def _make(self, position: int) -> _Cycle:
-        return _Cycle(self._profile(), position, origin(self._capture, self._options))
+        other_profilers.ensure_none()
+        self._cycle = _Cycle(self._profile(), position, origin(self._capture, self._options))
+        return self._cycle
 
     def _profile(self) -> profile:
         # A new one per cycle: used again it warns at every cycle and, where warnings are errors, crashes at stop.
@@ -102,6 +137,9 @@ class TorchRecorder:
         iterations = part.iterations
         # The trace repeats the path it is exported to: only the directory is a temporary one.
         raw = path.with_name(f".{path.name}.tmp") / path.name.removesuffix(".gz")
+        if cycle.lost:
+            text = "another profiler of torch ended the recording, and nothing is left of it"
+            return Artifact(path=path, whole=False, problem=text, iterations=iterations)
         try:
             raw.parent.mkdir()
             cycle.export(raw)
@@ -126,7 +164,10 @@ class _Cycle:
         self.clock: list[ClockAnchor] = []
         self.first: int | None = None
         """The first position that was recorded."""
+        self.lost = False
+        """Whether the recording was ended by others, which leaves nothing that could be exported."""
         self._profile = prof
+        self._began_ns = 0
         prof.preset_metadata_json("profdeck", about)
         prof.step_num = position  # its marks say ProfilerStep#<step_num>
 
@@ -139,9 +180,15 @@ class _Cycle:
         self._moved()
 
     def stop(self) -> None:
+        if self.lost:
+            other_profilers.leave_open()
+            return
         if self.first is not None:
             self._mark_clock()
         self._profile.stop()
+        result = self._profile.profiler and self._profile.profiler.kineto_results
+        # Kineto says when its session began. Where there was none the result is empty: its export ends the process.
+        self.lost = result is None or not 0 < result.trace_start_ns() <= self._began_ns
 
     def discard(self) -> None:
         """Nothing is left unless it is exported."""
@@ -152,6 +199,7 @@ class _Cycle:
     def _moved(self) -> None:
         if self.first is None and self._profile.current_action is ProfilerAction.RECORD:
             self.first = self._profile.step_num
+            self._began_ns = time.time_ns()
             self._mark_clock()
 
     def _mark_clock(self) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import replace
+from profdeck.base.json_files import read_json
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
 
@@ -147,10 +148,10 @@ def read_record(path: Path) -> FinishRecord:
         ProfdeckError: it cannot be read, or is of a later version.
     """
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=FinishRecord)
+        record = read_json(path, FinishRecord)
     except FileNotFoundError:
         raise
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise ProfdeckError(f"{path}: not a readable record of a finish: {error}.") from None
     if record.schema > SCHEMA:
         raise ProfdeckError(f"{path}: written by a later version; update profdeck to read it.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -62,28 +63,31 @@ class OneAtATime:
         """
         self._library = library
         self._active: Capture | None = None
+        self._mutex = threading.Lock()
 
-    def check(self) -> None:
-        """Check that none records.
+    def take(self, capture: Capture) -> None:
+        """Let a capture record from now on.
 
         Raises:
-            LeaseError: one does.
+            LeaseError: another one does.
         """
-        if self._active is not None:
-            role = self._active.identity.role
+        with self._mutex:
+            active = self._active
+            if active is None:
+                self._active = capture
+        if active is not None:
+            role = active.identity.role
             raise LeaseError(
-                f"Capture {self._active.id} of the role {role} is being recorded in this process; {self._library} "
+                f"Capture {active.id} of the role {role} is being recorded in this process; {self._library} "
                 "records one at a time. Capture the roles at different steps or stages.",
-                f"{self._library}, held by this process ({role}, {self._active.id})",
+                f"{self._library}, held by this process ({role}, {active.id})",
             )
 
-    def begun(self, capture: Capture) -> None:
-        """Take the capture that records from now on."""
-        self._active = capture
-
-    def ended(self) -> None:
-        """Let the next one record."""
-        self._active = None
+    def release(self, capture: Capture) -> None:
+        """Let the next one record, if this one did."""
+        with self._mutex:
+            if self._active is capture:
+                self._active = None
 
 
 def origin(capture: Capture, options: CommonOptions) -> str:

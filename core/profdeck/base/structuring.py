@@ -7,6 +7,7 @@ cattrs does the work; the hooks here take away its coercions (``"false"`` is not
 from __future__ import annotations
 
 import functools
+import math
 import re
 import types
 import typing
@@ -22,6 +23,10 @@ from cattrs.errors import ForbiddenExtraKeysError
 from profdeck.base.errors import ConfigError, nearest
 
 T = TypeVar("T")
+
+_SHOWN = 120
+_LARGEST = 2**63 - 1
+_LONGEST_S = 365 * 86_400.0
 
 
 class _Wrong(ValueError):  # noqa: N818  # never leaves this module
@@ -53,12 +58,30 @@ def unstructure(value: Any) -> Any:
     return _converter().unstructure(value)
 
 
+def duration(least: Any) -> Any:
+    """Return a validator of seconds; longer ones than a year overflow the timers of the system.
+
+    Args:
+        least: the validator of what is too short.
+    """
+    return attrs.validators.and_(least, attrs.validators.le(_LONGEST_S))
+
+
 def show(value: Any) -> str:
     """Describe a wrong value: what it is and of which type."""
     names = {str: "text", bool: "a bool", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
     if value is None:
         return "nothing (null)"
-    return f"{value!r} ({names.get(type(value), type(value).__name__)})"
+    kind = names.get(type(value), type(value).__name__)
+    try:
+        return f"{shortened(repr(value))} ({kind})"
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
+        return f"{kind} that is too large to be shown"
+
+
+def shortened(text: str) -> str:
+    """Return a text of which a reader sees enough."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 @functools.cache
@@ -83,15 +106,39 @@ def _exactly(expected: str, value: Any, cls: type) -> Any:
     if _is_enum(cls):  # cattrs finds hooks by base class, and a StrEnum is a str
         return _enum(value, cls)
     if type(value) is not cls:  # to isinstance a bool is an int, and must not be here
-        hint = " Remove the quotes." if isinstance(value, str) and cls in (bool, int) else ""
-        raise _Wrong(f"expected {expected}, got {show(value)}.{hint}")
+        raise _Wrong(f"expected {expected}, got {show(value)}.{_quoted(value, cls)}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise _Wrong(f"expected an integer of at most {_LARGEST:,}, got {show(value)}.")
+    if isinstance(value, str) and (bad := _UNUSABLE.search(value)):
+        raise _Wrong(f"expected {expected}, got {show(value)}: it has the character {bad[0]!r}.")
     return value
+
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""No path, environment or file of UTF-8 can have these: NUL, and halves of UTF-16 pairs."""
+_TRUE = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+
+
+def _quoted(value: Any, cls: type) -> str:
+    """Return a hint where a text says what another type would."""
+    if not isinstance(value, str):
+        return ""
+    if cls is bool and value.lower() in _TRUE:
+        return f" Write {_TRUE[value.lower()]}."
+    fits = (cls is bool and value.lower() in {"true", "false"}) or (cls is int and value.lstrip("+-").isdecimal())
+    return " Remove the quotes." if fits else ""
 
 
 def _number(value: Any, _: type) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Wrong(f"expected a number, got {show(value)}.")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise _Wrong(f"expected a finite number, got {show(value)}.")
+    return number
 
 
 def _list(value: Any) -> list[Any]:

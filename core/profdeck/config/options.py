@@ -17,6 +17,8 @@ from typing import Any
 import attrs
 from attrs import validators
 
+from profdeck.base.structuring import duration
+
 
 class Activity(StrEnum):
     """What a recorder observes."""
@@ -49,7 +51,7 @@ class CommonOptions:
     with_modules: bool = False
     """Record the module hierarchy of operators (TorchScript modules only, in PyTorch). Default: off."""
 
-    max_capture_s: float = attrs.field(default=1800.0, validator=validators.gt(0.0))
+    max_capture_s: float = attrs.field(default=1800.0, validator=duration(validators.gt(0.0)))
     """Longest duration of one capture in seconds. Default: 1800. When it passes, the capture is stopped, its
     trace is kept and marked partial, and the job goes on."""
 

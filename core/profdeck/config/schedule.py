@@ -13,6 +13,8 @@ from attrs import validators
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
 _EVERY = re.compile(r"\s*every\s+(\d+)(?:\s+from\s+(\d+))?(?:\s+to\s+(\d+))?\s*")
 
+_OTHER_RANGE = re.compile(r"\s*(\d+)\s*[-:,]\s*(\d+)\s*")
+"""How others write ranges."""
 GRAMMAR = (
     "a step number such as 10, a range such as '20..22' (both ends included), 'every 500', "
     "'every 500 from 7' or 'every 500 from 7 to 5000'"
@@ -76,7 +78,9 @@ def parse_span(spec: int | str) -> StepSpan:
         if end is not None and end < first:
             raise ValueError(f"{spec!r} selects nothing: its end is below its start")
         return StepSpan(first, end, 1 if first == end else every)
-    raise ValueError(f"{spec!r} is not a step: expected {GRAMMAR}")
+    meant = _OTHER_RANGE.fullmatch(spec)
+    hint = f". Write {meant[1]}..{meant[2]}" if meant else ""
+    raise ValueError(f"{spec!r} is not a step: expected {GRAMMAR}{hint}")
 
 
 @attrs.frozen

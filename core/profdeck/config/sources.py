@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import yaml
 
-from profdeck.base.documents import read_document
+from profdeck.base.documents import parse_yaml, read_document
 from profdeck.base.errors import ConfigError
-from profdeck.base.structuring import show, structure, unstructure
+from profdeck.base.structuring import shortened, show, structure, unstructure
 from profdeck.config.model import TOP_LEVEL_KEYS, Config
 
 CONFIG_VARIABLE = "PROFDECK_CONFIG"
@@ -148,9 +147,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _scalar(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{where}: {text!r} is not a YAML value; quote it, or write lists as [a, b].") from None
+        return parse_yaml(text)
+    except ValueError:
+        raise ConfigError(
+            f"{where}: {shortened(repr(text))} is not a YAML value; quote it, or write lists as [a, b]."
+        ) from None
 
 
 def _key(parts: list[str], data: Mapping[str, Any], where: str) -> Key:

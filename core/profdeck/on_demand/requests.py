@@ -14,6 +14,7 @@ import msgspec
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
+from profdeck.base.json_files import decode_json, read_json
 from profdeck.base.processes import ProcessId
 
 SCHEMA = 1
@@ -250,16 +251,16 @@ def decide(path: Path, record: T) -> T | None:
 def read_file(path: Path, kind: type[T]) -> T | None:
     """Read a file of a request; None if it is absent or not understood."""
     try:
-        return decode(path.read_bytes(), kind)
-    except OSError:
+        return decode(bytes(read_json(path, msgspec.Raw)), kind)
+    except (OSError, ValueError):
         return None
 
 
 def decode(text: bytes, kind: type[T]) -> T | None:
     """Decode a file of a request; None if it is not understood."""
     try:
-        record: Any = msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError:
+        record: Any = decode_json(text, kind)
+    except ValueError:
         return None
     token = getattr(record, "token", None)
     if record.schema > SCHEMA or (token is not None and not _TOKEN.fullmatch(token)):

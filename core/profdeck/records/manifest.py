@@ -6,8 +6,9 @@ costs one rank at most. The first manifest is written before recording starts: a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import attrs
@@ -15,13 +16,18 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import replace
+from profdeck.base.json_files import decode_json, read_json
 from profdeck.base.processes import is_running, own_start
+from profdeck.base.structuring import shortened
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import Capture
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 
+_MOST_RANKS = 1 << 16
+_LARGEST = 1 << 53
+_LONGEST_NAME = 255
 SCHEMA = 1
 
 
@@ -145,14 +151,43 @@ def read_manifest(path: Path) -> Manifest:
         ProfdeckError: it cannot be read or is not a manifest of a known schema.
     """
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ProfdeckError(f"{path}: not a readable manifest: {error}.") from None
+        manifest = read_json(path, Manifest)
+        _check_bounds(manifest)
+    except (OSError, ValueError) as error:
+        raise ProfdeckError(f"{path}: not a readable manifest: {getattr(error, 'strerror', None) or error}.") from None
     if manifest.schema > SCHEMA:
         raise ProfdeckError(
             f"{path}: written by profdeck {manifest.profdeck} in a later format; update profdeck to read it."
         )
     return manifest
+
+
+def decode_manifest(content: bytes) -> Manifest:
+    """Decode a manifest that another host wrote.
+
+    Raises:
+        ValueError: it is none.
+    """
+    manifest = decode_json(content, Manifest)
+    _check_bounds(manifest)
+    return manifest
+
+
+def _check_bounds(manifest: Manifest) -> None:
+    """Check what would cost its reader too much, or lead out of the run.
+
+    Raises:
+        ValueError: there is something of that kind.
+    """
+    numbers = (manifest.rank, manifest.world_size, manifest.replica or 0, manifest.first_step, manifest.last_step)
+    if any(abs(number) > _LARGEST for number in numbers) or len(manifest.expected_ranks) > _MOST_RANKS:
+        raise ValueError(f"it has numbers that no job has, such as more than {_MOST_RANKS:,} ranks")
+    for record in manifest.artifacts:
+        place = PurePosixPath(record.name)
+        if place.is_absolute() or not record.name or any(part in {"..", "."} for part in place.parts):
+            raise ValueError(f"it names {shortened(repr(record.name))}, which is no file beside it")
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in place.parts) or "\0" in record.name:
+            raise ValueError(f"it names {shortened(repr(record.name))}, which no file can be called")
 
 
 def is_manifest(file: Path) -> bool:

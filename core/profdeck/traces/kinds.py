@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -167,10 +167,15 @@ def kind_named(name: str) -> ArtifactKind | None:
     return None if name == TRACE else next((kind for kind in kinds() if kind.name == name), None)
 
 
-def files_below(path: Path) -> Iterator[Path]:
-    """Yield the files below a directory, in no order; a directory that is an artifact counts as one."""
+def files_below(path: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Yield the files below a directory, in no order; a directory that is an artifact counts as one.
+
+    Args:
+        path: the directory.
+        on_error: told of directories that cannot be read.
+    """
     suffixes = tuple(kind.suffix for kind in kinds() if kind.suffix)
-    for name, directories, files in os.walk(path):
+    for name, directories, files in os.walk(path, onerror=on_error):
         directory = Path(name)
         whole = {child for child in directories if suffixes and child.endswith(suffixes)}
         yield from (directory / child for child in (*whole, *files))

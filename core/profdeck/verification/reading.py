@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import msgspec
 
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import size_of_tree
+from profdeck.base.json_files import read_json
 from profdeck.base.progress import Meter, Progress
+from profdeck.config.model import Mode
+from profdeck.config.schedule import Schedule
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, replica_directory
 from profdeck.records.status import Status
 from profdeck.traces.kinds import TRACE, ArtifactKind, files_below, kind_named
 from profdeck.traces.reading.integrity import check_trace
 from profdeck.verification.reports import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
+
+_MOST_STEPS = 1000
 
 
 def read_run(
@@ -39,11 +45,16 @@ def read_run(
     Raises:
         ProfdeckError: the path is not a run directory.
     """
-    roles = list(read_about(path).get("roles", ()))
+    about = read_about(path)
+    roles = [role for role in _list(about.get("roles")) if isinstance(role, str)]
     manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
     targets: list[tuple[Path, Manifest]] = []
-    problems = []
-    files = sorted(file for step in path.glob(within) for file in files_below(step))
+    problems: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{_below(error.filename, path)} cannot be read: {error.strerror}.")
+
+    files = sorted(file for step in path.glob(within) for file in files_below(step, on_error=unreadable))
     for file in filter(is_manifest, files):
         try:
             manifest = read_manifest(file)
@@ -51,6 +62,9 @@ def read_run(
             problems.append(str(error))
             continue
         if only is not None and not only(manifest):
+            continue
+        if not _is_at_its_place(file, manifest, path):
+            problems.append(f"{file.relative_to(path)} is a copy: it is the manifest of another rank, step or role.")
             continue
         if manifest.target is not None:
             targets.append((file, manifest))
@@ -69,6 +83,7 @@ def read_run(
     places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
     asked = tuple(_target(file, manifest, there, places, meter) for file, manifest in targets)
     if only is None:
+        problems += _skipped(about, captures, asked)
         seen = {capture.role for capture in captures} | {target.role for target in asked}
         problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
         ranked = (rank for capture in captures for rank in capture.ranks)
@@ -82,6 +97,47 @@ def read_run(
     return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems))
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _below(file: Any, path: Path) -> str:
+    return str(file).removeprefix(f"{path}/")
+
+
+def _is_at_its_place(file: Path, manifest: Manifest, run: Path) -> bool:
+    """Tell whether a manifest is where its process wrote it: a copy elsewhere would count as a rank of its own."""
+    directory = run / f"step_{manifest.first_step:06d}" / manifest.role
+    if manifest.replica is not None:
+        directory = replica_directory(directory, manifest.replica)
+    about = "target." if manifest.target is not None else f"rank_{manifest.rank:04d}"
+    return file.parent == directory and file.name.startswith(about) and file.name.endswith(f".{manifest.capture}.json")
+
+
+def _skipped(
+    about: Mapping[str, Any], captures: Iterable[CaptureReport], targets: Iterable[TargetReport]
+) -> Iterator[str]:
+    """Yield the selected steps between others that were captured of which nothing is there."""
+    config = about.get("config")
+    try:
+        config = config if isinstance(config, dict) else {}
+        schedule = Schedule.from_list(_list(config.get("steps")))
+    except (ValueError, TypeError):
+        return
+    if config.get("mode") != Mode.CONTINUOUS:  # a step may have no stage
+        return
+    there = sorted(
+        {*((one.first_step, one.last_step) for one in captures)} | {(one.first_step,) * 2 for one in targets}
+    )
+    reached = there[0][1] if there else 0
+    for first, last in there[1:]:
+        gap = list(itertools.islice(schedule.steps(reached + 1, first - 1), _MOST_STEPS)) if first > reached + 1 else []
+        if gap:
+            which = f"Step {gap[0]} was" if len(gap) == 1 else f"Steps {gap[0]} to {gap[-1]} were"
+            yield f"{which} selected, and nothing is there of it, though a later one was captured."
+        reached = max(reached, last)
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """Return what the ``run.json`` of a run says.
 
@@ -89,7 +145,7 @@ def read_about(path: Path) -> dict[str, Any]:
         ProfdeckError: the path is not a run directory.
     """
     try:
-        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=dict[str, Any])
+        return read_json(path / RUN_FILE, dict[str, Any])
     except FileNotFoundError:
         runs = sorted(child.parent.name for child in path.glob(f"*/{RUN_FILE}"))
         if runs:
@@ -98,7 +154,7 @@ def read_about(path: Path) -> dict[str, Any]:
             ) from None
         what = "has no" if path.is_dir() else "does not exist, so it has no"
         raise ProfdeckError(f"{path} {what} {RUN_FILE}: it is not the directory of a run.") from None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
 
 
@@ -218,8 +274,10 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> Artifact
         problem=record.problem,
         iterations=record.iterations,
     )
-    if not path.exists():
+    if not os.path.lexists(path):
         report = attrs.evolve(report, whole=False, problem=record.problem or "the file is gone")
+    elif (not path.is_file() and not (kind and path.is_dir())) or path.is_symlink():
+        report = attrs.evolve(report, whole=False, problem="is no regular file")
     elif record.kind == TRACE or kind is not None:
         try:
             report = _checked(report, kind, meter)
@@ -231,6 +289,9 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> Artifact
             report = attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
     if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):
         problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
+        report = attrs.evolve(report, whole=False, problem=problem)
+    if report.whole and record.events is not None and report.events != record.events:
+        problem = f"has {report.events:,} events where {record.events:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
     meter.passed(size_bytes)
     return report
@@ -253,9 +314,9 @@ def _checked(report: ArtifactReport, kind: ArtifactKind | None, meter: Meter) ->
 
 def _size(path: Path) -> int:
     """Return the size of a file, or of all files in a directory; 0 if there is nothing."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         return size_of_tree(path)
-    return path.stat().st_size if path.exists() else 0
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _begun(reports: Iterable[RankReport | TargetReport]) -> tuple[str, ...]:

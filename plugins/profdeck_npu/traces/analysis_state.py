@@ -14,6 +14,7 @@ import msgspec
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import replace
+from profdeck.base.json_files import read_json
 from profdeck.base.processes import is_running
 
 STATE_FILE = "profdeck_analysis.json"
@@ -55,10 +56,10 @@ def read_state(directory: Path) -> AnalysisState | None:
     """
     path = directory / STATE_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=AnalysisState)
+        return read_json(path, AnalysisState)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise TraceError(f"{path}: cannot be read as the state of an analysis: {error}.") from error
 
 

@@ -26,7 +26,7 @@ from profdeck.base.blocking import in_thread
 from profdeck.base.errors import CaptureError, ProfdeckError, describe
 from profdeck.base.files import new_file, replace, size_of, write_new
 from profdeck.engine.engine import FileHost, RemoteFiles
-from profdeck.records.manifest import SCHEMA, ArtifactRecord, Manifest, read_manifest
+from profdeck.records.manifest import SCHEMA, ArtifactRecord, Manifest, decode_manifest, read_manifest
 from profdeck.records.status import Status
 from profdeck.traces.kinds import kind_named
 from profdeck.traces.reading.integrity import check_trace
@@ -116,8 +116,8 @@ class Downloader:
             async with in_time(self.until, self.late), _slot():
                 content = await self.files.read(str(place))
             try:
-                manifest = msgspec.json.decode(content, type=Manifest)
-            except msgspec.MsgspecError as error:
+                manifest = decode_manifest(content)
+            except ValueError as error:
                 raise CaptureError(f"its manifest cannot be read: {error}") from None
             if manifest.schema > SCHEMA:
                 raise CaptureError(f"its manifest was written by profdeck {manifest.profdeck} in a later format")

@@ -17,10 +17,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 import attrs
-import msgspec
 
 from profdeck.base.errors import ProfdeckError, TraceError
-from profdeck.records.manifest import Manifest, is_manifest
+from profdeck.base.json_files import read_bounded
+from profdeck.records.manifest import decode_manifest, is_manifest
 from profdeck.traces.kinds import kind_of
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -134,9 +134,9 @@ def _is_artifact(directory: int, name: str) -> bool:
         beside = f"{name[:end]}.json"
         if beside == name or not is_manifest(Path(beside)):
             continue
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError):
             with open(os.open(beside, _READ, dir_fd=directory), "rb") as file:  # noqa: PTH123  # a descriptor
-                manifest = msgspec.json.decode(file.read(), type=Manifest)
+                manifest = decode_manifest(read_bounded(file.fileno()))
             if any(record.name == name for record in manifest.artifacts):
                 return True
     return False

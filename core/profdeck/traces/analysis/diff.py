@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import attrs
-import msgspec
 
 from profdeck.base.errors import TraceError
+from profdeck.base.json_files import decode_json
 from profdeck.traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck.traces.analysis.model import PerStep, RankSummary, RunSummary, StepSummary
 from profdeck.traces.analysis.noise import Measured, TimeSample, change_of, pooled, sample_of
@@ -40,10 +40,10 @@ def load_summary(path: Path) -> RunSummary:
         TraceError: It cannot be read, or is no such document.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunSummary)
+        return decode_json(path.read_bytes(), RunSummary)
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise TraceError(
             f"{path} is no summary by this version of profdeck: {error}. Make one with `profdeck summary RUN --json`."
         ) from error

@@ -1,0 +1,59 @@
+"""Small JSON files that other processes, other hosts or anybody may have written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_MOST_BYTES = 64 << 20
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read such a file. Only regular files are opened: a pipe would wait for a writer, a device has no end.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is too large, or not of this kind.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
+        return decode_json(read_bounded(file.fileno()), kind)
+
+
+def read_bounded(descriptor: int) -> bytes:
+    """Read an open file whole.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is too large.
+    """
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file")
+    with open(descriptor, "rb", closefd=False) as file:  # as above
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    return content
+
+
+def decode_json(content: bytes, kind: type[T]) -> T:
+    """Decode JSON of a kind.
+
+    Raises:
+        ValueError: it is none, or of another kind.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,116 @@
+"""Config files as people write and mistype them: what they mean, or a sentence that says where they are wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.base.documents import parse_yaml
+from profdeck.base.errors import ConfigError
+from profdeck.config.sources import load
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("0o10", 8),
+        ("0x10", 16),
+        ("-3", -3),
+        ("10:20", "10:20"),
+        ("1_000", "1_000"),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("true", True),
+        ("~", None),
+        ("2026-01-31", "2026-01-31"),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("1.2.3", "1.2.3"),
+        ("{a: &a {b: 1}, c: {<<: *a, d: 2}}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+    found = parse_yaml(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.text(st.characters(max_codepoint=0x7E, min_codepoint=32)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_json_is_yaml(value: Any) -> None:
+    assert parse_yaml(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("steps: [10:20]", "'10:20' is not a step: .* Write 10..20"),
+        ("steps: ['3-4']", "Write 3..4"),
+        ("steps: [2026-02-30]", "'2026-02-30' is not a step"),
+        ("run: a\nrun: b", "the key 'run' is there twice"),
+        ("roles: {t: {backend: torch}, t: {backend: npu}}", "the key 't' is there twice"),
+        ("steps: [!!int x]", "not valid YAML: invalid literal"),
+        ("run: !!timestamp x", "not valid YAML"),
+        ("run: !!python/object:os.system x", "not valid YAML: could not determine a constructor"),
+        ("roles: &a {trainer: *a}", "nested more than 32 deep"),
+        ("steps: " + "[" * 3000, "nested more than 32 deep"),
+        ("steps: " + "[" * 40 + "]" * 40, "nested more than 32 deep"),
+        (LAUGHS, "more than 100,000 values"),
+        ("steps: [" + "9" * 5000 + "]", "not valid YAML: Exceeds the limit"),
+        ("final_step: " + "9" * 30, "final_step: expected an integer of at most"),
+        ('output: "a\\0b"', r"output: expected a path, .* it has the character '.x00'"),
+        ('run: "\\ud800"', "run: expected text"),
+        ("finish: {timeout_s: .inf}", "finish.timeout_s: expected a finite number"),
+        ("finish: {timeout_s: 1e10}", "finish.timeout_s|timeout_s"),
+        ("on_demand: yes", "expected true or false, got 'yes' .text.. Write true"),
+        ("on_demand: yes please", "expected true or false, got 'yes please' .text..$"),
+        ("on_demand: 'true'", "Remove the quotes"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    before_s = time.monotonic()
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(tmp_path / "a.yaml")
+    assert time.monotonic() - before_s < 10
+    assert len(str(caught.value)) < 700
+    if len(text) < 100 and "\n" not in text:  # the same by the environment
+        key, _, value = text.partition(": ")
+        with pytest.raises(ConfigError):
+            load(environ={f"PROFDECK__{key.upper()}": value})
+
+
+def test_toml_is_bounded_as_well(tmp_path: Path) -> None:
+    for number, text in enumerate(("final_step = " + "9" * 5000, "steps = " + "[" * 3000, "run = 1979-05-27")):
+        (tmp_path / f"{number}.toml").write_text(text)
+        with pytest.raises(ConfigError):
+            load(tmp_path / f"{number}.toml")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e10", "-1", "0"])
+def test_no_limit_is_one_that_no_timer_can_have(seconds: str) -> None:
+    from profdeck import Profiler
+
+    settings = {"steps": [1], "trainer.backend": "torch", "trainer.options.max_capture_s": float(seconds)}
+    with pytest.raises(ConfigError, match="max_capture_s"):
+        Profiler.from_config(settings=settings)
