@@ -14,6 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from profdeck.base.errors import CaptureError
+from profdeck.cli import kit
 from profdeck.cli.kit import Json, print_json
 
 _CONFIG = """\
@@ -88,7 +89,7 @@ def _profdeck(*arguments: str) -> str:
         [sys.executable, "-m", "profdeck", *arguments], check=False, stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
-        typer.echo(done.stdout, err=True)
+        kit.say(done.stdout)
         raise CaptureError(f"The demo's run is not complete: profdeck {' '.join(arguments)} says what is missing.")
     return done.stdout
 

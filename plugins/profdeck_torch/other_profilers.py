@@ -1,7 +1,7 @@
 """Other profilers of torch in this process: torch has one recording at a time, which the next one ends.
 
 A second ``torch.profiler.profile`` or ``autograd.profiler.profile`` takes over the session of Kineto. The export of
-the first, whose result is empty then, ends the process (torch 2.13, by running it). So a capture gives way before
+the first, whose result is empty then, ends the process (torch 2.13, by running it). So a capture ends before
 another profiler begins.
 """
 

@@ -20,6 +20,7 @@ import typer
 
 from profdeck import Profiler
 from profdeck.base.errors import ConfigError
+from profdeck.cli import kit
 from profdeck.cli.kit import Settings
 from profdeck.config.sources import gather, parse_setting
 from profdeck.records.run_directory import RUN_FILE
@@ -150,10 +151,10 @@ def _report(source: StepSource, *, as_json: bool) -> None:
         line = f"profdeck: rank {capture.identity.rank}: {capture.id} is {capture.status}"
         typer.echo(" - ".join([line, *capture.problems]), err=True)
     if run is not None:
-        typer.echo(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}", err=True)
+        kit.say(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}")
     elif source.step == 1:
         why = "the script stepped no torch optimizer. Mark its steps with profdeck.Profiler instead."
-        typer.echo(f"profdeck: nothing was captured: {why}", err=True)
+        kit.say(f"profdeck: nothing was captured: {why}")
     else:
         why = f"the script ended after optimizer step {source.step - 1}."
-        typer.echo(f"profdeck: nothing was captured: {why}", err=True)
+        kit.say(f"profdeck: nothing was captured: {why}")

@@ -279,4 +279,4 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _say(text: str) -> None:
     """Tell how it goes on stderr: stdout has the result."""
-    typer.echo(text, err=True)
+    kit.say(text)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import typer
 
 from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
@@ -266,7 +265,7 @@ async def _recorded(
             with contextlib.suppress(CaptureError):  # what is incomplete is in the report
                 await (fleet.astop() if lost is None else fleet.aclose(lost))
     except asyncio.CancelledError:
-        typer.echo("Stopping what records. Press Ctrl-C again to leave its files to the servers.", err=True)
+        kit.say("Stopping what records. Press Ctrl-C again to leave its files to the servers.")
         raise
     finally:
         await fleet.aclose("interrupted")  # the servers must not go on recording

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from profdeck.base.errors import BrokenPluginError, PluginError, ProfdeckError, nearest
+from profdeck.cli import kit
 from profdeck.cli.kit import ExitCode, exit_code
 
 COMMANDS = "profdeck.commands"
@@ -53,7 +54,7 @@ class Commands(TyperGroup):
             typer.echo("error: " + str(error).replace("\n", "\n       "), err=True)
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            kit.say("interrupted")
             ctx.exit(ExitCode.INTERRUPTED)
 
 

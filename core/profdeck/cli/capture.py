@@ -214,7 +214,7 @@ def _numbers(text: str) -> list[int]:
 
 def _report(captured: _capture_servers.ServerCapture, *, json: bool) -> None:
     if captured.sent is not None:
-        typer.echo(str(captured.sent), err=True)
+        kit.say(str(captured.sent))
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
     with kit.progress("Waiting for the finish"):
         start.await_own()

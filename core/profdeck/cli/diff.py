@@ -76,7 +76,7 @@ def command(
         runs.append(run)
         problems += of_path
     for problem in problems:
-        typer.echo(f"error: {problem}", err=True)
+        kit.say(f"error: {problem}")
     diff = diff_runs(*runs)
     _warn(diff, runs, (before, after))
     regressions = [
@@ -96,7 +96,7 @@ def command(
             console.print(f"Over the limit: {_headline(role, change)}", style="red", soft_wrap=True)
     undecided = [_label(role) for role in diff.roles if fail_over is not None and not role.decisive]
     for label in undecided:
-        typer.echo(f"error: {label}: there are no steps, kernels or operators on both sides to judge by.", err=True)
+        kit.say(f"error: {label}: there are no steps, kernels or operators on both sides to judge by.")
     if problems or undecided:
         raise typer.Exit(ExitCode.UNREADABLE)
     if regressions:

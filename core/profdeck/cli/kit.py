@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, ProfdeckError
 
@@ -24,7 +26,18 @@ _REFRESH_EVERY_S = 0.1
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
+_CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Return a text of anybody as a terminal may show it: what would control that, or cannot be written, is escaped."""
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 class _Stdout(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
     def on_broken_pipe(self) -> None:
         _leave()
 
@@ -47,9 +60,14 @@ def print_json(document: Any) -> None:
         _leave()
 
 
+def say(text: str) -> None:
+    """Print a line to stderr."""
+    typer.echo(printable(text), err=True)
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    typer.echo(f"warning: {text}", err=True)
+    say(f"warning: {text}")
 
 
 def table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table:

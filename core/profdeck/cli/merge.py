@@ -15,7 +15,7 @@ from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
     from profdeck.base.progress import Progress
-    from profdeck.traces.analysis.alignment import Alignment
+    from profdeck.traces.analysis.alignment import Alignment, Shifts
     from profdeck.traces.sources import TraceSource
     from profdeck.traces.writing.selection import Selection
 
@@ -90,13 +90,18 @@ def command(  # noqa: PLR0913  # the options of a command line
         sources = _in_json(sources)
     how = _alignment(align, sources)
     count = _trace_options.cores(processes)
-    pieces = list(map(WrittenPiece, sources, _shifts(sources, how, count), _selections(sources, part)))
+    from profdeck.traces.analysis.alignment import Alignment
+
+    shifts = _shifts(sources, how, count)
+    if len(shifts.unknown) == len(sources):
+        how = Alignment.NONE  # what was asked for found nothing
+    pieces = list(map(WrittenPiece, sources, shifts.shift_ns, _selections(sources, part)))
     write = _write_slim if slim else _write_chrome
     with kit.progress("Merging the traces") as on_progress, _trace_part.writing(destination):
         written = write(pieces, destination, count, on_progress)
     for problem in written.problems:
         kit.warn(f"{problem} What is readable was merged.")
-    _report(destination, sources, how, written, json=json)
+    _report(destination, sources, how, len(shifts.unknown) if how is not Alignment.NONE else 0, written, json=json)
     if written.problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 
@@ -146,14 +151,14 @@ def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
         raise typer.BadParameter(f"--align {how}: it is one of {', '.join(Alignment)}.") from None
 
 
-def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> tuple[int, ...]:
+def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> Shifts:
     from profdeck.traces.analysis.alignment import align
 
     with kit.progress("Aligning the clocks") as on_progress:
         shifts = align(sources, how, processes=processes, on_progress=on_progress)
     for source in shifts.unknown:
         kit.warn(f"{kit.short(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
-    return shifts.shift_ns
+    return shifts
 
 
 def _selections(sources: Sequence[TraceSource], part: _trace_part.TracePart) -> list[Selection | None]:
@@ -210,18 +215,22 @@ def _write_slim(pieces: Sequence[WrittenPiece], destination: Path, processes: in
     return Written(written.slices, written.size_bytes, written.problems)
 
 
-def _report(destination: Path, sources: Sequence[TraceSource], how: Alignment, written: Written, *, json: bool) -> None:
+def _report(  # noqa: PLR0913  # what there is to say
+    destination: Path, sources: Sequence[TraceSource], how: Alignment, unknown: int, written: Written, *, json: bool
+) -> None:
     if json:
         kit.print_json(
             {
                 "path": str(destination),
                 "traces": [str(source.path) for source in sources],
                 "align": str(how),
+                "unaligned": unknown,
                 "events": written.events,
                 "size_bytes": written.size_bytes,
                 "problems": list(written.problems),
             }
         )
         return
+    but = f", but {unknown} of them" if unknown else ""
     about = f"{len(sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}"
-    kit.stdout().print(f"{destination}: {about}; clocks aligned by: {how}", soft_wrap=True)
+    kit.stdout().print(f"{destination}: {about}; clocks aligned by: {how}{but}", soft_wrap=True)

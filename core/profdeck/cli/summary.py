@@ -93,7 +93,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     else:
         _print(kit.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
     for problem in problems:
-        typer.echo(f"error: {problem}", err=True)
+        kit.say(f"error: {problem}")
     for rank in run.ranks:
         if rank.problem:
             kit.warn(f"{kit.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
@@ -142,7 +142,7 @@ def _print(console: Console, run: RunSummary, limit: int | None, *, detailed: bo
     if detailed:
         for rank in run.ranks:
             _print_rank(console, rank, limit)
-    if len(run.ranks) > 1:
+    if len(run.ranks) > 1 or not detailed:
         _print_overview(console, run.ranks)
     for group in run.skew:
         _print_skew(console, group, limit)

@@ -179,7 +179,8 @@ def _check_bounds(manifest: Manifest) -> None:
     Raises:
         ValueError: there is something of that kind.
     """
-    numbers = (manifest.rank, manifest.world_size, manifest.replica or 0, manifest.first_step, manifest.last_step)
+    numbers = [manifest.rank, manifest.world_size, manifest.replica or 0, manifest.first_step, manifest.last_step]
+    numbers += [manifest.pid, manifest.started_ns >> 20, (manifest.ended_ns or 0) >> 20]
     if any(abs(number) > _LARGEST for number in numbers) or len(manifest.expected_ranks) > _MOST_RANKS:
         raise ValueError(f"it has numbers that no job has, such as more than {_MOST_RANKS:,} ranks")
     for record in manifest.artifacts:

@@ -50,6 +50,7 @@ def test_json_document(cli: Cli, record: Record, tmp_path: Path) -> None:
         "path": str(tmp_path / "all.json"),
         "traces": [str(trace)],
         "align": "none",
+        "unaligned": 0,
         "events": sum("ph" in event for event in events(tmp_path / "all.json")),
         "size_bytes": (tmp_path / "all.json").stat().st_size,
         "problems": [],

@@ -93,7 +93,7 @@ class Downloader:
         for record in manifest.artifacts:
             beside = record.name.startswith((f"{path.stem}.", f"{path.stem}_")) and record.name.isprintable()
             if not beside or "/" in record.name:
-                raise CaptureError(f"its manifest names {record.name!r}, which is not beside it")
+                raise CaptureError(f"its manifest names {record.name!r}, which is no file beside it")
         copy = _Copy(path, content, f"{self.source.host}:{PurePosixPath(self.source.output, place)}")
         fresh = await in_thread(copy.begin)
         if not fresh:

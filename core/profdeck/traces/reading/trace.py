@@ -93,12 +93,17 @@ class Trace:
         Raises:
             ImportError: pyarrow is not installed.
         """
+        import numpy as np
         import pyarrow as pa
 
         columns = self.columns()
 
         def text(codes: Any, values: list[str]) -> pa.DictionaryArray:
-            return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(values, pa.string()))
+            # Two codes may have one text, such as a name that is cut; a dictionary must have each once.
+            unique = {value: number for number, value in enumerate(dict.fromkeys(values))}
+            codes = np.array([unique[value] for value in values], np.int32)[codes]
+            texts = [value.encode("utf-8", "replace").decode() for value in unique]
+            return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(texts, pa.string()))
 
         pids, tids = ([str(track[part]) for track in columns.tracks] for part in (0, 1))
         return pa.table(

@@ -1,0 +1,58 @@
+"""Texts of traces, manifests and servers reach the terminal as text: they neither control it nor end the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.cli import kit
+
+NASTY = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\ttext\n", "plain\ttext\n"),
+        ("größer 日本", "größer 日本"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\r\x07\x9b", "\\r\\x07\\x9b"),
+        ("\udcff", "\\udcff"),
+        ("\u202eevil", "\\u202eevil"),
+    ],
+)
+def test_what_controls_a_terminal_is_escaped(text: str, shown: str) -> None:
+    assert kit.printable(text) == shown
+
+
+def trace(path: Path, name: str) -> Path:
+    event = {"ph": "X", "cat": "cpu_op", "name": name, "ts": 1, "dur": 5, "pid": 1, "tid": 1}
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    return path
+
+
+@pytest.mark.parametrize("name", [NASTY, "half \ud800 of a pair"])
+def test_names_of_traces(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    file = trace(tmp_path / "a.json", name)
+    for command in (["summary", file], ["summary", file, file, "--overview"], ["diff", file, file]):
+        result = cli(*command)
+        assert result.exit_code == 0, result.output
+        assert not any(ord(one) < 32 and one not in "\n\t" for one in result.output), command
+        assert "\x9b" not in result.output
+
+
+def test_names_of_files(cli: Callable[..., Any], tmp_path: Path) -> None:
+    result = cli("summary", trace(tmp_path / "\x1b[31mred.json", "x"))
+    assert "\x1b" not in result.output
+    result = cli("summary", tmp_path / "absent\x1b[2J.json")
+    assert result.exit_code == 4
+    assert "\x1b" not in result.output + result.stderr
+
+
+def test_one_trace_has_an_overview(cli: Callable[..., Any], tmp_path: Path) -> None:
+    result = cli("summary", trace(tmp_path / "a.json", "x"), "--overview")
+    assert "span ms" in result.stdout
