@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profdeck.base.errors import TraceError
 from profdeck.cli import kit
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def cores(processes: int) -> int:
     return processes or len(os.sched_getaffinity(0))
 
 
+def left_out(path: Path, why: str) -> None:
+    """Warn of a file below a directory that is passed over."""
+    kit.warn(f"{kit.short(path)} {why}.")
+
+
 def summarise_paths(
     paths: Sequence[Path],
     *,
@@ -54,10 +60,17 @@ def summarise_paths(
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
     from profdeck.traces.analysis.run_summary import summarise_run
+    from profdeck.traces.reading.recognition import FileFormat, format_of
     from profdeck.traces.sources import find_sources
 
     classifier = Classifier(load_rules(rules)) if rules else None
-    sources = find_sources(paths)
+    sources = find_sources(paths, on_left_out=left_out)
+    for source in sources:
+        if format_of(source.path) is FileFormat.MERGED:
+            raise TraceError(
+                f"{kit.short(source.path)} holds the traces of several ranks in one. Give those, or the run that they "
+                "are in: here their steps and devices would be added up."
+            )
     with kit.progress("Reading the traces") as on_progress:
         summary, errors = summarise_run(
             sources,

@@ -85,7 +85,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     part = _trace_part.TracePart.of(steps, iterations, time, category)
     destination = _trace_part.new_file(output)
     slim = output.name.endswith(_PERFETTO)
-    sources = _chosen(find_sources(paths), role, rank)
+    sources = _chosen(find_sources(paths, on_left_out=_trace_options.left_out), role, rank)
     if not slim:
         sources = _in_json(sources)
     how = _alignment(align, sources)

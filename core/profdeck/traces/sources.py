@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,15 @@ import attrs
 from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.records.capture import Unit
 from profdeck.traces.kinds import TRACE, files_below, kind_named, kind_of, kinds, size_to_read
+from profdeck.traces.reading.recognition import FileFormat, format_of, reader_of
 
 if TYPE_CHECKING:
     from profdeck.records.manifest import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
 _TRACES = (".trace.json", ".trace.json.gz")
+_JSON = (".json", ".json.gz")
+_OF_RUNS = ("rank_", "target.", ".")
 
 
 @attrs.frozen
@@ -79,15 +82,20 @@ class TraceSource:
         return offsets[len(offsets) // 2] if offsets else None
 
 
-def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
+def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], None] | None = None) -> list[TraceSource]:
     """Find the traces below some paths, each once, in the order of the paths and then of the names.
 
     A file is a trace whatever its name is, and so is a directory of a kind that a plugin reads. Below other directories
-    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests name, and those of
-    other kinds. Files in which a target merged its ranks are left out there: the ranks have them.
+    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests name, those of other
+    kinds, and every ``.json`` or ``.json.gz`` that begins as a trace does. Merged traces are left out there: their
+    ranks have what is in them.
+
+    Args:
+        paths: files and directories.
+        on_left_out: told of each merged trace below a directory, and of each profile that other tools read, and why.
 
     Raises:
-        TraceError: There is no trace below a directory.
+        TraceError: There is no trace below a directory, or a file is a profile that other tools read.
     """
     found: dict[Path, TraceSource] = {}
     for given in paths:
@@ -95,9 +103,21 @@ def find_sources(paths: Sequence[Path]) -> list[TraceSource]:
         path = Path(os.path.abspath(given)) if given.name in {"", ".."} and kind_of(given) is not None else given  # noqa: PTH100
         told = {source.path: source for source in _told(path)}
         if _is_one(path):
+            if path not in told and kind_of(path) is None and (reader := reader_of(path)) is not None:
+                raise TraceError(f"{path} is no Chrome trace, but {reader}.")
             found.setdefault(path, told.get(path, TraceSource(path)))
             continue
-        below = set(filter(_is_trace, files_below(path))) | told.keys()
+        below = set(told)
+        for file in files_below(path):
+            if file in told:
+                continue
+            if _is_trace(file):
+                below.add(file)
+            elif on_left_out is not None and (why := _why_left_out(file)) is not None:
+                on_left_out(file, why)
+        # Where a plugin reads the files of a directory, a trace beside them is a part of what it reads.
+        of_plugins = {file.parent for file in below if kind_of(file) is not None}
+        below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
         sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
         sources = [source for source in sources if source.manifest is None or source.manifest.target is None]
         if not sources:
@@ -114,8 +134,23 @@ def _is_one(path: Path) -> bool:
     return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises
 
 
-def _is_trace(path: Path) -> bool:
+def _is_named_so(path: Path) -> bool:
     return path.name.endswith(_TRACES) or kind_of(path) is not None
+
+
+def _is_trace(path: Path) -> bool:
+    if _is_named_so(path):
+        return True
+    return path.name.endswith(_JSON) and format_of(path) is FileFormat.TRACE
+
+
+def _why_left_out(path: Path) -> str | None:
+    if path.name.startswith(_OF_RUNS):  # what captures leave besides traces
+        return None
+    if path.name.endswith(_JSON) and format_of(path) is FileFormat.MERGED:
+        return "holds the traces of several ranks; they count by themselves"
+    reader = reader_of(path)
+    return None if reader is None else f"is {reader}"
 
 
 def _endings() -> list[str]:

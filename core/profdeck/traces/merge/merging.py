@@ -174,7 +174,10 @@ class _Merge:
         if not any(segment.processes for segment in self._segments):
             raise TraceError(" ".join(["There is no event to merge.", *problems]))
         output = _Output(file, gzip=self._gzip)
-        output.text(b'{\n"traceEvents": [\n')
+        output.text(b"{\n")
+        for key, value in self._members().items():  # first, so that its beginning tells what the file is
+            output.text(encoded({key: value})[1:-1] + _SEPARATOR)
+        output.text(b'"traceEvents": [\n')
         events = processes = 0
         between = b""
         for (source, segment), part in zip(self._pairs(), self._parts, strict=True):
@@ -188,10 +191,7 @@ class _Merge:
                 between = segment.between
             processes += len(segment.processes)
             events += segment.written + len(added)
-        output.text(b"\n]")
-        for key, value in self._members().items():
-            output.text(_SEPARATOR + encoded({key: value})[1:-1])
-        output.text(b"\n}\n")
+        output.text(b"\n]\n}\n")
         size_bytes, json_bytes = output.finish()
         return TraceCheck(size_bytes, json_bytes, events, whole=not problems, problem=" ".join(problems) or None)
 
@@ -210,7 +210,7 @@ class _Merge:
         return places
 
     def _members(self) -> dict[str, Any]:
-        """Return the members of the top-level object behind the events."""
+        """Return the members of the top-level object beside the events; the first says that it is a merged one."""
         members: dict[str, Any] = {}
         described = []
         for source, segment in self._pairs():
@@ -231,7 +231,7 @@ class _Merge:
             )
         if self._base_ns is not None:
             members[BASE] = self._base_ns
-        return {**members, "profdeck": {"sources": described}}
+        return {"profdeck": {"sources": described}, **members}
 
 
 def _problems(source: MergeSource, segment: Segment) -> list[str]:

@@ -1,0 +1,70 @@
+"""What a file is, by how its content begins: Chrome traces, merged ones, and profiles that other tools read."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+
+from isal import igzip_lib
+
+from profdeck.traces.reading.stream import GZIP_MAGIC
+
+_HEAD_BYTES = 1 << 20
+_MERGED = re.compile(rb'\s*\{\s*"profdeck"\s*:\s*\{\s*"sources"')
+_EVENTS = re.compile(rb'\s*(?:\{.*"traceEvents"\s*:\s*\[|\[\s*\{.*"ph"\s*:)', re.DOTALL)
+_OTHERS = (
+    (re.compile(rb"SQLite format 3\0"), "an SQLite database, such as nsys export makes: open it in Nsight Systems"),
+    (re.compile(rb'\s*\{.*"https://www\.speedscope\.app/file-format', re.DOTALL), "of speedscope: see speedscope.app"),
+    (re.compile(rb"\s*<svg|\s*<\?xml"), "a picture: open it in a browser"),
+)
+_OTHER_ENDINGS = {
+    (".pftrace", ".pftrace.gz", ".perfetto-trace"): "of Perfetto: open it at https://ui.perfetto.dev",
+    (".nsys-rep", ".qdrep"): "a report of Nsight Systems: nsys stats FILE, or open it there",
+    (".ncu-rep",): "a report of Nsight Compute: open it there",
+    (".pickle", ".pkl"): "a pickle, such as a memory snapshot: open it at https://pytorch.org/memory_viz",
+}
+"""By how names end, for formats that begin in many ways."""
+
+
+class FileFormat(StrEnum):
+    """What a file is to profdeck."""
+
+    TRACE = "trace"
+    """A Chrome trace of one rank."""
+    MERGED = "merged"
+    """One that `profdeck merge` made."""
+    OTHER = "other"
+
+
+def format_of(path: Path) -> FileFormat:
+    """Tell what a file is by its first MiB; what cannot be read is `FileFormat.OTHER`."""
+    head = _head(path)
+    if _MERGED.match(head):
+        return FileFormat.MERGED
+    return FileFormat.TRACE if _EVENTS.match(head) else FileFormat.OTHER
+
+
+def reader_of(path: Path) -> str | None:
+    """Say whose a profile is that profdeck does not read, and what does; None for everything else."""
+    for endings, what in _OTHER_ENDINGS.items():
+        if path.name.endswith(endings):
+            return what
+    head = _head(path)
+    return next((what for pattern, what in _OTHERS if pattern.match(head)), None)
+
+
+def _head(path: Path) -> bytes:
+    with suppress(OSError):
+        if path.is_file():  # neither a pipe, which would wait, nor a device
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+            return _inflated(head) if head.startswith(GZIP_MAGIC) else head
+    return b""
+
+
+def _inflated(head: bytes) -> bytes:
+    with suppress(Exception):  # of isal: it is damaged, which its reader reports
+        return bytes(igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP).decompress(head, _HEAD_BYTES))
+    return b""
