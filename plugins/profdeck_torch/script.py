@@ -111,15 +111,21 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
     source = StepSource(Profiler.of(loaded, role=role))
     sys.argv = [str(script), *(arguments or ())]
     sys.path.insert(0, str(script.parent.resolve()))
+    raised = False
     try:
         with source.attached(), source.profiler:
             runpy.run_path(str(script), run_name="__main__")
+            last = source.step - 1
+            source.profiler.close(
+                f"the script ended after step {last}; if that was its last one, --set final_step={last}"
+            )
     except Exception as error:  # noqa: BLE001  # the script's own, shown as Python would show it
+        raised = True
         trace = _within(script, error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise typer.Exit(1) from None
     finally:
-        _report(source, as_json=json)
+        _report(source, raised=raised, as_json=json)
 
 
 # What follows the script is the script's, options too.
@@ -134,7 +140,7 @@ def _within(script: Path, trace: TracebackType | None) -> TracebackType | None:
     return inner or trace
 
 
-def _report(source: StepSource, *, as_json: bool) -> None:
+def _report(source: StepSource, *, raised: bool, as_json: bool) -> None:
     """Say on stderr what was captured: stdout belongs to the script."""
     if not source.profiler.enabled:
         return
@@ -149,9 +155,11 @@ def _report(source: StepSource, *, as_json: bool) -> None:
         return
     for capture in captures:
         line = f"profdeck: rank {capture.identity.rank}: {capture.id} is {capture.status}"
-        typer.echo(" - ".join([line, *capture.problems]), err=True)
+        kit.say(" - ".join([line, *capture.problems]))
     if run is not None:
         kit.say(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}")
+    elif source.step == 1 and raised:
+        kit.say("profdeck: nothing was captured: the script raised before its first optimizer step.")
     elif source.step == 1:
         why = "the script stepped no torch optimizer. Mark its steps with profdeck.Profiler instead."
         kit.say(f"profdeck: nothing was captured: {why}")

@@ -163,6 +163,8 @@ def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
         if pid == os.getpid():
             raise _held_by(device, f"this process ({words})")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        with contextlib.suppress(OSError):  # it is another user's, who has done so
+            os.fchmod(descriptor, 0o666)  # all users of the machine share its devices, whatever the umask of the first
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

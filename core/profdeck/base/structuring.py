@@ -159,9 +159,37 @@ def _is_enum(cls: Any) -> bool:
 def _enum(value: Any, cls: type[Enum]) -> Enum:
     allowed = [str(member.value) for member in cls]
     if value not in allowed:
-        hint = nearest(value, allowed) if isinstance(value, str) else ""
+        hint = _meant(value, cls) or nearest(value, allowed) if isinstance(value, str) else ""
         raise _Wrong(f"expected one of {', '.join(allowed)}, got {show(value)}.{hint}")
     return cls(value)
+
+
+def _meant(word: str, cls: type[Enum]) -> str:
+    """Return a hint where a class knows what others call its members; see `profdeck.config.options.Activity`."""
+    member = cls.meant(word) if hasattr(cls, "meant") else None
+    return f" Did you mean '{member.value}'?" if member is not None else ""
+
+
+_OF_OTHERS = {
+    "all_ranks": "ranks: all",
+    "contents": "options.activities, options.record_shapes, options.with_stack or options.profile_memory",
+    "discrete": "mode: discrete",
+    "num_steps": "steps, or iterations.count of an engine",
+    "profile_continuous_steps": "mode: continuous",
+    "profile_ranks": "ranks",
+    "profile_steps": "steps",
+    "save_path": "output",
+    "step_end": "steps, such as '3..5'",
+    "step_start": "steps, such as '3..5'",
+    "tool": "backend",
+}
+"""What configs of other tools say, and what that is here."""
+
+
+def _instead(key: str, allowed: list[str]) -> str:
+    if key in _OF_OTHERS:
+        return f" Here that is {_OF_OTHERS[key]}."
+    return nearest(key, allowed)
 
 
 def _is_tuple(cls: Any) -> bool:
@@ -192,7 +220,7 @@ def _sentence(error: BaseException, _: type | None) -> str:
         case ForbiddenExtraKeysError():
             allowed = [field.alias for field in attrs.fields(error.cl)]
             return " ".join(
-                f"unknown key '{key}'.{nearest(str(key), allowed)} Allowed: {', '.join(allowed)}."
+                f"unknown key '{shortened(key)}'.{_instead(key, allowed)} Allowed: {', '.join(allowed)}."
                 for key in sorted(map(str, error.extra_fields))
             )
         case KeyError():

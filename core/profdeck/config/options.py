@@ -27,6 +27,11 @@ class Activity(StrEnum):
     CUDA = "cuda"
     NPU = "npu"
 
+    @classmethod
+    def meant(cls, word: str) -> Activity | None:
+        """Return what others call by a word."""
+        return cls.CUDA if word.lower() == "gpu" else None
+
 
 @attrs.frozen(kw_only=True)
 class CommonOptions:

@@ -20,7 +20,7 @@ from profdeck.backends.plugin_host import (
 )
 from profdeck.backends.recording import Recording, abandon, reserve
 from profdeck.base.entry_points import load as load_object
-from profdeck.base.errors import CaptureError, ConfigError, describe
+from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.base.structuring import unstructure
@@ -84,7 +84,8 @@ class Session:
         chosen = config.roles.get(name)
         if chosen is None:
             if config.roles:
-                logger.info("The config has no role '%s', so this process records nothing.", name)
+                hint = nearest(name, config.roles) or f" It has {', '.join(config.roles)}."
+                logger.warning("The config has no role '%s', so this process records nothing.%s", name, hint)
             return None
         backend = build_backend(config, name)
         if not isinstance(backend, EngineBackend):  # which may control servers only

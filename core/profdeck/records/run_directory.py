@@ -64,6 +64,9 @@ def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) ->
     return f"{_started_at(os.getpid())}-{os.getpid()}"
 
 
+_MOST_TAKES = 1000
+
+
 class RunDirectory:
     """The directory of one run, as the processes of the job write it."""
 
@@ -104,6 +107,8 @@ class RunDirectory:
             try:
                 write_new(capture.manifest_path, encode(manifest_of(capture, recorder)))
             except FileExistsError:
+                if take == _MOST_TAKES:  # a file system that says so of every name
+                    raise
                 take += 1
                 capture.id = f"{wanted}-take{take}"
             else:

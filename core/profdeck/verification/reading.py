@@ -146,12 +146,14 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     try:
         return read_json(path / RUN_FILE, dict[str, Any])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         runs = sorted(child.parent.name for child in path.glob(f"*/{RUN_FILE}"))
         if runs:
             raise ProfdeckError(
                 f"{path} holds {len(runs)} run(s): {', '.join(runs[-5:])}. Name one, such as {path / runs[-1]}."
             ) from None
+        if path.is_file():
+            raise ProfdeckError(f"{path} is a file, not the directory of a run. Try: profdeck summary {path}") from None
         what = "has no" if path.is_dir() else "does not exist, so it has no"
         raise ProfdeckError(f"{path} {what} {RUN_FILE}: it is not the directory of a run.") from None
     except (OSError, ValueError) as error:

@@ -32,7 +32,7 @@ import attrs
 from profdeck.base.blocking import in_thread
 from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
+from profdeck.base.structuring import show, structure, unstructure
 from profdeck.base.version import __version__
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import Engine
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _MAX_BODY_BYTES = 1 << 20
 _PART_BYTES = 1 << 20
 _LOOK_S = 1.0
+_LONGEST_WAIT_S = 86_400
 """How long an answer waits for a file system to say whether it can be written."""
 _REST = re.compile(r"bytes=(\d{1,18})-")
 
@@ -122,6 +123,8 @@ class Routes:
                 found = await in_thread(find, config.config.output.absolute(), request.path_params["place"])
             except ProfdeckError as error:
                 return JSONResponse({"error": str(error)}, _status(error))
+            except ValueError:  # a name that no file can have
+                return JSONResponse({"error": "This is no name of a file."}, 400)
             if isinstance(found, ServedFile):
                 return _sent(found, request)
             files = [{"name": name, "size_bytes": size} for name, size in sorted(found.items())]
@@ -144,8 +147,8 @@ class Routes:
                     f"This server has no token: set {TOKEN_VARIABLE} in its environment and in that of its clients, or "
                     f"say 'auth: none' in the options of the role '{config.role}' of its config.",
                 )
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), token.encode()):
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
                 raise _RefusedError(
                     401, f"The token is missing or wrong: set {TOKEN_VARIABLE} to what this server has."
                 )
@@ -161,8 +164,8 @@ class Routes:
         if not isinstance(body.get("request"), str):
             raise ConfigError('request: the id of the capture is needed, as in {"request": "capture"}.')
         wait_s = body.pop("wait_s", 30)
-        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
-            raise ConfigError(f"wait_s: expected a number of seconds, got {wait_s!r}.")
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= _LONGEST_WAIT_S:
+            raise ConfigError(f"wait_s: expected seconds up to {_LONGEST_WAIT_S:,}, got {show(wait_s)}.")
         stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
         return await engine.end(stop, wait_s)
 

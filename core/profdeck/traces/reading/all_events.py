@@ -54,6 +54,8 @@ class AllEvents:
         self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
         self._decode: Callable[[memoryview], list[Any]] = msgspec.json.Decoder(list[FastEvent]).decode
         self._patience = _PATIENCE
+        self.undecodable = 0
+        """How many events no decoder takes."""
         self._loose: list[DecimalEvent] = []
 
     def finish(self) -> None:
@@ -74,7 +76,10 @@ class AllEvents:
 
     def event(self, text: bytes) -> None:
         """Take one event."""
-        self._take(decode_leniently(b"[%b]" % text) or [])
+        decoded = decode_leniently(b"[%b]" % text)
+        if decoded is None and b'"ph"' in text:
+            self.undecodable += 1
+        self._take(decoded or [])
         self._take_args(text)
 
     def member(self, key: str, text: bytes) -> None:
@@ -164,7 +169,7 @@ def named(data: bytes, needle: bytes) -> list[Any] | None:
         if not decoded or decoded[0].get("name") != needle[1:-1].decode():
             return None
         events += decoded
-        at = stringzilla.find(data, needle, at + 1)
+        at = stringzilla.find(data, needle, max(at + 1, end))  # once for an event, however often it says so
     return events
 
 

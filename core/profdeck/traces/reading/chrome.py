@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
+import attrs
 import numpy as np
 
 from profdeck.base.progress import Progress
@@ -55,6 +56,10 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
     handler = kind(_KEYS, store.tables, store.add)
     check = check_trace(path, handler, on_progress=on_progress, max_json_bytes=max_json_bytes)
     handler.finish()
+    if handler.undecodable:
+        which = "An event" if handler.undecodable == 1 else f"{handler.undecodable:,} events"
+        lost = f"{which} cannot be decoded: nested too deeply, or with a number too large. It is in no other number."
+        check = attrs.evolve(check, whole=False, problem=" ".join(filter(None, [check.problem, lost])))
     return Trace(
         path=path,
         check=check,

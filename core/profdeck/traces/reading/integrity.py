@@ -126,21 +126,27 @@ class TraceChecker:
     def _feed(self, piece: Chunk) -> None:
         if self._problem is None:
             try:
-                self._check_utf8(piece)
-                self._scanner.feed(piece)
+                sound = self._sound_bytes(piece)
+                self._scanner.feed(piece[:sound] if sound < len(piece) else piece)
             except MalformedJsonError as error:
-                self._problem = str(error)
+                self._note(str(error))
         self.json_bytes += len(piece)
 
-    def _check_utf8(self, piece: Chunk) -> None:
+    def _note(self, problem: str) -> None:
+        """Keep what is found first."""
+        self._problem = self._problem or problem
+
+    def _sound_bytes(self, piece: Chunk) -> int:
+        """Return how many bytes of a piece are UTF-8 from its beginning on; what follows is noted as the problem."""
         held = len(self._utf8.getstate()[0])
         if piece.isascii() and not held:
-            return
+            return len(piece)
         try:
             self._utf8.decode(piece)
         except UnicodeDecodeError as error:
-            offset = self.json_bytes - held + error.start
-            raise MalformedJsonError(f"The text is not UTF-8 at offset {offset:,}.") from error
+            self._note(f"The text is not UTF-8 at offset {self.json_bytes - held + error.start:,}.")
+            return max(0, error.start - held)
+        return len(piece)
 
     def _shortfall(self) -> str | None:
         scanner = self._scanner

@@ -1,0 +1,66 @@
+"""No event is lost in silence: each is counted, or said to be one that cannot be decoded."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profdeck.traces.reading.integrity import check_trace
+from profdeck.traces.reading.reader import read_trace
+
+HEAD = b'{"ph": "X", "cat": "cpu_op", "name": "x", "dur": 1, "pid": 1, "tid": 1'
+EVENTS = [HEAD + b', "ts": %d}' % (10 * number) for number in range(1000)]
+
+
+def trace(tmp_path: Path, *events: bytes) -> Path:
+    path = tmp_path / "a.trace.json"
+    path.write_bytes(b'{"traceEvents": [' + b",\n".join(events) + b"]}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("event", "read"),
+    [
+        (HEAD + b', "ts": 5, "args": {"a": ' + b"9" * 5000 + b"}}", True),
+        (HEAD + b', "ts": ' + b"9" * 5000 + b"}", False),
+        (HEAD + b', "ts": 5, "args": {"a": ' + b"[" * 1500 + b"]" * 1500 + b"}}", False),
+    ],
+)
+def test_an_event_that_no_decoder_takes_is_told(tmp_path: Path, event: bytes, *, read: bool) -> None:
+    path = trace(tmp_path, *EVENTS[:500], event, *EVENTS[500:])
+    assert check_trace(path).whole  # it is JSON
+    found = read_trace(path)
+    assert len(found.columns().name) == 1000 + read
+    assert found.check.whole is read
+    assert found.check.events == 1001
+    if not read:
+        assert "An event cannot be decoded" in (found.check.problem or "")
+
+
+@pytest.mark.parametrize("place", [b'"x\xff"', b'"x", "args": {"a": "\xff"}'])
+def test_a_byte_that_is_not_utf_8_costs_what_comes_after_it(tmp_path: Path, place: bytes) -> None:
+    bad = EVENTS[0].replace(b'"x"', place)
+    found = read_trace(trace(tmp_path, *EVENTS[:500], bad, *EVENTS[500:]))
+    assert (len(found.columns().name), found.check.whole) == (500, False)
+    assert "not UTF-8 at offset" in (found.check.problem or "")
+
+
+def test_a_name_again_and_again_takes_no_memory(tmp_path: Path) -> None:
+    """An event that says "process_name" in its args as often as a MiB has room for it."""
+    args = json.dumps({"name": "x", **{str(number): "process_name" for number in range(40_000)}}).encode()
+    meta = b'{"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "ts": 0, "args": ' + args + b"}"
+    path = trace(tmp_path, meta, *EVENTS)
+    code = "import sys; from pathlib import Path; from profdeck.traces.reading.reader import read_trace\n"
+    code += "trace = read_trace(Path(sys.argv[1])); assert trace.process_names == {1: 'x'}, trace.process_names"
+    limit = 1 << 30
+
+    def bounded() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    command = [sys.executable, "-c", code, str(path)]
+    subprocess.run(command, check=True, timeout=60, preexec_fn=bounded)  # one call of the system
