@@ -58,7 +58,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
         sizes = [int(self._launched.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")]
         self._world = sizes[0] * sizes[1] * (1 if self._launched.get("enable_dp_attention") else sizes[2])
         directory = self._own_directory(here=await self._engine.is_here())
-        self.watch(directory)
+        self.watch(directory, alone=True)
         arguments: dict[str, Any] = {
             "output_dir": str(directory),
             "activities": self._activities(),

@@ -41,6 +41,10 @@ class VllmEngine(Engine):
     async def launched_with(self) -> Mapping[str, Any] | None:
         """Return the profiler config that it was launched with, ``{}`` for none; None where that cannot be known."""
 
+    async def names_traces(self) -> bool:
+        """Tell whether the names of its traces begin with the prefix that a start gives."""
+        return False
+
     async def device_type(self) -> str | None:
         """Return what its workers run on, in torch's words; None where that cannot be known."""
         return None
@@ -130,6 +134,11 @@ class VllmObject(VllmEngine):
 
         setattr(shut_down, _ORIGINAL, shutdown)
         self._engine.shutdown = shut_down
+
+    async def names_traces(self) -> bool:
+        """Tell it by the signature; vLLM-Omni makes directories of its own."""
+        takes = "profile_prefix" in inspect.signature(self._engine.start_profile).parameters
+        return takes and not type(self._engine).__module__.startswith("vllm_omni")
 
     async def start_profile(self, **arguments: Any) -> None:
         """Call the engine's method of this name, with what its signature takes."""

@@ -11,6 +11,7 @@ ends when iteration N + 1 begins, or at the stop.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,9 +76,14 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
                 f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell "
                 f"which that is: give options.native_directory. {REMEDY}"
             )
-        self.watch(Path(directory))
-        self._world = await self._engine.world()
-        await self._engine.start_profile(profile_prefix=f"{self._request.role}-{self._request.id}", **self._arguments())
+        prefix = self._own_prefix()
+        self.watch(Path(directory), f"{prefix}_" if await self._engine.names_traces() else "")
+        try:
+            self._world = await self._engine.world()
+            await self._engine.start_profile(profile_prefix=prefix, **self._arguments())
+        except BaseException:
+            self._unwatch()
+            raise
         self._capture.notes.append("Recorded by vLLM's own profiler, with the options of its launch.")
 
     async def end(self) -> None:
@@ -100,6 +106,13 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
         if self._directory is not None and any(self._directory.glob("*_ascend_pt")):
             return f"{_ON_NPU} They are in {self._directory}. {REMEDY}"
         return "What vLLM failed to write is only in its log, after 'Failed to stop profiler'."
+
+    def _own_prefix(self) -> str:
+        """Return what nobody else's traces begin with; vLLM takes 128 letters, digits, dots and dashes."""
+        request = self._request
+        replica = "" if request.replica is None else f"-{request.replica}"
+        about = re.sub(r"[^A-Za-z0-9.-]", "-", f"{request.run}-{request.role}{replica}-{request.id}")
+        return f"p{secrets.token_hex(4)}-{about}"[:120]
 
     def _arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {}

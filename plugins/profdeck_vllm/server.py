@@ -21,6 +21,10 @@ _PER_SESSION = Version("0.32.0")
 class VllmServer(HttpEngine, VllmEngine):
     """A server of vLLM by URL."""
 
+    async def names_traces(self) -> bool:
+        """Tell it by the release, whose route reads a prefix."""
+        return await self._version() >= _PER_SESSION
+
     async def start_profile(self, **arguments: Any) -> None:
         """Call vLLM's route, which older releases read no arguments from."""
         if arguments and await self._version() < _PER_SESSION:

@@ -58,6 +58,7 @@ def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
         (("--steps", "2", "--ranks", "x", "script.py", "0"), 2, "trainer.ranks[0]: expected an integer"),
         (("--steps", "2", "--set", "trainer.backend=nope", "script.py", "0"), 3, "There is no backend 'nope'"),
         (("--steps", "9", "script.py", "0"), 0, "nothing was captured: the script ended after optimizer step 3"),
+        (("--steps", "2..9", "script.py", "0"), 0, "The script ended after step 3; if that was its last one, --set"),
     ],
 )
 def test_what_cannot_work_is_said(tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from profdeck import Capture
@@ -73,3 +74,69 @@ def test_what_a_server_on_an_npu_leaves_is_told(tmp_path: Path) -> None:
         f"leaves directories of torch_npu and no traces that can be brought into the run. They are in {tmp_path}."
         in (capture.remedy)
     )
+
+
+class Sharing(Engine):
+    """An engine that writes, or fails to, into a directory that another one has as well."""
+
+    def __init__(self, directory: Path, *, writes: bool) -> None:
+        super().__init__("cpu", directory)
+        self.directory, self.writes = directory, writes
+
+    def stop_profile(self) -> None:
+        if self.writes:
+            (self.directory / f"{self.prefix}rank0.{id(self)}.pt.trace.json").write_text(TRACE)
+
+    prefix = ""
+
+
+class Naming(Sharing):
+    """The same, of a release that names traces as it is told."""
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        self.prefix = f"{profile_prefix}_" if profile_prefix else ""
+
+
+TRACE = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}'
+
+
+def test_engines_that_share_a_directory_do_not_take_each_others_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profdeck.engine.control.engine_profiler._QUIET_S", 0.2)
+    (shared := tmp_path / "native").mkdir()
+    engines = [Naming(shared, writes=True), Naming(shared, writes=False)]
+    captures = []
+    for replica, engine in enumerate(engines):
+        capture = native(engine, tmp_path)
+        capture._request = attrs.evolve(capture._request, replica=replica)
+        captures.append(capture)
+
+    async def main() -> None:
+        for capture in captures:
+            await capture.start()
+        for capture in captures:
+            await capture.stop()
+
+    asyncio.run(main())
+    assert [one.outcome for one in captures] == [Outcome.FLUSHED, Outcome.FILES_MISSING]
+    assert "left no whole file" in captures[1]._capture.problems[0]
+
+
+def test_a_directory_whose_traces_cannot_be_told_apart_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profdeck.engine.control.engine_profiler._QUIET_S", 0.2)
+    (shared := tmp_path / "native").mkdir()
+    one, other = (native(Sharing(shared, writes=True), tmp_path) for _ in range(2))
+
+    async def main() -> None:
+        await one.start()
+        with pytest.raises(CaptureError, match="Launch each engine with a directory of its own"):
+            await other.start()
+        await one.stop()
+        assert one.outcome is Outcome.FLUSHED
+        await other.start()
+
+    asyncio.run(main())
+    other._unwatch()

@@ -253,7 +253,7 @@ def test_nothing_else_is_sent(server: Server, trace: Path, place: str) -> None:
 
 def test_without_the_token_no_file_is_sent(server: Server, trace: Path, output: Path) -> None:
     url = f"{server.url}/profdeck/files/{trace.relative_to(output)}"
-    for headers in ({}, {"Authorization": "Bearer wrong"}):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN["PROFDECK_TOKEN"]}):
         answer = httpx.get(url, headers=headers, trust_env=False)
         assert (answer.status_code, "PROFDECK_TOKEN" in answer.json()["error"]) == (401, True)
 

@@ -143,6 +143,12 @@ def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
         for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
             answer = call(server, method, command, {}, token)
             assert answer.status_code == 401
+    for body in ({"request": "x", "wait_s": 1e400}, {"request": "x", "wait_s": -1}):
+        content, headers = json.dumps(body), {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
+        answer = httpx.post(f"{server.url}/profdeck/stop", content=content, headers=headers, trust_env=False)
+        assert (answer.status_code, "wait_s: expected seconds" in answer.json()["error"]) == (400, True)
+    for body in ({"id": "a\0b"}, {"first_step": 10**400}, {"ranks": [10**400]}, {"output": "\0"}):
+        assert call(server, "POST", "start", body).status_code == 400, body
             assert "PROFDECK_TOKEN" in answer.json()["error"]
     process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
     _, err = finished(process, server)

@@ -7,6 +7,8 @@ refused, with what to do.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +89,9 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         self._options = options
         self._directory: Path | None = None
         self._before: set[Path] = set()
+        self._prefix = ""
+        self._lock: int | None = None
+        """Of the directory, as long as its traces cannot be told from those of others."""
         self._world: int | None = None
         self.manifests: list[Path] = []
         """Of the ranks, once it has been stopped."""
@@ -116,13 +121,45 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
     def remedy(self) -> str:
         """Where the engine tells what it failed to write."""
 
-    def watch(self, directory: Path) -> None:
-        """Take all traces as the capture's that come into a directory from now on."""
-        self._directory = directory
+    def watch(self, directory: Path, prefix: str = "", *, alone: bool = False) -> None:
+        """Take traces as the capture's that come into a directory from now on.
+
+        Args:
+            directory: where the engine writes.
+            prefix: how the names of this capture's traces begin. Without one every new trace counts, so that no other
+                capture may watch the directory meanwhile.
+            alone: whether the directory was made for this capture.
+
+        Raises:
+            CaptureError: another capture watches it.
+        """
+        self._directory, self._prefix = directory, prefix
+        if not (prefix or alone) and directory.is_dir():
+            self._lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self._unwatch()
+                raise CaptureError(
+                    f"Another capture waits for traces in {directory}, and {self._engine.name} cannot be told to name "
+                    "its own: they could not be told apart. Launch each engine with a directory of its own, or capture "
+                    "one after the other."
+                ) from None
         self._before = set(self._files())
+
+    def _unwatch(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     async def stop(self) -> None:
         """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
+        try:
+            await self._bring_in()
+        finally:
+            self._unwatch()
+
+    async def _bring_in(self) -> None:
         problems = self._capture.problems
         missing, fix, quiet_s = Outcome.FILES_MISSING, self.fix, _QUIET_S
         try:
@@ -160,7 +197,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
 
     def _files(self) -> Iterable[Path]:
         if self._directory is not None and self._directory.is_dir():
-            yield from self._directory.glob(self.glob)
+            yield from (path for path in self._directory.glob(self.glob) if path.name.startswith(self._prefix))
 
     def _wanted(self) -> tuple[RankAndKind, ...]:
         if self._world is not None:
