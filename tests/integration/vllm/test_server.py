@@ -143,16 +143,19 @@ def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
         for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
             answer = call(server, method, command, {}, token)
             assert answer.status_code == 401
+            assert "PROFDECK_TOKEN" in answer.json()["error"]
+    process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
+    _, err = finished(process, server)
+    assert (process.returncode, "401" in err) == (1, True)
+
+
+def test_what_no_request_says_is_refused(server: Any) -> None:
     for body in ({"request": "x", "wait_s": 1e400}, {"request": "x", "wait_s": -1}):
         content, headers = json.dumps(body), {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
         answer = httpx.post(f"{server.url}/profdeck/stop", content=content, headers=headers, trust_env=False)
         assert (answer.status_code, "wait_s: expected seconds" in answer.json()["error"]) == (400, True)
     for body in ({"id": "a\0b"}, {"first_step": 10**400}, {"ranks": [10**400]}, {"output": "\0"}):
         assert call(server, "POST", "start", body).status_code == 400, body
-            assert "PROFDECK_TOKEN" in answer.json()["error"]
-    process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
-    _, err = finished(process, server)
-    assert (process.returncode, "401" in err) == (1, True)
 
 
 def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Path, tmp_path: Path) -> None:
