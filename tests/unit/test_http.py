@@ -897,3 +897,33 @@ def test_http_at_a_port_of_https(tls: ssl.SSLContext) -> None:
         assert error.outcome is Outcome.UNREACHABLE
 
     with_tls(tls, check)
+
+
+# Answers that lie.
+
+
+@pytest.mark.parametrize(
+    "changed", [{"world_size": 10**9}, {"world_size": 10**30}, {"rank": 10**30}, {"rank": -1}, {"pid": 10**400}]
+)
+def test_numbers_that_no_engine_has_are_another_version(changed: dict[str, int]) -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
+        reply = {"rank": 0, "world_size": 1, "host": "", "pid": 1, "state": "idle", **changed}
+        about = {"host": "", "output": "", "profdeck": "0"}
+        content = json.dumps({"server": about, "answer": {"ranks": [reply], "frontends": {}}})
+        server.acts["status"] = [Act(content=content.encode())]
+        before_s = time.monotonic()
+        with pytest.raises(TargetError):
+            await engine.command("status", {})
+        assert time.monotonic() - before_s < 5
+
+    with_server(check)
+
+
+def test_an_answer_of_nested_lists_is_bounded() -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
+        server.acts["status"] = [Act(content=b"[" + b"[]," * (3 << 20) + b"[]]"), Act(content=b"[" * 100_000)]
+        for _ in range(2):
+            with pytest.raises(TargetError):
+                await engine.about()
+
+    with_server(check)

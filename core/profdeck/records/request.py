@@ -34,6 +34,10 @@ class BatchKind(StrEnum):
     """Both at once, as chunked prefill makes them."""
 
 
+MOST_RANKS = 1 << 16
+"""An engine that says that it has more is not believed: everything would wait for them."""
+
+
 @attrs.frozen(kw_only=True)
 class CaptureRequest:
     """One capture, as the processes of an engine are asked for it."""
@@ -101,8 +105,8 @@ class Recorded:
 class Reply:
     """What one process of an engine answers to any command."""
 
-    rank: int
-    world_size: int
+    rank: int = attrs.field(validator=validators.and_(validators.ge(0), validators.lt(MOST_RANKS)))
+    world_size: int = attrs.field(validator=validators.and_(validators.ge(0), validators.le(MOST_RANKS)))
     host: str
     pid: int
     state: RequestState

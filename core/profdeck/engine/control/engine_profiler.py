@@ -28,7 +28,7 @@ from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import ManifestWriter
-from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck.records.request import MOST_RANKS, BatchKind, CaptureRequest
 from profdeck.records.run_directory import RunDirectory
 from profdeck.traces.reading.integrity import TraceCheck, check_trace
 
@@ -200,6 +200,8 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             yield from (path for path in self._directory.glob(self.glob) if path.name.startswith(self._prefix))
 
     def _wanted(self) -> tuple[RankAndKind, ...]:
+        if self._world is not None and self._world > MOST_RANKS:
+            raise CaptureError(f"{self._engine.name} says that it has {self._world:,} ranks; no engine has.")
         if self._world is not None:
             ranks = tuple(rank for rank in range(self._world) if self._request.selects(rank))
         else:

@@ -30,7 +30,7 @@ _CONNECT_S = 10.0
 """For a connection, in which the kernel repeats a lost packet after 1, 3 and 7 seconds."""
 _LOOKS = 3
 """Turns of the event loop from the end of a connection to the moment when nobody takes it any more."""
-_MAX_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 8 << 20
 
 Gate = Callable[[], Awaitable[None]]
 
