@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
+_LEAST_P = 0.0001
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
 _SECTIONS = {"categories": "category", "kernels": "kernel", "operators": "operator"}
 
@@ -150,10 +151,17 @@ def _print(console: Console, role: RoleDiff, limit: int | None) -> None:
 
 
 def _headline(role: RoleDiff, change: Change) -> str:
-    """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (noise 1.1%): slower``."""
+    """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``."""
     times = f"{_ms(change.before_us)} ms -> {_ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
-    return f"{_label(role)}: {change.name} {times}{ratio} (noise {_noise(change)}): {change.verdict}"
+    return f"{_label(role)}: {change.name} {times}{ratio} ({_chance(change)}): {change.verdict}"
+
+
+def _chance(change: Change) -> str:
+    """Say what decided: how likely chance is, where there are enough steps, else the noise."""
+    if change.p_value is None:
+        return f"noise {_noise(change)}"
+    return "p < 0.0001" if change.p_value < _LEAST_P else f"p {change.p_value:.2g}"
 
 
 def _label(role: RoleDiff) -> str:

@@ -106,7 +106,7 @@ def test_what_got_slower(cli: Cli, document: Document) -> None:
     result = cli("diff", document("a.json", rank()), document("b.json", rank(1100, 500)))
     assert (result.exit_code, result.stderr) == (0, "")
     assert lines(result) == [
-        "trainer: global step 1.000 ms -> 1.100 ms, +10.0% (noise 0.0%): slower",
+        "trainer: global step 1.000 ms -> 1.100 ms, +10.0% (p 0.004): slower",
         "Times are per global step, of 5 before and 5 after in all.",
         "",
         "before ms after ms change noise",

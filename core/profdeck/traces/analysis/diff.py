@@ -17,6 +17,7 @@ from profdeck.traces.analysis.diff_model import Basis, Change, RankDiff, RoleDif
 from profdeck.traces.analysis.model import PerStep, RankSummary, RunSummary, StepSummary
 from profdeck.traces.analysis.noise import Measured, TimeSample, change_of, pooled, sample_of
 from profdeck.traces.analysis.pairing import RankPair, RankSummaries, names_of, paired
+from profdeck.traces.analysis.rank_test import RankTest, rank_test
 
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
@@ -320,7 +321,7 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
             change_of(
                 str(group),
                 group.kind,
-                Measured([(pooled(old), pooled(new)) for old, new in used], str(group)),
+                Measured([(pooled(old), pooled(new)) for old, new in used], str(group), ranks=_ranked(stepped, group)),
                 calls=(
                     sum(sample.count for old, _ in used for sample in old),
                     sum(sample.count for _, new in used for sample in new),
@@ -328,6 +329,15 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
             )
         )
     return tuple(changes)
+
+
+def _ranked(stepped: Sequence[Sequence[Sequence[dict[_Group, list[StepSummary]]]]], group: _Group) -> RankTest | None:
+    """Compare the steps of both sides in their order; ranks take a step together, so that its time is their mean."""
+    sides = []
+    for side in (0, 1):
+        ranks = [[step.duration_us for of in sides[side] for step in of.get(group, ())] for sides in stepped]
+        sides.append([statistics.fmean(step) for step in zip(*filter(None, ranks), strict=False)])
+    return rank_test(*sides)
 
 
 def _durations(steps: Sequence[StepSummary]) -> TimeSample:

@@ -28,6 +28,14 @@ class Change:
     """``delta_us`` times the share that these steps have of all: how much it changes the mean step."""
     noise_us: float | None
     """Changes up to this may be chance; ``None`` where there are too few measurements to know."""
+    p_value: float | None = None
+    """Of steps: how often chance alone gives such a difference of their ranks (Mann and Whitney, exact); ``None`` with
+    fewer than five a side, and for everything else."""
+    shift_us: float | None = None
+    """Of steps: by how much they are longer (Hodges and Lehmann)."""
+    shift_from_us: float | None = None
+    """Of steps: the interval of the shift, which holds it in 99 % of comparisons."""
+    shift_to_us: float | None = None
     verdict: Verdict
     calls_before: float | None
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
@@ -85,11 +93,12 @@ class RoleDiff:
         return steps or self.overall[:1]
 
     def regressions(self, fail_over: float) -> tuple[Change, ...]:
-        """Return what of `decisive` got slower by more than a fraction of before, and by more than its noise."""
+        """Return what of `decisive` got slower by more than a fraction of before, and not by chance."""
         return tuple(
             change
             for change in self.decisive
-            if change.delta_us > fail_over * change.before_us and change.delta_us > (change.noise_us or 0)
+            if change.delta_us > fail_over * change.before_us
+            and (change.delta_us > (change.noise_us or 0) if change.p_value is None else change.verdict == "slower")
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from profdeck.traces.analysis.diff_model import Change, Verdict
+from profdeck.traces.analysis.rank_test import LEVEL, RankTest
 
 NOISE_ERRORS = 3
 """A change is told from noise if it is greater than so many of its standard errors."""
@@ -97,6 +98,8 @@ class Measured:
     per: str
     share: float = 1.0
     """Of the steps that it is per, of all."""
+    ranks: RankTest | None = None
+    """Of steps, what the order of their durations says."""
 
 
 def change_of(
@@ -118,15 +121,20 @@ def change_of(
     impact_us = delta_us * measured.share
     limit_us = THRESHOLD * min(before_us, after_us) if noise_us is None else noise_us
     least_us = FLOOR * (max(before_us, after_us) if sum_us is None else sum_us)
+    ranks = measured.ranks
     verdict: Verdict
     if calls[0] == 0 and calls[1]:
         verdict = "appeared"
     elif calls[1] == 0 and calls[0]:
         verdict = "vanished"
-    elif abs(delta_us) <= limit_us or abs(impact_us) <= least_us:
+    elif abs(impact_us) <= least_us:
         verdict = "same"
-    else:
+    elif ranks is not None:
+        verdict = "same" if ranks.p_value >= LEVEL else "slower" if ranks.shift > 0 else "faster"
+    elif abs(delta_us) > limit_us:
         verdict = "slower" if delta_us > 0 else "faster"
+    else:
+        verdict = "same"
     return Change(
         name=name,
         category=category,
@@ -137,6 +145,10 @@ def change_of(
         ratio=delta_us / before_us if before_us else None,
         impact_us=impact_us,
         noise_us=noise_us,
+        p_value=None if ranks is None else ranks.p_value,
+        shift_us=None if ranks is None else ranks.shift,
+        shift_from_us=None if ranks is None else ranks.interval[0],
+        shift_to_us=None if ranks is None else ranks.interval[1],
         verdict=verdict,
         calls_before=calls[0],
         calls_after=calls[1],

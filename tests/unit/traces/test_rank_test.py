@@ -1,0 +1,109 @@
+"""The test of ranks: its distribution against counting, its false alarms and its power by simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from profdeck.traces.analysis.rank_test import LEVEL, rank_test
+
+BEFORE = [75.0, 79.0, 76.0, 81.0, 77.0, 80.0]
+AFTER = [117.0, 82.0, 166.0, 83.5, 160.0, 118.0]
+
+
+def counted(before: list[float], after: list[float]) -> float:
+    """Count all ways to share the values out that are at least as far from the middle."""
+
+    def greater(one: set[int], values: list[float]) -> float:
+        return sum(values[late] > values[early] for early in one for late in range(len(values)) if late not in one)
+
+    values = [*before, *after]
+    middle = len(before) * len(after) / 2
+    apart = abs(greater(set(range(len(before))), values) - middle)
+    ways = Counter(
+        abs(greater(set(one), values) - middle) >= apart
+        for one in itertools.combinations(range(len(values)), len(before))
+    )
+    return ways[True] / ways.total()
+
+
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (5, 8), (6, 6), (7, 5)])
+def test_the_distribution_is_exact(n: int, m: int) -> None:
+    chance = random.Random(n * m)  # noqa: S311  # no secret
+    for _ in range(10):
+        before, after = ([chance.gauss(side, 1) for _ in range(count)] for side, count in ((0, n), (1, m)))
+        found = rank_test(before, after)
+        assert found is not None
+        assert found.p_value == pytest.approx(counted(before, after))
+
+
+def test_every_step_slower_is_a_change_whatever_their_spread() -> None:
+    for before, after in ((BEFORE, AFTER), (sorted(BEFORE), sorted(AFTER))):
+        found = rank_test(before, after)
+        assert found is not None
+        assert found.p_value == pytest.approx(2 / math.comb(12, 6))
+        assert found.shift == statistics.median(late - early for early in before for late in after)
+        assert 0 < found.interval[0] <= found.shift <= found.interval[1]
+
+
+def test_too_few_steps_say_nothing() -> None:
+    assert rank_test([1, 2, 3, 4], AFTER) is None
+    assert rank_test([], AFTER) is None
+
+
+@pytest.mark.parametrize("values", [[5.0] * 10, [5.0] * 100, [1.0, 2.0] * 30])
+def test_equal_steps_are_the_same(values: list[float]) -> None:
+    found = rank_test(values, values)
+    assert found is not None
+    assert found.p_value > 0.5
+    assert found.shift == 0
+
+
+def test_many_steps_take_no_time() -> None:
+    chance = random.Random(1)  # noqa: S311  # no secret
+    before, after = ([chance.gauss(side, 1) for _ in range(100_000)] for side in (0, 0.2))
+    found = rank_test(before, after)
+    assert found is not None
+    assert found.p_value < 1e-6
+
+
+def normal(chance: random.Random) -> float:
+    return chance.gauss(100, 5)
+
+
+def log_normal(chance: random.Random) -> float:
+    return 100 * math.exp(chance.gauss(0, 0.25))
+
+
+def two_modes(chance: random.Random) -> float:
+    return chance.gauss(100, 2) + 40 * (chance.random() < 0.3)
+
+
+def outlying(chance: random.Random) -> float:
+    return chance.gauss(100, 25) + 300 * (chance.random() < 0.1)
+
+
+@pytest.mark.parametrize("steps", [5, 6, 10, 20])
+@pytest.mark.parametrize("times", [normal, log_normal, two_modes, outlying])
+def test_false_alarms_are_rare(times: Callable[[random.Random], float], steps: int) -> None:
+    chance, alarms, tries = random.Random(steps), 0, 400  # noqa: S311  # no secret
+    for _ in range(tries):
+        found = rank_test(*([times(chance) for _ in range(steps)] for _ in range(2)))
+        assert found is not None
+        alarms += found.p_value < LEVEL
+    assert alarms <= 12  # of 4 expected: more come by chance in one of 1,000
+
+
+def test_a_slowdown_is_found() -> None:
+    chance, found, tries = random.Random(3), 0, 200  # noqa: S311  # no secret
+    for _ in range(tries):
+        test = rank_test([outlying(chance) for _ in range(20)], [1.5 * outlying(chance) for _ in range(20)])
+        assert test is not None
+        found += test.p_value < LEVEL
+    assert found / tries > 0.65
