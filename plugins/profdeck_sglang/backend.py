@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Capture, Library
+from profdeck.base.errors import ConfigError
+from profdeck.config.model import RoleConfig
 from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
 from profdeck.engine.engine import Engine
 from profdeck.records.request import CaptureRequest
@@ -43,6 +45,20 @@ class SglangBackend(ControlBackend[SglangOptions]):
         from profdeck_sglang.server import SglangServer
 
         return await SglangServer(url, timeout_s=10).is_sglang()
+
+    def check_role(self, role: RoleConfig) -> None:
+        """Refuse what the schedulers would refuse or pass over."""
+        super().check_role(role)
+        kinds = self.options.profile_by_stage or role.stages
+        if self.options.start_step is not None:
+            if role.iterations is None:
+                raise ConfigError("options.start_step: it needs the role's iterations.count, which ends the window")
+            if role.stages:
+                raise ConfigError("options.start_step: stages are counted apart; use iterations.skip")
+            if role.iterations.skip:
+                raise ConfigError("options.start_step: iterations.skip says as well where the window begins; give one")
+        if self.options.stage_min_batch_size and not kinds:
+            raise ConfigError("options.stage_min_batch_size: it needs profile_by_stage, or the role's stages")
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Use SGLang's own profiler."""

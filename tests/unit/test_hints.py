@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -44,3 +45,44 @@ def test_a_file_where_a_run_is_wanted(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["ls", str(tmp_path / "a.trace.json")])
     assert result.exit_code == 4
     assert "Try: profdeck summary " in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        (
+            {"backend": "vllm", "options": {"device_options": {"gzpi": True}}},
+            "unknown key 'gzpi'. Did you mean 'gzip'?",
+        ),
+        (
+            {"backend": "sglang", "options": {"device_options": {"gzip": 3}}},
+            "options.device_options.gzip: expected true",
+        ),
+        ({"backend": "sglang", "options": {"start_step": 5}}, "start_step: it needs the role's iterations.count"),
+        (
+            {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2, "skip": 1}},
+            "iterations.skip says as well",
+        ),
+        (
+            {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2}, "stages": ["decode"]},
+            "stages are counted apart",
+        ),
+        (
+            {"backend": "sglang", "options": {"stage_min_batch_size": 4}},
+            "it needs profile_by_stage, or the role's stages",
+        ),
+    ],
+)
+def test_what_an_engine_would_refuse_is_refused_before(tmp_path: Path, role: dict[str, object], said: str) -> None:
+    (tmp_path / "a.yaml").write_text(json.dumps({"roles": {"rollout": role}}))
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "a.yaml")], env={"COLUMNS": "300"})
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+    with pytest.raises(ConfigError, match=r"roles\.rollout\.options\."):
+        Profiler.from_config(tmp_path / "a.yaml", role="rollout", target="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("options", [{"device_options": {"gzip": False}}, {"device_options": {"level": "level1"}}])
+def test_options_of_any_installed_device_pass(options: dict[str, object]) -> None:
+    settings = {"steps": [1], "rollout.backend": "vllm", "rollout.options": options}
+    assert Profiler.from_config(role="rollout", settings=settings, target="http://127.0.0.1:1").enabled

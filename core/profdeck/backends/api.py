@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 from profdeck.base.errors import IncompatibleLibraryError, MissingLibraryError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
+from profdeck.config.model import RoleConfig
 from profdeck.config.options import CommonOptions
 from profdeck.records.capture import Capture
 
@@ -88,6 +89,13 @@ class Backend(Generic[OptionsT_co]):
 
         Raises:
             PluginError: it cannot; the message says why and what to do.
+        """
+
+    def check_role(self, role: RoleConfig) -> None:
+        """Refuse what the role and these options ask for together and cannot work.
+
+        Raises:
+            ConfigError: there is something of that kind.
         """
 
     def identify(self) -> Identity | None:

@@ -37,7 +37,12 @@ def build_backend(config: Config, role: str) -> Backend:
     cls = load_backend(chosen.backend)
     options: CommonOptions = structure(dict(chosen.options), cls.Options, where=f"roles.{role}.options")
     _check_keys(config, role, engine=issubclass(cls, EngineBackend))
-    return cls(options)
+    backend = cls(options)
+    try:
+        backend.check_role(chosen)
+    except ConfigError as error:
+        raise ConfigError(f"roles.{role}.{error}") from None
+    return backend
 
 
 def _check_keys(config: Config, name: str, *, engine: bool) -> None:

@@ -60,7 +60,7 @@ def summarise_paths(
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
     from profdeck.traces.analysis.run_summary import summarise_run
-    from profdeck.traces.reading.recognition import FileFormat, format_of
+    from profdeck.traces.recognition import FileFormat, format_of
     from profdeck.traces.sources import find_sources
 
     classifier = Classifier(load_rules(rules)) if rules else None

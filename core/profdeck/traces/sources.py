@@ -13,7 +13,7 @@ import attrs
 from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.records.capture import Unit
 from profdeck.traces.kinds import TRACE, files_below, kind_named, kind_of, kinds, size_to_read
-from profdeck.traces.reading.recognition import FileFormat, format_of, reader_of
+from profdeck.traces.recognition import FileFormat, format_of, reader_of
 
 if TYPE_CHECKING:
     from profdeck.records.manifest import ArtifactRecord, Manifest

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from profdeck.base.errors import TraceError
 from profdeck.cli import app
-from profdeck.traces.reading.recognition import FileFormat, format_of
+from profdeck.traces.recognition import FileFormat, format_of
 from profdeck.traces.sources import find_sources
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 5, "pid": 1, "tid": 1}

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import attrs
 from typing_extensions import TypeVar
 
-from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hookspecs import hookimpl
+from profdeck.backends.plugin_host import BACKENDS, load_backend
 from profdeck.base.blocking import drive
-from profdeck.base.errors import CaptureError, TargetError, target_error
+from profdeck.base.entry_points import installed
+from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, nearest, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import unstructure
+from profdeck.base.structuring import structure, unstructure
+from profdeck.config.model import RoleConfig
 from profdeck.engine.control.abandoned import end_abandoned
 from profdeck.engine.control.merging import merge_ranks
 from profdeck.engine.control.outcomes import AT_REST, check_started, judge, rank_and_host
@@ -81,6 +84,25 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             ConfigError: this backend does not control such a target.
         """
         raise NotImplementedError
+
+    def check_role(self, role: RoleConfig) -> None:
+        """Refuse options of devices that no installed backend of one has, or takes so."""
+        del role  # its keys are those of every engine
+        given = dict(self.options.device_options)
+        if not given:
+            return
+        problems = []
+        for cls in _device_backends():
+            try:
+                structure(given, cls.Options, where="options.device_options")
+            except ConfigError as error:
+                unknown = [key for key in given if key not in attrs.fields_dict(cls.Options)]
+                meant = any(nearest(key, attrs.fields_dict(cls.Options)) for key in unknown)
+                problems.append((len(unknown), not meant, str(error)))
+            else:
+                return
+        if problems:  # of the backend that is meant most likely
+            raise ConfigError(min(problems)[-1])
 
     def check(self) -> None:
         """Refuse options that mean nothing for an engine whose processes have loaded profdeck.
@@ -314,3 +336,12 @@ async def _tried(work: Coroutine[Any, Any, object], limit_s: float) -> None:
     with contextlib.suppress(CaptureError, TimeoutError):
         async with asyncio.timeout(limit_s):
             await work
+
+
+def _device_backends() -> Iterator[type[Backend]]:
+    """Yield the installed backends that record a device."""
+    for name in installed(BACKENDS):
+        with contextlib.suppress(PluginError):  # it is not asked for
+            cls = load_backend(name)
+            if cls.device_types:
+                yield cls

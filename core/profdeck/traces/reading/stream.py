@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from isal import igzip, igzip_lib
 
 from profdeck.base.errors import TraceError
+from profdeck.traces.recognition import GZIP_MAGIC
 
-GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
 """Small enough that a chunk stays in the cache until it is decoded, large enough that handing it over is cheap."""
 # Compressed bytes per read where damage is looked for; the bad block is then fed byte by byte.

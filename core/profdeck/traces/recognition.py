@@ -9,8 +9,7 @@ from pathlib import Path
 
 from isal import igzip_lib
 
-from profdeck.traces.reading.stream import GZIP_MAGIC
-
+GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 20
 _MERGED = re.compile(rb'\s*\{\s*"profdeck"\s*:\s*\{\s*"sources"')
 _EVENTS = re.compile(rb'\s*(?:\{.*"traceEvents"\s*:\s*\[|\[\s*\{.*"ph"\s*:)', re.DOTALL)
