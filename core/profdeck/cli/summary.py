@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,44 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from profdeck.cli import _trace_options, kit
+from profdeck.cli._trace_csv import CsvRows, print_csv
 from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import CommunicationSummary, DeviceSummary, GroupSkew, RankSummary, RunSummary
 
+_PERCENTILES = {90: 10, 99: 100}
+"""How many steps each needs: one that is beyond."""
 _MAX_DETAILED = 4
-_OF_A_RANK = ("path", "role", "replica", "rank")
-_OF_A_KERNEL = ("name", "category", "kind", "count", "total_us", "mean_us", "max_us", "share", "type")
-_OF_A_CORE = ("core", "count", "total_us", "share")
-_OF_A_STEP = (
-    "device",
-    "step",
-    "compute_us",
-    "communication_us",
-    "overlap_us",
-    "exposed_communication_us",
-    "exposed_without_receives_us",
-    "idle_us",
-    "pipeline_bubble_us",
-    "pipeline_stage_us",
-    "preparation_us",
-)
-_OF_AN_OPERATION = ("kind", "group", "name")
-_OF_CALLS = ("count", "total_us", "max_us", "transit_us", "wait_us", "synchronisation_us", "idle_us")
-_OF_A_LINK = ("link", "size_bytes", "transit_us", "bytes_per_s", "packets", "large_packet_share")
 _BYTES_PER_GB = 1_000_000_000
 # How many digits of the number of a process group are in the names of its kernels.
 _GROUP_DIGITS = 3
-
-
-class CsvRows(StrEnum):
-    """What rows ``--csv`` can print."""
-
-    KERNELS = "kernels"
-    CORES = "cores"
-    DEVICE_STEPS = "device-steps"
-    COMMUNICATION = "communication"
-    LINKS = "links"
 
 
 def command(  # noqa: PLR0913  # the options of a command line
@@ -89,7 +60,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if json:
         kit.print_json(run.to_dict())
     elif as_csv:
-        _print_csv(run.ranks, rows or CsvRows.KERNELS)
+        print_csv(run.ranks, rows or CsvRows.KERNELS)
     else:
         _print(kit.stdout(), run, limit, detailed=len(run.ranks) <= _MAX_DETAILED if details is None else details)
     for problem in problems:
@@ -99,43 +70,6 @@ def command(  # noqa: PLR0913  # the options of a command line
             kit.warn(f"{kit.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)
-
-
-def _print_csv(ranks: Iterable[RankSummary], rows: CsvRows) -> None:
-    writer = csv.writer(sys.stdout)
-    writer.writerow([*_OF_A_RANK, *_columns(rows)])
-    for rank in ranks:
-        about = _values(rank, _OF_A_RANK)
-        writer.writerows([*about, *row] for row in _rows(rank, rows))
-
-
-def _columns(rows: CsvRows) -> Sequence[str]:
-    return {
-        CsvRows.KERNELS: _OF_A_KERNEL,
-        CsvRows.CORES: _OF_A_CORE,
-        CsvRows.DEVICE_STEPS: _OF_A_STEP,
-        CsvRows.COMMUNICATION: (*_OF_AN_OPERATION, *_OF_CALLS),
-        CsvRows.LINKS: (*_OF_AN_OPERATION, *_OF_A_LINK),
-    }[rows]
-
-
-def _rows(rank: RankSummary, rows: CsvRows) -> Iterator[list[object]]:
-    if rows is CsvRows.LINKS:
-        for operation in rank.communication:
-            about = _values(operation, _OF_AN_OPERATION)
-            yield from ([*about, *_values(link, _OF_A_LINK)] for link in operation.links)
-        return
-    items: Sequence[object] = {
-        CsvRows.KERNELS: rank.kernels,
-        CsvRows.CORES: rank.cores,
-        CsvRows.DEVICE_STEPS: rank.device_steps,
-        CsvRows.COMMUNICATION: rank.communication,
-    }[rows]
-    yield from (_values(item, _columns(rows)) for item in items)
-
-
-def _values(item: object, fields: Iterable[str]) -> list[object]:
-    return [getattr(item, field) for field in fields]
 
 
 def _print(console: Console, run: RunSummary, limit: int | None, *, detailed: bool) -> None:
@@ -290,16 +224,7 @@ def _print_device(console: Console, device: DeviceSummary) -> None:
 
 def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None:
     if rank.iterations:
-        numbers = ("count", "p50 ms", "p90 ms", "p99 ms", "max ms", "tokens/s")
-        table = kit.table("steps", *numbers, numbers=numbers)
-        for group in rank.iterations:
-            table.add_row(
-                " ".join(filter(None, [_kind(group.kind, rank.unit), group.stage])),
-                f"{group.count:,}",
-                *(_ms(time_us) for time_us in (group.p50_us, group.p90_us, group.p99_us, group.max_us)),
-                "" if group.tokens_per_s is None else f"{group.tokens_per_s:,.1f}",
-            )
-        console.print("", table)
+        console.print("", _iterations(rank))
     if rank.steps:
         table = kit.table("step", "duration ms", "device ms", numbers=("duration ms", "device ms"))
         for step in rank.steps[:limit]:
@@ -308,6 +233,26 @@ def _print_steps(console: Console, rank: RankSummary, limit: int | None) -> None
         console.print("", table)
         if more := len(rank.steps[limit:]) if limit else 0:
             console.print(f"... and {more:,} more: --top 0 shows all.")
+
+
+def _iterations(rank: RankSummary) -> Table:
+    """Write the times of steps by kind and stage; a percentile of which no step is beyond says nothing."""
+    most = max(group.count for group in rank.iterations)
+    shown = {f"p{percent} ms": fewest for percent, fewest in _PERCENTILES.items() if most >= fewest}
+    rates = ["tokens/s"] if any(group.tokens_per_s is not None for group in rank.iterations) else []
+    numbers = ("count", "p50 ms", *shown, "max ms", *rates)
+    table = kit.table("steps", *numbers, numbers=numbers)
+    for group in rank.iterations:
+        times_us = {"p90 ms": group.p90_us, "p99 ms": group.p99_us}
+        table.add_row(
+            " ".join(filter(None, [_kind(group.kind, rank.unit), group.stage])),
+            f"{group.count:,}",
+            _ms(group.p50_us),
+            *(_ms(times_us[name]) if group.count >= fewest else "" for name, fewest in shown.items()),
+            _ms(group.max_us),
+            *("" if group.tokens_per_s is None else f"{group.tokens_per_s:,.1f}" for _ in rates),
+        )
+    return table
 
 
 def _kind(kind: str, unit: str | None) -> str:
