@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from profdeck import Profiler
 from profdeck.base.errors import ProfdeckError
 from profdeck.cli import app
+from profdeck.traces.sources import find_sources
 from profdeck.verification.reading import read_run
 from profdeck.verification.reports import RunReport
 
@@ -154,17 +155,21 @@ def test_a_directory_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest
     mode = closed.stat().st_mode
     closed.chmod(0)
     monkeypatch.chdir("/")
+    left_out: dict[str, str] = {}
     root = os.geteuid() == 0  # who reads everything
     try:
         if root:
             os.seteuid(65534)
         code, output = ls(run)
+        sources = find_sources([run], on_left_out=lambda path, why: left_out.update({path.name: why}))
     finally:
         if root:
             os.seteuid(0)
         closed.chmod(mode)
     assert code == 1
     assert "step_000003 cannot be read: Permission denied." in output
+    assert len(sources) == 2  # as for summary, diff and merge
+    assert left_out == {"step_000003": "cannot be read: Permission denied"}
 
 
 VALUES = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -92,7 +93,8 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
 
     Args:
         paths: files and directories.
-        on_left_out: told of each merged trace below a directory, and of each profile that other tools read, and why.
+        on_left_out: told of each merged trace below a directory, of each profile that other tools read, and of each
+            directory that cannot be read, and why.
 
     Raises:
         TraceError: There is no trace below a directory, or a file is a profile that other tools read.
@@ -108,7 +110,7 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
             found.setdefault(path, told.get(path, TraceSource(path)))
             continue
         below = set(told)
-        for file in files_below(path):
+        for file in files_below(path, on_error=functools.partial(_tell_unreadable, on_left_out)):
             if file in told:
                 continue
             if _is_trace(file):
@@ -142,6 +144,11 @@ def _is_trace(path: Path) -> bool:
     if _is_named_so(path):
         return True
     return path.name.endswith(_JSON) and format_of(path) is FileFormat.TRACE
+
+
+def _tell_unreadable(on_left_out: Callable[[Path, str], None] | None, error: OSError) -> None:
+    if on_left_out is not None:
+        on_left_out(Path(error.filename), f"cannot be read: {error.strerror}")
 
 
 def _why_left_out(path: Path) -> str | None:
