@@ -28,7 +28,7 @@ def trace(tmp_path: Path, *events: bytes) -> Path:
     [
         (HEAD + b', "ts": 5, "args": {"a": ' + b"9" * 5000 + b"}}", True),
         (HEAD + b', "ts": ' + b"9" * 5000 + b"}", False),
-        (HEAD + b', "ts": 5, "args": {"a": ' + b"[" * 1500 + b"]" * 1500 + b"}}", False),
+        (HEAD + b', "ts": 5, "args": {"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}}", False),
     ],
 )
 def test_an_event_that_no_decoder_takes_is_told(tmp_path: Path, event: bytes, *, read: bool) -> None:
