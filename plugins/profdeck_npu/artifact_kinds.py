@@ -106,7 +106,9 @@ class KernelTableKind(ArtifactKind):
 
     def check(self, path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
         """Read all of its rows."""
-        check = self.read(path, devices_only=True, on_progress=on_progress, is_step=lambda _: False).check
+        from profdeck.traces.reading.reader import read_trace
+
+        check = read_trace(path, devices_only=True, on_progress=on_progress).check
         return ArtifactCheck(check.size_bytes, check.events, check.whole, check.problem)
 
     def size_to_read(self, path: Path) -> int:
@@ -118,4 +120,4 @@ class KernelTableKind(ArtifactKind):
         from profdeck_npu.traces.reading import Kernels
 
         del devices_only  # it has nothing else
-        return Kernels(path, how["is_step"], how["on_progress"]).alone()
+        return Kernels(path, how["is_step"], how["on_progress"], how["slice_events"]).alone()

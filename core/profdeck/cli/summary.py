@@ -202,7 +202,7 @@ def _group(operation: CommunicationSummary) -> str:
 def _operators(rank: RankSummary, limit: int | None) -> Table:
     table = kit.table("operator", "calls", "self ms", "total ms", numbers=("calls", "self ms", "total ms"))
     for operator in rank.operators[:limit]:
-        table.add_row(operator.name, f"{operator.count:,}", _ms(operator.self_us), _ms(operator.total_us))
+        table.add_row(operator.name, f"{operator.count:,}", _ms(operator.self_us or 0), _ms(operator.total_us))
     return table
 
 

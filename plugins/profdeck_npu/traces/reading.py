@@ -34,13 +34,14 @@ from profdeck_npu.traces.kernel_details import read_kernel_details, steps_as_ann
 from profdeck_npu.traces.step_times import read_step_times
 
 
-def read_directory(
+def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     path: Path,
     *,
     devices_only: bool,
     is_step: Callable[[str], bool],
     on_progress: Progress | None,
     max_json_bytes: int,
+    slice_events: int,
 ) -> Trace:
     """Read a directory of torch_npu; the arguments are those of `profdeck.traces.reading.reader.read_trace`.
 
@@ -60,12 +61,14 @@ def read_directory(
     kernels: Kernels | None = None
     trace: Trace | None = None
     if table is not None:
-        kernels = _attempt(functools.partial(Kernels, table, is_step, meter.within), problems)
+        kernels = _attempt(functools.partial(Kernels, table, is_step, meter.within, slice_events), problems)
         meter.passed(size_of(table))
         if kernels is not None and kernels.check.problem:
             problems.append(f"{table.name}: {kernels.check.problem}")
     if view is not None:
-        how = ReadingArguments(is_step=is_step, on_progress=meter.within, max_json_bytes=max_json_bytes)
+        how = ReadingArguments(
+            is_step=is_step, on_progress=meter.within, max_json_bytes=max_json_bytes, slice_events=slice_events
+        )
         if kernels is not None and kernels.check.events:
             read = functools.partial(read_chrome, view, AllEvents, MARKS if devices_only else None, **how)
             trace = _attempt(functools.partial(kernels.with_host, read), problems)
@@ -102,9 +105,11 @@ def _attempt(read: Callable[[], _T], problems: list[str]) -> _T | None:
 class Kernels:
     """The kernels of a ``kernel_details.csv``."""
 
-    def __init__(self, path: Path, is_step: Callable[[str], bool], on_progress: Progress | None) -> None:
+    def __init__(
+        self, path: Path, is_step: Callable[[str], bool], on_progress: Progress | None, slice_events: int
+    ) -> None:
         self._path = path
-        self._store = EventStore(is_step, None)
+        self._store = EventStore(is_step, None, slice_events=slice_events)
         self._collector = ColumnBuilder(self._store.tables, self._store.add)
         self._details = read_kernel_details(path, self._collector, on_progress)
 

@@ -176,10 +176,7 @@ def test_decode_batches_that_are_too_small_are_passed_over(job: Any) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("no_cuda", "no_rank", "bad_device_option", "memory", "cuda_profiler", "passed", "unwritable"),
-        *("min_batch_of_all", "start_step_without_count", "start_step_by_stage"),
-    ],
+    ["no_cuda", "no_rank", "memory", "cuda_profiler", "passed", "unwritable"],
 )
 def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str) -> None:
     assert job.results[name] == {"status": None, "same_tokens": True}
@@ -190,12 +187,8 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
     [
         (10, "sees no CUDA device"),
         (11, "The ranks [7] are not in this engine, whose ranks are 0 to"),
-        (12, "unknown key 'gzpi'. Did you mean 'gzip'?"),
         (13, "options.memory_snapshot needs CUDA"),
         (14, "options.cuda_profiler_range needs CUDA"),
-        (16, "options.stage_min_batch_size needs profile_by_stage"),
-        (17, "options.start_step needs the role's iterations.count"),
-        (18, "cannot be combined with stages"),
         (21, "Capture step20 is"),
         (23, "Capture step22 is"),
         (30, "this scheduler has done"),
@@ -257,5 +250,5 @@ def test_ls_reads_it_back(job: Any) -> None:
     status = {found.first_step: found.status for found in report.targets}
     assert status == dict.fromkeys([0, 1, 2, 3, 4, 5, 8, 9, 20, 22, 25, 31, 41], Status.COMPLETE) | dict.fromkeys(
         [6, 7, 24, 26], Status.PARTIAL
-    ) | dict.fromkeys([10, 11, 12, 13, 14, 16, 17, 18, 21, 23, 30, 40], Status.FAILED) | {32: Status.MISSING}
+    ) | dict.fromkeys([10, 11, 13, 14, 21, 23, 30, 40], Status.FAILED) | {32: Status.MISSING}
     assert report.problems == ()

@@ -138,7 +138,7 @@ def test_detailed_marks(job: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["no_cuda", "no_rank", "bad_device_option", "omni", "unwritable"])
+@pytest.mark.parametrize("name", ["no_cuda", "no_rank", "omni", "unwritable"])
 def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str) -> None:
     assert job.results[name] == {"status": None, "same_tokens": True}
 
@@ -148,7 +148,6 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
     [
         (10, "sees no CUDA device"),
         (11, "ranks [7] are not in this engine"),
-        (12, "unknown key 'gzpi'. Did you mean 'gzip'?"),
         (13, "this engine has none"),
     ],
 )
@@ -191,7 +190,7 @@ def test_ls_reads_it_back(job: Any) -> None:
     assert status == dict.fromkeys([0, 1, 2, 3, 6, 20, 23], Status.COMPLETE) | {
         4: Status.PARTIAL,
         5: Status.PARTIAL,
-        **dict.fromkeys([10, 11, 12, 13, 21], Status.FAILED),
+        **dict.fromkeys([10, 11, 13, 21], Status.FAILED),
         22: Status.PARTIAL,
     }
     assert report.problems == ()

@@ -18,7 +18,6 @@ from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.summary import summarise_trace
 from profdeck.traces.merge import MergeSource, merge_traces
-from profdeck.traces.reading import time_slices
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.reading.trace import Trace
 from profdeck.traces.sources import TraceSource
@@ -281,11 +280,9 @@ def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkey
 
 def test_events_beyond_memory_go_to_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(read_trace(directory))
-    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", 4)
-    monkeypatch.setattr(time_slices, "_SAMPLE", 1)
     monkeypatch.setattr("profdeck.traces.reading.column_builder._BLOCK_EVENTS", 3)
 
-    assert contents(read_trace(directory)) == expected
+    assert contents(read_trace(directory, slice_events=4)) == expected
 
 
 def test_progress_goes_to_the_end_of_both_files(directory: Path) -> None:

@@ -320,7 +320,7 @@ def test_names_processes_and_sizes_of_copies_are_read(tmp_path: Path) -> None:
 
     trace = read_trace(path)
 
-    assert trace.copied == {"Memcpy HtoD": (2, 42)}
+    assert trace.copied == {("gpu_memcpy", "Memcpy HtoD"): (2, 42)}
     assert trace.process_names == {0: "GPU"}
     assert trace.thread_names == {(0, 7): "stream 7"}
 

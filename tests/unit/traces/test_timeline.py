@@ -26,11 +26,9 @@ def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=10),
 )
 def test_slices_cover_all_events_once_and_all_of_their_time(
-    monkeypatch: pytest.MonkeyPatch, events: list[tuple[int, int]], limit: int, sizes: list[int]
+    events: list[tuple[int, int]], limit: int, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", limit)
-    monkeypatch.setattr(time_slices, "_SAMPLE", 4)
-    found = TimeSlices(Tables())
+    found = TimeSlices(Tables(), limit)
     at = 0
     while at < len(events):
         size = sizes[at % len(sizes)]
@@ -60,10 +58,8 @@ def test_slices_cover_all_events_once_and_all_of_their_time(
     assert covered.tolist() == [duration for _, duration in events]
 
 
-def test_memory_is_bounded_by_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", 1000)
-    monkeypatch.setattr(time_slices, "_SAMPLE", 10)
-    found = TimeSlices(Tables())
+def test_memory_is_bounded_by_a_slice() -> None:
+    found = TimeSlices(Tables(), 1000)
     for thread in range(20):  # each thread's events follow those of the one before, as in real traces
         found.add(block([(10 * n, 5) for n in range(1000)], 1000 * thread))
 
@@ -74,10 +70,8 @@ def test_memory_is_bounded_by_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_bounded_whatever_is_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slices, "_MAX_SLICE_EVENTS", 100)
     monkeypatch.setattr(time_slices, "_MAX_OPEN_EVENTS", 50)
-    monkeypatch.setattr(time_slices, "_SAMPLE", 10)
-    found = TimeSlices(Tables())
+    found = TimeSlices(Tables(), 100)
     for number in range(10):
         found.add(block([(100 * number + n, 10_000 - n) for n in range(100)], 100 * number))
 

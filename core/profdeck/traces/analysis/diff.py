@@ -188,7 +188,7 @@ def _operators(rank: RankSummary) -> dict[_Key, _Time]:
         _Key(operator.name, kind): _Time(kind, operator.count, operator.self_us, operator.per_step)
         for kind, operators in (("operator", rank.operators), ("annotation", rank.annotations))
         for operator in operators
-        if kind == "operator" or operator.name not in marks
+        if operator.self_us is not None and (kind == "operator" or operator.name not in marks)
     }
 
 
@@ -220,7 +220,7 @@ def _role(role: str | None, stage: str | None, pairs: Sequence[RankPair]) -> Rol
     sides = [[trace for pair in pairs for trace in pair.sides[side]] for side in (0, 1)]
     basis = _basis([*sides[0], *sides[1]])
     before, after = (sum(_steps(trace, basis) for trace in side) for side in sides)
-    on_host = all(trace.events is not None for side in sides for trace in side)
+    on_host = all(trace.graph_launches is not None for side in sides for trace in side)
     return RoleDiff(
         role=role,
         stage=stage,

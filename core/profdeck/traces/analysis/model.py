@@ -1,6 +1,7 @@
 """What summaries say, as data: the documented, stable JSON of ``profdeck summary --json``.
 
-Times are microseconds, exact to the nanosecond; ``start_us`` counts from the earliest complete event of the trace.
+Times are microseconds, exact to the nanosecond; ``start_us`` counts from the earliest complete event that was read:
+of the trace, or of its devices and annotations where only these were asked for.
 Shares are fractions of 1. Where something cannot be known from the traces, the value is ``None``.
 """
 
@@ -56,8 +57,9 @@ class OperatorSummary:
 
     name: str
     count: int
-    self_us: float
-    """Time in which it was the innermost operator or annotation open on its thread."""
+    self_us: float | None
+    """Time in which it was the innermost operator or annotation open on its thread; ``None`` where only devices were
+    read."""
     total_us: float
     """Time from start to end, summed; a recursive operator counts its inner calls again."""
     max_us: float
@@ -302,7 +304,7 @@ class RankSummary:
     categories: tuple[CategorySummary, ...]
     copies: tuple[CopySummary, ...]
     operators: tuple[OperatorSummary, ...]
-    """By self time, longest first."""
+    """By self time, longest first; by total time where that is not known."""
     annotations: tuple[OperatorSummary, ...]
     devices: tuple[DeviceSummary, ...]
     steps: tuple[StepSummary, ...]

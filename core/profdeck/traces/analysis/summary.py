@@ -35,6 +35,7 @@ from profdeck.traces.reading.columns import (
     DEVICE_PROCESSES,
     OPERATOR,
     Columns,
+    Tables,
     concatenated,
 )
 from profdeck.traces.reading.intervals import Int, self_times
@@ -108,6 +109,11 @@ def read_summary(
         is_step=lambda name: step_names.parse(name) is not None,
         on_progress=on_progress,
     )
+    return summary_of(trace, source, classifier=classifier, step_names=step_names)
+
+
+def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> Reading:
+    """Do the same for a trace that was read; the answer does not depend on how large its slices are."""
     return _Summary(source, trace, _tables(source.path), classifier, step_names).finish()
 
 
@@ -168,9 +174,8 @@ class _Summary:
         duration = columns.end_ns - columns.start_ns
         self._steps.add_device(piece.order_ns[on_device], columns.name[on_device], duration[on_device])
         on_host = np.flatnonzero(self._on_host[columns.name])
-        own = self_times(
-            columns.track[on_host], columns.start_ns[on_host], columns.end_ns[on_host], piece.order_ns[on_host]
-        )
+        whole = piece.order_ns[on_host], piece.whole_end_ns[on_host]
+        own = self_times(columns.track[on_host], columns.start_ns[on_host], columns.end_ns[on_host], whole)
         self._sums.add_self(columns.name[on_host], own)
         self._steps.add_host(piece.order_ns[on_host], columns.name[on_host], own)
         self._devices.add(piece)
@@ -231,7 +236,7 @@ class _Summary:
                 per_step=per_step.get(code),
                 type=self._trace.kernel_types.get(tables.names[code]),
             )
-            for code in _largest(sums.total_ns, used)
+            for code in _largest(tables, sums.total_ns, used)
         )
         found = sorted({self._classes[code] for code in np.flatnonzero(used).tolist()})
         numbers = {name: number for number, name in enumerate(found)}
@@ -260,25 +265,28 @@ class _Summary:
         )
 
     def _operators(self, of_kind: NDArray[np.bool_], per_step: dict[int, PerStep]) -> tuple[OperatorSummary, ...]:
-        sums = self._sums
+        sums, on_host = self._sums, not self._trace.devices_only
         return tuple(
             OperatorSummary(
                 name=self._trace.tables.names[code],
                 count=int(sums.counts[code]),
-                self_us=_us(sums.self_ns[code]),
+                self_us=_us(sums.self_ns[code]) if on_host else None,
                 total_us=_us(sums.total_ns[code]),
                 max_us=_us(sums.max_ns[code]),
-                per_step=per_step.get(code),
+                per_step=per_step.get(code) if on_host else None,
             )
-            for code in _largest(sums.self_ns, of_kind & (sums.counts > 0))
+            for code in _largest(
+                self._trace.tables, sums.self_ns if on_host else sums.total_ns, of_kind & (sums.counts > 0)
+            )
         )
 
     def _copies(self) -> tuple[CopySummary, ...]:
-        sums, copied = self._sums, self._trace.copied
+        sums, tables = self._sums, self._trace.tables
         copies = []
-        for code in _largest(sums.total_ns, self._is_copy & (sums.counts > 0)):
-            name, count = self._trace.tables.names[code], int(sums.counts[code])
-            told, size_bytes = copied.get(name, (0, 0))
+        for code in _largest(tables, sums.total_ns, self._is_copy & (sums.counts > 0)):
+            name, count = tables.names[code], int(sums.counts[code])
+            category = tables.categories[tables.name_category[code]]
+            told, size_bytes = self._trace.copied.get((category, name), (0, 0))
             copies.append(
                 CopySummary(
                     name=name,
@@ -361,10 +369,12 @@ def _summed(name: NDArray[np.int32], time_ns: NDArray[np.int64], names: int) -> 
     return np.bincount(name, weights=time_ns, minlength=names).astype(np.int64)
 
 
-def _largest(time_ns: NDArray[np.int64], used: NDArray[np.bool_]) -> list[int]:
+def _largest(tables: Tables, time_ns: NDArray[np.int64], used: NDArray[np.bool_]) -> list[int]:
+    """Return the codes of names by time, the largest first, of equal ones by name and category."""
     codes = np.flatnonzero(used)
-    found: list[int] = codes[np.argsort(-time_ns[codes], kind="stable")].tolist()
-    return found
+    times = dict(zip(codes.tolist(), time_ns[codes].tolist(), strict=True))
+    kind = tables.name_category
+    return sorted(times, key=lambda code: (-times[code], tables.names[code], tables.categories[kind[code]]))
 
 
 def _sum_of(devices: tuple[DeviceSummary, ...], value: Callable[[DeviceSummary], float]) -> float | None:

@@ -60,12 +60,12 @@ class AllEvents:
 
     def finish(self) -> None:
         """Hand on what is held back; to be called once, at the end."""
-        self._flush()
+        self.flush()
         self.collector.finish(self.process_names)
 
     def batch(self, text: memoryview) -> int | None:
         """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
-        self._flush()
+        self.flush()
         events = self._take_kineto(text)
         if events is None:
             events = self._take_any(text)
@@ -122,7 +122,7 @@ class AllEvents:
     def _take_args(self, text: memoryview | bytes) -> None:
         self.collectives.add(text)
         self.annotations.add(text)
-        self.copies.add(text)
+        self.copies.add(b"[%b]" % text if isinstance(text, bytes) else text)
 
     def _look_for_names(self, text: memoryview) -> None:
         for needle in (PROCESS_NAME, _THREAD_NAME):
@@ -130,7 +130,7 @@ class AllEvents:
                 found = named(bytes(text), needle)
                 self._take_names(decode_leniently(text) or [] if found is None else found)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Bring the events that came one by one into the columns, in their place in the file."""
         self.collector.add(self._loose)
         self._loose.clear()
@@ -139,7 +139,7 @@ class AllEvents:
         self._loose += map(_normal, objects)
         self._take_names(objects)
         if len(self._loose) >= _LOOSE_EVENTS:
-            self._flush()
+            self.flush()
 
     def _take_names(self, objects: list[Any]) -> None:
         for event in objects:

@@ -21,7 +21,7 @@ from profdeck.traces.reading.columns import (
     concatenated,
 )
 from profdeck.traces.reading.integrity import check_trace
-from profdeck.traces.reading.time_slices import TimeSlices
+from profdeck.traces.reading.time_slices import SLICE_EVENTS, TimeSlices
 from profdeck.traces.reading.trace import Trace
 
 MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
@@ -39,6 +39,7 @@ class ReadingArguments(TypedDict):
     is_step: Callable[[str], bool]
     on_progress: Progress | None
     max_json_bytes: int
+    slice_events: int
 
 
 def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to read
@@ -50,9 +51,10 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
     is_step: Callable[[str], bool],
     on_progress: Progress | None,
     max_json_bytes: int,
+    slice_events: int = SLICE_EVENTS,
 ) -> Trace:
     """Read the events of some categories, or all, in the way of a handler; see `profdeck.traces.reading.reader`."""
-    store = EventStore(is_step, categories, tables)
+    store = EventStore(is_step, categories, tables, slice_events)
     handler = kind(_KEYS, store.tables, store.add)
     check = check_trace(path, handler, on_progress=on_progress, max_json_bytes=max_json_bytes)
     handler.finish()
@@ -71,7 +73,7 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
         members=handler.members,
         process_names=handler.process_names,
         thread_names=handler.thread_names,
-        copied=handler.copies.told(),
+        copied=handler.copies.told,
         collectives=handler.collectives,
         annotations=handler.annotations,
     )
@@ -81,10 +83,14 @@ class EventStore:
     """Takes the events of a file, or those of some categories, and marks of any."""
 
     def __init__(
-        self, is_step: Callable[[str], bool], categories: frozenset[str] | None, tables: Tables | None = None
+        self,
+        is_step: Callable[[str], bool],
+        categories: frozenset[str] | None,
+        tables: Tables | None = None,
+        slice_events: int = SLICE_EVENTS,
     ) -> None:
         self.tables = Tables() if tables is None else tables
-        self.timeline = TimeSlices(self.tables)
+        self.timeline = TimeSlices(self.tables, slice_events)
         self.marks = _Marks(self.tables, is_step)
         self._categories = categories
 

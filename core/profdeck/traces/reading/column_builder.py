@@ -91,7 +91,14 @@ class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):
     dur: float = 0.0
 
 
+class CompleteOnDevice(_Complete, tag_field="ph", tag="X", gc=False):
+    """The same with a duration, which every event on a device has."""
+
+    dur: float
+
+
 KINETO: Any = any_with(_Complete)
+ON_DEVICE: Any = any_with(CompleteOnDevice)
 
 
 class FastEvent(msgspec.Struct, gc=False):
@@ -145,21 +152,19 @@ class ColumnBuilder:
         self._parts: list[Columns] = []
         self._held = 0
 
-    def add_kineto(self, events: Sequence[Any], expected: int | None = None) -> bool:
+    def add_kineto(self, events: Sequence[Any], complete_type: type[_Complete] = _Complete) -> None:
         """Take what a decoder of Kineto's form made.
 
         Args:
             events: Of any phase.
-            expected: How many complete events there must be; if there are not, none is taken, and the answer is no.
+            complete_type: That of complete events.
 
         Raises:
             LostDigitsError: They must be decoded exactly; none was taken.
         """
-        complete = [event for event in events if event.__class__ is _Complete]
-        if expected not in {None, len(complete)}:
-            return False
+        complete = [event for event in events if event.__class__ is complete_type]
         if not complete:
-            return True
+            return
         times = np.array([event.ts for event in complete])
         start, readable = nanoseconds_of_floats(times)
         duration, _ = nanoseconds_of_floats(np.array([event.dur for event in complete]))
@@ -167,7 +172,6 @@ class ColumnBuilder:
         name = [categories[event.cat][event.name] for event in complete]
         track = self._track_codes([event.pid for event in complete], [event.tid for event in complete])
         self._keep(name, track, start, duration, readable)
-        return True
 
     def add(self, events: Sequence[FastEvent | DecimalEvent]) -> None:
         """Take events of any form.

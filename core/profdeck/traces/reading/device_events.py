@@ -3,7 +3,7 @@
 Nine tenths of a trace are what the host did. In well-formed JSON a quote inside a string has a backslash before it,
 so that ``"kernel"``, with its quotes, stands nowhere but as a whole string. Around each one the event is cut out, from
 the boundary in front of it to its ``args``, and decoded. A wrong cut is no JSON; and a batch counts only if each place
-was found in an event of its own that has that category. Everything else is decoded in full, as in
+was found in an event of its own, of which the ``args`` are the last member. Everything else is decoded in full, as in
 :mod:`profdeck.traces.reading.all_events`: both ways give the same answer for each trace that is well-formed. What lies
 between the events that were cut out is not looked at, so that damage there goes unnoticed.
 """
@@ -14,18 +14,24 @@ import re
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import stringzilla
 
 from profdeck.traces.reading.all_events import PROCESS_NAME, AllEvents, named
+from profdeck.traces.reading.column_builder import ON_DEVICE, CompleteOnDevice
 from profdeck.traces.reading.columns import Columns, Tables
 from profdeck.traces.reading.times import LostDigitsError
 
-_BOUNDARY = re.compile(rb'\}[ \t\n\r]*,[ \t\n\r]*\{[ \t\n\r]*"ph"')
+# The end of an event whose last member is an object, and the beginning of the next event.
+_ENDS = re.compile(rb'\}([ \t\n\r]*)(\}[ \t\n\r]*,[ \t\n\r]*\{[ \t\n\r]*"ph")')
+_match_last = re.compile(rb"\}[ \t\n\r]*\}[ \t\n\r]*\]").fullmatch
 # Ends of the categories of devices and of annotations, and the beginning of those of copies and fills.
 _NEEDLES = (b'"kernel"', b'"gpu_mem', b'user_annotation"', b'"hpu_op"', b'"mtia_ccp_events"')
 _ARGS = re.compile(rb',[ \t\n\r]*"args"')
 # A key or value may be written with escapes, and would not be found.
 _ESCAPED = b"\\u00"
+# Some recorders mark steps by operators.
+_STEP = b'"ProfilerStep#'
 
 
 class DeviceEvents(AllEvents):
@@ -33,39 +39,38 @@ class DeviceEvents(AllEvents):
 
     def __init__(self, keys: frozenset[str], tables: Tables, sink: Callable[[Columns], None]) -> None:
         super().__init__(keys, tables, sink)
-        self._boundary = self._args = b""
+        self._boundary = self._ends = self._args = b""
+        self._decode_devices = msgspec.json.Decoder(list[ON_DEVICE]).decode
 
     def batch(self, text: memoryview) -> int | None:
         """Take the events of the lanes; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
+        self.flush()
         lanes = self._cut_out(text)
         names = named(bytes(text), PROCESS_NAME) if stringzilla.find(text, PROCESS_NAME) >= 0 else []
-        if lanes is None or names is None or not self._take_lanes(*lanes):
+        if lanes is None or names is None or not self._take_lanes(lanes):
             return super().batch(text)
         self._take_names(names)
-        self.collectives.add(text)
-        self.annotations.add(text)
+        self._take_args(text)
         self.searched = True
         return 1  # nobody has counted them
 
-    def _take_lanes(self, text: bytes, count: int) -> bool:
-        if not count:
+    def _take_lanes(self, pieces: list[memoryview]) -> bool:
+        if not pieces:
             return True
         try:
-            events = self._decode_kineto(text)
-            return self.collector.add_kineto(events, expected=count)
+            events = self._decode_devices(b"[%b}]" % b"},".join(pieces))
+            if len(events) != len(pieces):  # one reaches over the event behind it
+                return False
+            self.collector.add_kineto(events, CompleteOnDevice)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LostDigitsError):
             return False
+        return True
 
-    def _cut_out(self, text: memoryview) -> tuple[bytes, int] | None:
-        """Return an array of the events in lanes, and how many there are; ``None`` if that cannot be told."""
+    def _cut_out(self, text: memoryview) -> list[memoryview] | None:
+        """Return the events in lanes, each without its args and what follows; ``None`` if they cannot be told."""
         find, rfind = stringzilla.find, stringzilla.rfind
-        if find(text, _ESCAPED) >= 0:
+        if find(text, _ESCAPED) >= 0 or not self._knows_layout(text):
             return None
-        if not self._boundary:
-            boundary, args = _BOUNDARY.search(text), _ARGS.search(text)
-            if boundary is None or args is None:
-                return None
-            self._boundary, self._args = boundary.group(), args.group()
         to_brace = self._boundary.index(b"{")
         begins: list[int] = []
         pieces: list[memoryview] = []
@@ -75,11 +80,32 @@ class DeviceEvents(AllEvents):
                 boundary_at = rfind(text, self._boundary, 0, at)
                 begin = boundary_at + to_brace if boundary_at >= 0 else 1
                 end = find(text, self._args, at)
-                if end < 0:
+                if end < 0 or not self._are_last(text, end):
                     return None
                 begins.append(begin)
                 pieces.append(text[begin:end])
                 at = find(text, needle, at + 1)
-        if len(set(begins)) != len(begins):
+        if len(set(begins)) != len(begins) or _count(text, _STEP) != sum(_count(piece, _STEP) for piece in pieces):
             return None
-        return b"[%b}]" % b"},".join(pieces), len(pieces)
+        return [pieces[place] for place in np.argsort(begins)]  # as the file has them
+
+    def _knows_layout(self, text: memoryview) -> bool:
+        """Learn from the first events how they are separated, and what is before their args."""
+        if not self._boundary:
+            ends, args = _ENDS.search(text), _ARGS.search(text)
+            if ends and args:
+                self._ends, self._boundary, self._args = ends[0], ends[2], args[0]
+        return bool(self._boundary)
+
+    def _are_last(self, text: memoryview, args_at: int) -> bool:
+        """Tell whether nothing follows some args in their event: it might be a time."""
+        find, rfind = stringzilla.find, stringzilla.rfind
+        ends_at = find(text, self._ends, args_at)
+        if ends_at < 0:
+            return _match_last(text, rfind(text, b"}", 0, rfind(text, b"}"))) is not None
+        boundary_at: int = find(text, self._boundary, args_at)
+        return boundary_at == int(ends_at) + len(self._ends) - len(self._boundary)
+
+
+def _count(text: memoryview, needle: bytes) -> int:
+    return int(stringzilla.count(text, needle))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -16,11 +17,16 @@ from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH, MAX_NAMES
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.intervals import Int
+from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.times import exact_nanoseconds
 
-_COPY, _SIZE, _CATEGORY = b'"gpu_mem', b'"bytes"', b'"cat"'
+_COPY, _SIZE = b'"gpu_mem', b'"bytes"'
 _SPACE = rb"[ \t\n\r]*"
-_match_copy = re.compile(rb'"gpu_mem[a-z]+"%b,%b"name"%b:%b("[^"\\]*")' % ((_SPACE,) * 4)).match
+# Kineto's order of members: what stands before and behind the category, and between the name and the size.
+_BEFORE_BYTES = 64
+_find_before = re.compile(rb'"ph"%b:%b"X"%b,%b"cat"%b:%b\Z' % ((_SPACE,) * 6)).search
+_match_copy = re.compile(rb'"(gpu_mem[a-z]+)"%b,%b"name"%b:%b("[^"\\]*")' % ((_SPACE,) * 4)).match
+_match_between = re.compile(rb'[^{}]*"args"%b:%b\{[^{}]*' % ((_SPACE,) * 2)).fullmatch
 _match_size = re.compile(rb'"bytes"%b:%b([0-9]{1,18})\b' % ((_SPACE,) * 2)).match
 _MAX_COPIES = 1000
 
@@ -33,34 +39,68 @@ _MAX_IDS = 100_000
 _NO_ID = 2**62
 
 
+class _CopyEvent(msgspec.Struct, gc=False):
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    args: Any = None
+
+
+_decode_copies = msgspec.json.Decoder(list[_CopyEvent]).decode
+
+
 class Copies:
-    """How much copies and fills moved, by their names."""
+    """How much copies and fills moved."""
 
     def __init__(self) -> None:
-        self._told: dict[bytes, tuple[int, int]] = {}
+        self.told: dict[tuple[str, str], tuple[int, int]] = {}
+        """How many of each category and name said what they moved, and how many bytes in all."""
 
-    def add(self, text: memoryview | bytes) -> None:
-        """Take those among some events."""
-        find = stringzilla.find
-        at = find(text, _COPY)
-        while at >= 0:
-            following = find(text, _COPY, at + 1)
-            copy = _match_copy(text, at)
-            size_at = find(text, _SIZE, at, following if following >= 0 else len(text)) if copy else -1
-            size = _match_size(text, size_at) if size_at >= 0 else None
-            # Behind another category it is the size of something else.
-            if copy and size and find(text, _CATEGORY, at, size_at) < 0:
-                self._add(copy[1], int(size[1]))
-            at = following
+    def add(self, events: memoryview | bytes) -> None:
+        """Take those among some events: a JSON array."""
+        if stringzilla.find(events, _COPY) < 0:
+            return
+        found = _copies_of_kineto(events)
+        for kind, size_bytes in _copies_of_any(events) if found is None else found:
+            if kind in self.told or len(self.told) < _MAX_COPIES:
+                count, before_bytes = self.told.get(kind, (0, 0))
+                self.told[kind] = count + 1, before_bytes + size_bytes
 
-    def told(self) -> dict[str, tuple[int, int]]:
-        """Return how many of each name said what they moved, and how many bytes in all."""
-        return {json.loads(name): told for name, told in self._told.items()}
 
-    def _add(self, name: bytes, size_bytes: int) -> None:
-        if name in self._told or len(self._told) < _MAX_COPIES:
-            count, before_bytes = self._told.get(name, (0, 0))
-            self._told[name] = count + 1, before_bytes + size_bytes
+def _copies_of_kineto(text: memoryview | bytes) -> list[tuple[tuple[str, str], int]] | None:
+    """Return category and name, and the size; ``None`` if one is written in another way."""
+    find = stringzilla.find
+    found = []
+    at = find(text, _COPY)
+    while at >= 0:
+        following = find(text, _COPY, at + 1)
+        copy = _match_copy(text, at)
+        size_at = find(text, _SIZE, at, following if following >= 0 else len(text)) if copy else -1
+        size = _match_size(text, size_at) if size_at >= 0 else None
+        if not copy or not size or not _match_between(text, copy.end(), size_at):
+            return None
+        if not _find_before(text[max(0, at - _BEFORE_BYTES) : at]):
+            return None
+        found.append(((copy[1].decode(), json.loads(copy[2])), int(size[1])))
+        at = following
+    return found
+
+
+def _copies_of_any(text: memoryview | bytes) -> Iterator[tuple[tuple[str, str], int]]:
+    """Do the same by decoding all of the text."""
+    try:
+        events: list[Any] = _decode_copies(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        events = [_CopyEvent(*map(event.get, _CopyEvent.__struct_fields__)) for event in _objects(text)]
+    for event in events:
+        size = event.args.get("bytes") if isinstance(event.args, dict) else None
+        is_copy = event.ph == "X" and isinstance(event.cat, str) and event.cat.startswith("gpu_mem")
+        if is_copy and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+            yield (event.cat, str(event.name)), size
+
+
+def _objects(text: memoryview | bytes) -> list[dict[str, Any]]:
+    return [event for event in decode_leniently(text) or () if isinstance(event, dict)]
 
 
 class _CollectiveArgs(msgspec.Struct, gc=False):

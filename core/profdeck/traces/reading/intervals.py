@@ -17,7 +17,7 @@ _MAX_LEVELS = 2000
 _MAX_INT16 = 2**15 - 1
 
 
-def self_times(track: NDArray[np.integer], start: Int, end: Int, order: Int | None = None) -> Int:
+def self_times(track: NDArray[np.integer], start: Int, end: Int, whole: tuple[Int, Int] | None = None) -> Int:
     """Return the time of each interval that no interval inside it takes.
 
     Each instant of a track belongs to one of the intervals open then: the one that started last (of those that
@@ -29,11 +29,13 @@ def self_times(track: NDArray[np.integer], start: Int, end: Int, order: Int | No
         track: What each interval lies on.
         start: When it starts.
         end: When it ends.
-        order: When it started before it was clipped to a part of time; nesting goes by this.
+        whole: Starts and ends before they were clipped to a part of time; nesting goes by these, so that it does not
+            depend on the parts.
     """
     own = end - start
     used = np.flatnonzero(own > 0)  # the empty ones own nothing and would blur the nesting
-    in_order = used[_nesting_order(track[used], (start if order is None else order)[used], end[used])]
+    whole_start, whole_end = whole or (start, end)
+    in_order = used[_nesting_order(track[used], whole_start[used], whole_end[used])]
     limits = np.flatnonzero(np.diff(track[in_order])) + 1
     for of_track in np.split(in_order, limits):
         starts, ends = start[of_track], end[of_track]

@@ -10,21 +10,21 @@ from profdeck.base.progress import Progress
 from profdeck.traces.kinds import kind_of
 from profdeck.traces.reading.all_events import AllEvents
 from profdeck.traces.reading.chrome import DEVICE_LANES, ReadingArguments, read_chrome
-from profdeck.traces.reading.columns import (
-    DEVICE_PROCESSES,
-)
+from profdeck.traces.reading.columns import DEVICE_PROCESSES
 from profdeck.traces.reading.device_events import DeviceEvents
 from profdeck.traces.reading.integrity import MAX_JSON_BYTES
+from profdeck.traces.reading.time_slices import SLICE_EVENTS
 from profdeck.traces.reading.trace import Trace
 
 
-def read_trace(
+def read_trace(  # noqa: PLR0913 - all but the path have defaults
     path: Path,
     *,
     devices_only: bool = False,
     is_step: Callable[[str], bool] = lambda _name: False,
     on_progress: Progress | None = None,
     max_json_bytes: int = MAX_JSON_BYTES,
+    slice_events: int = SLICE_EVENTS,
 ) -> Trace:
     """Read a Chrome trace, plain or gzip, or an artifact of another kind, in one pass and bounded memory.
 
@@ -41,12 +41,15 @@ def read_trace(
             operators.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
         max_json_bytes: Give up after so many uncompressed bytes, against files that inflate without end.
+        slice_events: How many events start in a slice of time, about: the unit of memory.
 
     Raises:
         TraceError: The file cannot be opened or read, or has not been analysed yet.
         OSError: There is no room for temporary files.
     """
-    how = ReadingArguments(is_step=is_step, on_progress=on_progress, max_json_bytes=max_json_bytes)
+    how = ReadingArguments(
+        is_step=is_step, on_progress=on_progress, max_json_bytes=max_json_bytes, slice_events=slice_events
+    )
     if (kind := kind_of(path)) is not None:
         read_kind: Trace = kind.read(path, devices_only=devices_only, **how)
         return read_kind

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from profdeck.traces.reading.columns import Columns, Tables, concatenated
 from profdeck.traces.reading.intervals import Int
 
-_MAX_SLICE_EVENTS = 1 << 16
+SLICE_EVENTS = 1 << 16
 # More than any real program has open at once; of even more, those that end first count as ended with their slice.
 _MAX_OPEN_EVENTS = 1 << 16
-# Every so-manieth start of the sorted events is kept, to find where slices must begin.
-_SAMPLE = 1 << 8
+# So many starts of a slice's events are kept, to find where slices must begin.
+_SAMPLES = 1 << 8
 _ROW = np.dtype([("start_ns", np.int64), ("end_ns", np.int64), ("name", np.int32), ("track", np.int32)])
 
 
@@ -47,12 +47,18 @@ class Slice:
 class TimeSlices:
     """Takes events in any order; gives them back in slices of time.
 
-    Beyond 2**16 events, sorted runs of them go to a temporary file without a name, 24 bytes for each event, so that
-    memory is bounded by a slice and the events that are still open at its end.
+    Of more events than a slice takes, sorted runs go to a temporary file without a name, 24 bytes for each event, so
+    that memory is bounded by a slice and the events that are still open at its end.
+
+    Args:
+        tables: Those of the events.
+        slice_events: How many events start in a slice, about.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, slice_events: int = SLICE_EVENTS) -> None:
         self._tables = tables
+        self._slice_events = slice_events
+        self._sample = max(1, slice_events // _SAMPLES)
         self._blocks: list[Columns] = []
         self._held = 0
         self._file: IO[bytes] | None = None
@@ -70,7 +76,7 @@ class TimeSlices:
         """
         self._blocks.append(block)
         self._held += len(block)
-        if self._held > _MAX_SLICE_EVENTS:
+        if self._held > self._slice_events:
             self._spill()
 
     def blocks(self) -> Iterator[Columns]:
@@ -78,7 +84,7 @@ class TimeSlices:
         if self._file is not None:
             self._file.flush()
             for (row, starts), end in zip(self._runs, self._ends(), strict=True):
-                yield self._columns(_Run(self._file, row, end, starts).until(None))
+                yield self._columns(self._run(self._file, row, end, starts).until(None))
         yield from self._blocks
 
     def slices(self) -> Iterator[Slice]:
@@ -115,14 +121,16 @@ class TimeSlices:
         for field, column in zip(_ROW.names or (), _arrays(columns), strict=True):
             rows[field] = column
         self._file.write(rows.data)
-        self._runs.append((self._rows, columns.start_ns[::_SAMPLE].copy()))
+        self._runs.append((self._rows, columns.start_ns[:: self._sample].copy()))
         self._rows += len(rows)
 
     def _slices_of_file(self, file: IO[bytes]) -> Iterator[Slice]:
         file.flush()
         sample = np.sort(np.concatenate([starts for _, starts in self._runs]))
-        cuts = np.unique(sample[:: _MAX_SLICE_EVENTS // _SAMPLE])
-        readers = [_Run(file, row, end, starts) for (row, starts), end in zip(self._runs, self._ends(), strict=True)]
+        cuts = np.unique(sample[:: max(1, self._slice_events // self._sample)])
+        readers = [
+            self._run(file, row, end, starts) for (row, starts), end in zip(self._runs, self._ends(), strict=True)
+        ]
         open_still = concatenated(self._tables, [])
         for number, begin in enumerate(cuts.tolist()):
             is_last = number == len(cuts) - 1
@@ -143,6 +151,9 @@ class TimeSlices:
                 longest = np.argpartition(open_still.end_ns, -_MAX_OPEN_EVENTS)[-_MAX_OPEN_EVENTS:]
                 open_still = open_still[np.sort(longest)]
 
+    def _run(self, file: IO[bytes], row: int, end: int, starts: Int) -> _Run:
+        return _Run(file, row, end, starts, self._sample)
+
     def _columns(self, rows: NDArray[np.void]) -> Columns:
         return Columns(self._tables, rows["name"], rows["track"], rows["start_ns"], rows["end_ns"])
 
@@ -157,10 +168,10 @@ def _arrays(columns: Columns) -> tuple[Int, Int, NDArray[np.int32], NDArray[np.i
 class _Run:
     """One sorted run in the file, read from its beginning to its end."""
 
-    def __init__(self, file: IO[bytes], row: int, end: int, starts: Int) -> None:
+    def __init__(self, file: IO[bytes], row: int, end: int, starts: Int, sample: int) -> None:
         self._file = file
         self._first, self._next, self._end = row, row, end
-        self._starts = starts  # of every _SAMPLE-th row
+        self._starts, self._sample = starts, sample  # the starts of every so-manieth row
         self._held = np.empty(0, dtype=_ROW)
 
     def until(self, time_ns: int | None) -> NDArray[np.void]:
@@ -168,7 +179,7 @@ class _Run:
         if time_ns is None:
             return np.concatenate([self._held, self._read(self._end)])
         samples = int(np.searchsorted(self._starts, time_ns))  # the row of the next one starts later
-        rows = np.concatenate([self._held, self._read(min(self._end, self._first + samples * _SAMPLE))])
+        rows = np.concatenate([self._held, self._read(min(self._end, self._first + samples * self._sample))])
         cut = bisect.bisect_left(rows["start_ns"], time_ns)  # numpy would copy the column first
         self._held = rows[cut:].copy()
         return rows[:cut]

@@ -42,8 +42,8 @@ class Trace:
     """``distributedInfo``, ``deviceProperties`` and ``baseTimeNanoseconds``, as far as they are there."""
     process_names: dict[Id, str] = attrs.field(factory=dict)
     thread_names: dict[tuple[Id, Id], str] = attrs.field(factory=dict)
-    copied: dict[str, tuple[int, int]] = attrs.field(factory=dict)
-    """By the name of copies and fills: how many said what they moved, and how many bytes in all."""
+    copied: dict[tuple[str, str], tuple[int, int]] = attrs.field(factory=dict)
+    """By category and name of copies and fills: how many said what they moved, and how many bytes in all."""
     collectives: StatedCollectives = attrs.field(factory=StatedCollectives)
     """What kernels of collectives say of themselves."""
     annotations: AnnotationIds = attrs.field(factory=AnnotationIds)

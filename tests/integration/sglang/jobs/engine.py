@@ -48,13 +48,8 @@ def counts_of_sglang(host: Host) -> None:
 
 def refusals(host: Host) -> None:
     """Ask for what cannot be done."""
-    host.capture("min_batch_of_all", 16, options={"stage_min_batch_size": 2})
-    start_step = {"start_step": 1 << 20}
-    host.capture("start_step_without_count", 17, options=start_step)
-    host.capture("start_step_by_stage", 18, stages=["decode"], iterations={"count": 1}, options=start_step)
     host.capture("no_cuda", 10, options={"activities": ["cuda"]})
     host.capture("no_rank", 11, ranks=[7])
-    host.capture("bad_device_option", 12, options={"device_options": {"gzpi": False}})
     host.capture("memory", 13, options={"device_options": {"memory_snapshot": True}})
     host.capture("cuda_profiler", 14, options={"device_options": {"cuda_profiler_range": True}})
     OUTPUT.joinpath("file").write_text("in the way")

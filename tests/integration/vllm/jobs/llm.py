@@ -39,7 +39,6 @@ if __name__ == "__main__":
     # What cannot be done is refused, and the engine serves on.
     capture("no_cuda", 10, options={"activities": ["cuda"]})
     capture("no_rank", 11, ranks=[7])
-    capture("bad_device_option", 12, options={"device_options": {"gzpi": False}})
     capture("omni", 13, options={"stages": [0]})
     OUTPUT.joinpath("file").write_text("in the way")
     blocked = settings(14) | {"output": str(OUTPUT / "file")}
