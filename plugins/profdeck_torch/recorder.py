@@ -16,12 +16,10 @@ from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
 from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
 from profdeck.base.errors import TraceError
 from profdeck.config.schedule import WindowPhase
-from profdeck.records.artifact import Output
+from profdeck.records.artifact import CLOCK_ANCHOR, Output
 from profdeck.traces.writing.compression import Compressed, compress_in_child, compress_trace
 from profdeck_torch import other_profilers
 from profdeck_torch.options import TorchOptions
-
-ANCHOR = "profdeck.clock_anchor"
 
 _one = OneAtATime("torch")
 
@@ -148,7 +146,7 @@ class TorchRecorder:
                 raise OSError(f"torch left no file; {free:,} bytes are free on that disk")  # noqa: TRY301  # as others
             # In an engine this is a thread beside the one that serves, and both need the interpreter.
             pack = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
-            packed = pack(raw, path, gzip=self._options.gzip, anchor_name=ANCHOR)
+            packed = pack(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)
         except (OSError, RuntimeError, TraceError) as error:
             text = f"the trace could not be written: {type(error).__name__}: {error}"
             return Artifact(path=path, whole=False, problem=text, iterations=iterations)
@@ -204,7 +202,7 @@ class _Cycle:
 
     def _mark_clock(self) -> None:
         before = time.time_ns()
-        mark = record_function(ANCHOR)
+        mark = record_function(CLOCK_ANCHOR)
         mark.__enter__()
         after = time.time_ns()
         mark.__exit__(None, None, None)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
+from profdeck.traces.analysis.diff_model import Judge
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.diff_model import Change, RoleDiff, RunDiff
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
 _LEAST_P = 0.0001
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
-_SECTIONS = {"categories": "category", "kernels": "kernel", "operators": "operator"}
+_SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
+_JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
 
 
 def _percent(text: str) -> float:
@@ -40,7 +42,7 @@ def _percent(text: str) -> float:
     return value / 100
 
 
-def command(
+def command(  # noqa: PLR0913 - the options of the command line
     before: Annotated[
         Path,
         typer.Argument(
@@ -58,6 +60,13 @@ def command(
             help="Exit with 5 if a role got slower by more than this and by more than its noise: in the median of its "
             "global steps or of its iterations of any stage; without steps, in the sum of its kernels; without "
             "kernels, in the self time of its operators. Where the noise is not known, this percentage alone decides.",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        list[Judge] | None,
+        typer.Option(
+            help="What --fail-over judges: steps, as above; device, its busy time; stages, whatever the job marks. May "
+            "be repeated; steps alone, if not given.",
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 15,
@@ -80,8 +89,12 @@ def command(
         kit.say(f"error: {problem}")
     diff = diff_runs(*runs)
     _warn(diff, runs, (before, after))
+    judges = fail_on or [Judge.STEPS]
     regressions = [
-        (role, change) for role in diff.roles if fail_over is not None for change in role.regressions(fail_over)
+        (role, change)
+        for role in diff.roles
+        for judge in (judges if fail_over is not None else ())
+        for change in role.regressions(fail_over or 0.0, judge)
     ]
     if json:
         found = [{"role": role.role, "stage": role.stage, "name": change.name} for role, change in regressions]
@@ -95,9 +108,14 @@ def command(
             _print(console, role, top or None)
         for role, change in regressions:
             console.print(f"Over the limit: {_headline(role, change)}", style="red", soft_wrap=True)
-    undecided = [_label(role) for role in diff.roles if fail_over is not None and not role.decisive]
-    for label in undecided:
-        kit.say(f"error: {label}: there are no steps, kernels or operators on both sides to judge by.")
+    undecided = [
+        f"{_label(role)}: there are no {_JUDGED[judge]} on both sides to judge by."
+        for role in diff.roles
+        for judge in (judges if fail_over is not None else ())
+        if not role.judged(judge)
+    ]
+    for lack in undecided:
+        kit.say(f"error: {lack}")
     if problems or undecided:
         raise typer.Exit(ExitCode.UNREADABLE)
     if regressions:
@@ -154,7 +172,16 @@ def _headline(role: RoleDiff, change: Change) -> str:
     """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``."""
     times = f"{_ms(change.before_us)} ms -> {_ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
-    return f"{_label(role)}: {change.name} {times}{ratio} ({_chance(change)}): {change.verdict}"
+    verdict: str = change.verdict
+    if verdict == "same" and (inside := _slower_parts(role)):
+        verdict = f"same in all; slower inside: {inside}"
+    return f"{_label(role)}: {change.name} {times}{ratio} ({_chance(change)}): {verdict}"
+
+
+def _slower_parts(role: RoleDiff) -> str:
+    """Count what got slower, as a step may be the same while they are not."""
+    counts = {name: sum(one.verdict == "slower" for one in getattr(role, name)) for name in _SECTIONS}
+    return ", ".join(f"{count} of {len(getattr(role, name))} {name}" for name, count in counts.items() if count)
 
 
 def _chance(change: Change) -> str:

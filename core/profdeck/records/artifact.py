@@ -7,6 +7,9 @@ from pathlib import Path
 
 import attrs
 
+CLOCK_ANCHOR = "profdeck.clock_anchor"
+"""The name of the marker event of a `ClockAnchor`, which is no work of the user's."""
+
 
 @attrs.frozen
 class ClockAnchor:

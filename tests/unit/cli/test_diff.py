@@ -116,7 +116,7 @@ def test_what_got_slower(cli: Cli, document: Document) -> None:
         "communication 0.000 0.000 unknown same",
         "exposed communication 0.000 0.000 unknown same",
         "",
-        "category before ms after ms change noise",
+        "class before ms after ms change noise",
         "gemm 0.400 0.500 +25.0% 0.0% slower",
         "",
         "kernel kind before ms after ms change noise",
@@ -225,7 +225,7 @@ def test_a_role_without_anything_to_judge_by_does_not_pass(cli: Cli, document: D
 def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) -> None:
     cut = rank(problem="It ends early.", whole=False)
     alone = rank(rank=1, path="run/rank1.trace.json")
-    result = cli("diff", document("a.json", cut, alone), document("b.json", rank(events=None)))
+    result = cli("diff", document("a.json", cut, alone), document("b.json", rank(graph_launches=None)))
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "warning: run/rank0.trace.json: It ends early. What is compared is what can be read.",
@@ -285,3 +285,19 @@ def test_a_run_and_the_summary_of_it_are_the_same(cli: Cli, record: Callable[...
     (role,) = json.loads(result.stdout)["roles"]
     assert (role["role"], len(role["ranks"])) == ("trainer", 2)
     assert {change["verdict"] for change in (*role["kernels"], *role["operators"])} == {"same"}
+
+
+@pytest.mark.parametrize(("judges", "code"), [(("steps",), 0), (("device",), 5), (("steps", "device"), 5)])
+def test_what_fails_is_what_the_user_chose(cli: Cli, document: Document, judges: tuple[str, ...], code: int) -> None:
+    options = [word for judge in judges for word in ("--fail-on", judge)]
+    slower = document("b.json", rank(gemm_us=800))
+    result = cli("diff", document("a.json", rank()), slower, "--fail-over", "5%", *options)
+    assert result.exit_code == code
+    assert "same in all; slower inside: 1 of 1 categories, 1 of 1 kernels" in result.stdout
+
+
+def test_stages_cannot_fail_where_there_are_none(cli: Cli, document: Document) -> None:
+    path = document("a.json", rank())
+    result = cli("diff", path, path, "--fail-over", "5%", "--fail-on", "stages")
+    assert result.exit_code == 4
+    assert result.stderr == "error: trainer: there are no stages or other marks on both sides to judge by.\n"

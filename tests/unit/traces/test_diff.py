@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.diff import diff_runs, is_summary, load_summary
-from profdeck.traces.analysis.diff_model import Change, RoleDiff
+from profdeck.traces.analysis.diff_model import Change, Judge, RoleDiff
 from profdeck.traces.analysis.model import (
     CategorySummary,
     KernelSummary,
@@ -193,7 +193,15 @@ def named(changes: Sequence[Change], name: str) -> Change:
 
 def every(role: RoleDiff) -> list[Change]:
     of_ranks = [change for rank in role.ranks for change in (*rank.overall, *rank.iterations, *rank.categories)]
-    return [*role.overall, *role.iterations, *role.kernels, *role.operators, *role.categories, *of_ranks]
+    return [
+        *role.overall,
+        *role.iterations,
+        *role.kernels,
+        *role.operators,
+        *role.annotations,
+        *role.categories,
+        *of_ranks,
+    ]
 
 
 # Noise.
@@ -336,7 +344,7 @@ def test_what_runs_in_few_steps_is_compared_by_its_mean() -> None:
 
 def test_operators_are_not_compared_if_only_devices_were_read() -> None:
     before = trace({"gemm": [1] * 3}, operators={"aten::mm": [10] * 3})
-    role = role_diff(before, trace({"gemm": [1] * 3}, events=None))
+    role = role_diff(before, trace({"gemm": [1] * 3}, graph_launches=None))
     assert role.operators == ()
     assert "Operators are not compared" in role.notes[0]
     assert [change.name for change in role.overall][:2] == ["kernels", "busy"]
@@ -349,8 +357,27 @@ def test_marks_of_steps_are_no_annotations() -> None:
         mark = attrs.evolve(before.operators[0], name=f"step {first}")
         return attrs.evolve(before, operators=(), annotations=(mark, before.operators[1]), steps=marks)
 
-    (change,) = role_diff(annotated(0), annotated(10)).operators
-    assert (change.name, change.category, change.verdict) == ("forward", "annotation", "same")
+    (change,) = role_diff(annotated(0), annotated(10)).annotations
+    assert (change.name, change.verdict) == ("forward", "same")
+
+
+def test_stages_are_compared_from_start_to_end_whatever_they_call() -> None:
+    def staged(stage_us: float) -> RankSummary:
+        plain = trace(operators={"mm": [5] * 5}, steps=[stage_us] * 5)
+        stage = OperatorSummary(
+            name="rollout",
+            count=5,
+            self_us=5.0,  # all else is in what it calls
+            total_us=5 * stage_us,
+            max_us=stage_us,
+            per_step=per_step([stage_us] * 5, STEP),
+        )
+        return attrs.evolve(plain, annotations=(stage,))
+
+    role = role_diff(staged(18_000), staged(220_000))
+    assert [(one.name, one.before_us, one.verdict) for one in role.annotations] == [("rollout", 18_000, "slower")]
+    assert [one.name for one in role.regressions(0.05, Judge.STAGES)] == ["rollout"]
+    assert role.regressions(0.05, Judge.DEVICE) == ()
 
 
 # Names.

@@ -182,13 +182,19 @@ def _categories(rank: RankSummary) -> dict[_Key, _Time]:
 
 
 def _operators(rank: RankSummary) -> dict[_Key, _Time]:
-    """Read operators and annotations, without the marks of steps, whose names hold numbers."""
+    return {
+        _Key(operator.name, ""): _Time(None, operator.count, operator.self_us or 0.0, operator.per_step)
+        for operator in rank.operators
+    }
+
+
+def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
+    """Read what the job marks, without the marks of steps, whose names hold numbers."""
     marks = {step.name for step in rank.steps}
     return {
-        _Key(operator.name, kind): _Time(kind, operator.count, operator.self_us, operator.per_step)
-        for kind, operators in (("operator", rank.operators), ("annotation", rank.annotations))
-        for operator in operators
-        if operator.self_us is not None and (kind == "operator" or operator.name not in marks)
+        _Key(mark.name, ""): _Time(None, mark.count, mark.total_us, mark.per_step)
+        for mark in rank.annotations
+        if mark.name not in marks
     }
 
 
@@ -231,6 +237,7 @@ def _role(role: str | None, stage: str | None, pairs: Sequence[RankPair]) -> Rol
         iterations=_iterations(pairs),
         kernels=_changes(pairs, _kernels, basis),
         operators=_changes(pairs, _operators, basis) if on_host else (),
+        annotations=_changes(pairs, _annotations, basis),
         categories=_changes(pairs, _categories, basis),
         ranks=tuple(
             RankDiff(

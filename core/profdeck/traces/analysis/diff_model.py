@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Literal
 
 import attrs
@@ -10,13 +11,21 @@ Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
 Basis = Literal["global_step", "iteration", "total"]
 
 
+class Judge(StrEnum):
+    """What may decide whether a role got slower."""
+
+    STEPS = "steps"
+    DEVICE = "device"
+    STAGES = "stages"
+
+
 @attrs.frozen(kw_only=True)
 class Change:
     """One time, before and after; the mean of the ranks."""
 
     name: str
     category: str | None
-    """The class of a kernel, ``operator`` or ``annotation``, or the kind of a step."""
+    """The class of a kernel, or the kind of a step."""
     per: str
     """What the times are of: ``total``, or a step such as ``global step``, ``decode iteration`` or ``iteration``."""
     before_us: float
@@ -76,7 +85,9 @@ class RoleDiff:
     """The median time of the global steps and of the engine iterations of each stage, in the order of their names."""
     kernels: tuple[Change, ...]
     operators: tuple[Change, ...]
-    """Operators and annotations, by self time."""
+    """By self time."""
+    annotations: tuple[Change, ...]
+    """What the job marks, such as stages, from start to end."""
     categories: tuple[Change, ...]
     ranks: tuple[RankDiff, ...]
     notes: tuple[str, ...]
@@ -92,11 +103,17 @@ class RoleDiff:
         steps = tuple(change for change in self.iterations if change.verdict not in {"appeared", "vanished"})
         return steps or self.overall[:1]
 
-    def regressions(self, fail_over: float) -> tuple[Change, ...]:
-        """Return what of `decisive` got slower by more than a fraction of before, and not by chance."""
+    def judged(self, by: Judge) -> tuple[Change, ...]:
+        """Return what decides: ``steps`` is `decisive`; ``device`` its busy time; ``stages`` the annotations."""
+        if by is Judge.STAGES:
+            return self.annotations
+        return self.decisive if by is Judge.STEPS else tuple(one for one in self.overall if one.name == "busy")
+
+    def regressions(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
+        """Return what of `judged` got slower by more than a fraction of before, and not by chance."""
         return tuple(
             change
-            for change in self.decisive
+            for change in self.judged(by)
             if change.delta_us > fail_over * change.before_us
             and (change.delta_us > (change.noise_us or 0) if change.p_value is None else change.verdict == "slower")
         )

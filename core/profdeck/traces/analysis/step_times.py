@@ -48,6 +48,7 @@ class StepTimes:
         row[sampled] = np.arange(len(sampled))
         self._kernels = _Sums(row)
         self._operators = _Sums(row)
+        self._annotations = _Sums(row)
 
     def add_device(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
         """Take kernels, copies and fills, or the parts of them in a slice of time.
@@ -65,10 +66,15 @@ class StepTimes:
             self._device_ns += sums[1:].astype(np.int64)
             self._kernels.add(step, name, time_ns)
 
-    def add_host(self, start_ns: Int, name: NDArray[np.integer], self_ns: Int) -> None:
-        """Take operators and annotations, or parts of them, with their self time; arguments as above."""
+    def add_operators(self, start_ns: Int, name: NDArray[np.integer], self_ns: Int) -> None:
+        """Take operators, or parts of them, with their self time; arguments as above."""
         for windows in self._steps.host.values():
             self._operators.add(windows.of(start_ns), name, self_ns)
+
+    def add_annotations(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
+        """Take annotations, or parts of them, with all of their time; arguments as above."""
+        for windows in self._steps.host.values():
+            self._annotations.add(windows.of(start_ns), name, time_ns)
 
     def kernels(self) -> dict[int, PerStep]:
         """Return how the time of each kernel, copy and fill varies, by name."""
@@ -84,8 +90,12 @@ class StepTimes:
         return self._per_step(row, class_of_name[name], time_ns)
 
     def operators(self) -> dict[int, PerStep]:
-        """Return how the self time of each operator and annotation varies."""
+        """Return how the self time of each operator varies."""
         return self._per_step(*self._operators.totals())
+
+    def annotations(self) -> dict[int, PerStep]:
+        """Return how the time of each annotation varies."""
+        return self._per_step(*self._annotations.totals())
 
     def summaries(self, origin_ns: int) -> tuple[StepSummary, ...]:
         """Return the steps, with times counted from an origin."""

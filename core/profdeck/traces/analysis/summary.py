@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck.base.progress import Progress
+from profdeck.records.artifact import CLOCK_ANCHOR
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
 from profdeck.traces.analysis.collectives import Collectives, is_message
 from profdeck.traces.analysis.devices import DeviceTimes
@@ -139,7 +140,8 @@ class _Summary:
         # Some recorders mark steps by operators, which are no work of the host.
         of_steps = operators.copy()
         of_steps[operators] = [step_names.parse(tables.names[code]) is not None for code in np.flatnonzero(operators)]
-        self._is_operator, self._is_annotation = operators & ~of_steps, annotations | of_steps
+        is_own = np.array([name == CLOCK_ANCHOR for name in tables.names], dtype=bool)
+        self._is_operator, self._is_annotation = operators & ~of_steps, (annotations | of_steps) & ~is_own
         self._on_host = operators | annotations
         category = tables.name_category
         self._classes = [
@@ -177,7 +179,11 @@ class _Summary:
         whole = piece.order_ns[on_host], piece.whole_end_ns[on_host]
         own = self_times(columns.track[on_host], columns.start_ns[on_host], columns.end_ns[on_host], whole)
         self._sums.add_self(columns.name[on_host], own)
-        self._steps.add_host(piece.order_ns[on_host], columns.name[on_host], own)
+        operators = np.flatnonzero(self._is_operator[columns.name[on_host]])
+        used = on_host[operators]
+        self._steps.add_operators(piece.order_ns[used], columns.name[used], own[operators])
+        used = np.flatnonzero(self._is_annotation[columns.name])
+        self._steps.add_annotations(piece.order_ns[used], columns.name[used], duration[used])
         self._devices.add(piece)
         self._collectives.append(piece.whole(self._communicates[columns.name] & piece.first))
 
@@ -185,7 +191,6 @@ class _Summary:
         trace, analysed, manifest = self._trace, self._analysed, self._source.manifest
         origin_ns = self._origin_ns or 0
         kernels, categories = self._kernels()
-        per_step = self._steps.operators()
         devices = self._devices.summaries()
         return RankSummary(
             path=str(self._source.path),
@@ -207,8 +212,8 @@ class _Summary:
             kernels=kernels,
             categories=categories,
             copies=self._copies(),
-            operators=self._operators(self._is_operator, per_step),
-            annotations=self._operators(self._is_annotation, per_step),
+            operators=self._operators(self._is_operator, self._steps.operators()),
+            annotations=self._operators(self._is_annotation, self._steps.annotations()),
             devices=devices,
             steps=self._steps.summaries(origin_ns),
             iterations=self._steps.statistics(),
@@ -273,7 +278,7 @@ class _Summary:
                 self_us=_us(sums.self_ns[code]) if on_host else None,
                 total_us=_us(sums.total_ns[code]),
                 max_us=_us(sums.max_ns[code]),
-                per_step=per_step.get(code) if on_host else None,
+                per_step=per_step.get(code),
             )
             for code in _largest(
                 self._trace.tables, sums.self_ns if on_host else sums.total_ns, of_kind & (sums.counts > 0)
