@@ -71,7 +71,7 @@ def test_json_document(cli: Cli, trace: Path) -> None:
 def test_iterations_are_known_by_what_plugins_say(cli: Cli, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepNames, "load", lambda: StepNames(["execute"]))
     assert cli("trim", trace, "--iterations", "1..1", "-o", "out.gz").exit_code == 0
-    assert names(Path("out.gz")) == ["ProfilerStep#1", "execute", "op"]
+    assert names(Path("out.gz")) == ["ProfilerStep#1", "execute", "op", "gemm"]
     result = cli("trim", trace, "--iterations", "3")
     assert result.exit_code == 4
     assert "does not have the iteration 3: it has 0..2." in result.stderr

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.writing.selection import Selection
+from profdeck.traces.writing.selection import Selection, TimeWindow
 from profdeck.traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
 # Separators of old Kineto, of torch 2.13, of json.dumps, and of json.dumps with an indent.
@@ -287,9 +287,19 @@ def stepped(tmp_path: Path) -> Path:
     return write(tmp_path / "stepped.json", given_events)
 
 
+def extent(selection: Selection) -> tuple[int | None, int | None]:
+    return selection.begin_ns, selection.end_ns
+
+
+def test_the_work_of_a_step_starts_later_than_the_step_and_ends_where_that_of_the_next_starts(stepped: Path) -> None:
+    selection = step_window(stepped, range(3, 4))
+    assert (selection.host, selection.work) == (TimeWindow(30_000, 40_000), TimeWindow(35_000, 45_000))
+    assert step_window(stepped, range(7, 8)).work == TimeWindow(75_000, None)
+
+
 def test_a_step_reaches_to_the_end_of_all_that_it_launched(stepped: Path) -> None:
-    assert step_window(stepped, range(3, 4)) == Selection(30_000, 43_500)
-    assert step_window(stepped, range(2, 5)) == Selection(20_000, 53_500)
+    assert extent(step_window(stepped, range(3, 4))) == (30_000, 43_500)
+    assert extent(step_window(stepped, range(2, 5))) == (20_000, 53_500)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +334,8 @@ def test_the_edges_of_steps_are_exact(tmp_path: Path, ts: str) -> None:
     mark = '{"ph": "X", "name": "ProfilerStep#0", "cat": "cpu_op", "ts": %s, "dur": 0.0001}'
     path.write_text(f"[{', '.join([mark % ts, *[mark.replace('#0', '#9') % 5] * 3])}]")
 
-    assert step_window(path, range(1)) == Selection(1704161511420306_491, 1704161511420306_492)
-    assert step_window(path, range(9, 10)) == Selection(5000, 5001)
+    assert extent(step_window(path, range(1))) == (1704161511420306_491, 1704161511420306_492)
+    assert extent(step_window(path, range(9, 10))) == (5000, 5001)
 
 
 EXECUTIONS = StepNames(["execute.*"])
@@ -337,8 +347,8 @@ def test_iterations_count_from_0_in_the_order_of_time(tmp_path: Path) -> None:
     given_events += [on_device("execute", ts + 4, 3, external_id=ts) for ts in (10, 20, 30)]
     path = write(tmp_path / "engine.json", given_events)
 
-    assert iteration_window(path, range(1), EXECUTIONS) == Selection(10_000, 17_000)
-    assert iteration_window(path, range(1, 3), EXECUTIONS) == Selection(20_000, 37_000)
+    assert extent(iteration_window(path, range(1), EXECUTIONS)) == (10_000, 17_000)
+    assert extent(iteration_window(path, range(1, 3), EXECUTIONS)) == (20_000, 37_000)
     with pytest.raises(TraceError, match="does not have the iterations 2..3: it has 0..2."):
         iteration_window(path, range(2, 4), EXECUTIONS)
     with pytest.raises(TraceError, match="does not have the iteration 0: no iteration is marked in it."):

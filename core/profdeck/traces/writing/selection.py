@@ -10,11 +10,15 @@ edge of the window: those are compared with all the digits of the file.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from decimal import Decimal
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
+from profdeck.traces.reading.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES
 from profdeck.traces.writing.event_text import (
     FLOAT_ERROR,
     Bool,
@@ -26,6 +30,9 @@ from profdeck.traces.writing.event_text import (
 )
 
 _METADATA = "M"
+_ALL_ELSE, _HOST, _WORK = range(3)  # indices into `Selection.windows`
+WORK_CATEGORIES = DEVICE_CATEGORIES | {DEVICE_ANNOTATION}
+"""The categories of events whose window is that of work."""
 
 
 @attrs.frozen
@@ -40,6 +47,16 @@ class Picked:
     """How many of all events have a ``ph`` member, as the scanner counts them."""
     selected: int
     """How many are kept for themselves: without metadata."""
+
+
+@attrs.frozen
+class TimeWindow:
+    """A time, on the clock of the ``ts`` of a trace."""
+
+    begin_ns: int | None = None
+    """Its first nanosecond; ``None``: no bound."""
+    end_ns: int | None = None
+    """The nanosecond behind it."""
 
 
 @attrs.frozen
@@ -63,6 +80,10 @@ class Selection:
     """The nanosecond behind the window."""
     categories: frozenset[str] | None = None
     """The ``cat`` of events; of several with commas between them, one is enough. "" is that of events without one."""
+    host: TimeWindow | None = None
+    """The window of events with a category of the host, where that differs: a device works later than the host."""
+    work: TimeWindow | None = None
+    """The same of those with a category of a device: they must start in it, as what belongs to a step does."""
 
     def apply(self, array: bytes) -> bytes:
         """Return the JSON array of the kept events, byte for byte, with the array's own white space between them.
@@ -102,43 +123,74 @@ class Selection:
             verdicts = _Verdicts(self.categories)
             chosen = chosen & np.array([verdicts[event.cat] for event in batch.events], dtype=np.bool_)
             chosen[pairs.closes] = chosen[pairs.opens]
-        if self.begin_ns is not None or self.end_ns is not None:
+        if self.windows != (TimeWindow(),) * 3:
             chosen = chosen & self._in_window(batch, pairs, chosen)
         chosen[pairs.halves] = True
         return chosen
 
+    @property
+    def windows(self) -> tuple[TimeWindow, TimeWindow, TimeWindow]:
+        """That of all else, that of the host's events and that of the devices' events."""
+        all_else = TimeWindow(self.begin_ns, self.end_ns)
+        return all_else, self.host or all_else, self.work or all_else
+
     def _in_window(self, batch: EventBatch, pairs: DurationPairs, wanted: Bool) -> Bool:
         """Tell which events overlap the window; the answer is right for those that are ``wanted``."""
+        windows = self.windows
+        place = self._places(batch, pairs)
+        by_start = (place == _WORK) if self.work else np.zeros(len(place), dtype=np.bool_)
         start, stop, size = spans_of(batch, pairs)
-        inside, outside = np.ones(len(start), dtype=np.bool_), np.zeros(len(start), dtype=np.bool_)
-        if self.begin_ns is not None:
-            edge = float(microseconds(self.begin_ns))
-            error = (size + abs(edge)) * FLOAT_ERROR
-            inside &= stop - error > edge
-            outside |= stop + error < edge
-        if self.end_ns is not None:
-            edge = float(microseconds(self.end_ns))
-            error = (size + abs(edge)) * FLOAT_ERROR
-            inside &= start + error < edge
-            outside |= start - error > edge
+        stop = np.where(by_start, start, stop)
+        begin = _edges([window.begin_ns for window in windows], -math.inf)[place]
+        end = _edges([window.end_ns for window in windows], math.inf)[place]
+        error = (size + np.where(np.isfinite(begin), np.abs(begin), 0)) * FLOAT_ERROR
+        inside, outside = stop - error > begin, stop + error < begin
+        error = (size + np.where(np.isfinite(end), np.abs(end), 0)) * FLOAT_ERROR
+        inside &= start + error < end
+        outside |= start - error > end
         unsure = np.flatnonzero(wanted & ~inside & ~outside).tolist()
         if unsure:
             begins = dict(zip(pairs.closes, pairs.opens, strict=True))
             ends = dict(zip(pairs.opens, pairs.closes, strict=True))
             for index in unsure:
-                begin = begins.get(index, index)
-                inside[index] = self._overlaps(batch.span(begin, ends.get(begin)))
+                opens = begins.get(index, index)
+                span = batch.span(opens, ends.get(opens))
+                if span is not None and by_start[index]:
+                    span = span[0], span[0]
+                inside[index] = _overlaps(span, windows[place[index]])
         return inside
 
-    def _overlaps(self, span: tuple[Decimal, Decimal] | None) -> bool:
-        """Tell whether a start and a stop overlap the window; exactly."""
-        if span is None:
-            return False
-        start, stop = span
-        if self.end_ns is not None and start >= microseconds(self.end_ns):
-            return False
-        begin = None if self.begin_ns is None else microseconds(self.begin_ns)
-        return begin is None or stop > begin or start >= begin
+    def _places(self, batch: EventBatch, pairs: DurationPairs) -> NDArray[np.int8]:
+        """Return which of `windows` is that of each event."""
+        places = _Places()
+        found = np.array([places[event.cat] for event in batch.events], dtype=np.int8)
+        for arrow in "stf":  # from the host to a device
+            found[batch.of_phase(arrow)] = _ALL_ELSE
+        found[pairs.closes] = found[pairs.opens]
+        return found
+
+
+def _edges(times_ns: Sequence[int | None], without: float) -> NDArray[np.float64]:
+    return np.array([without if time is None else float(microseconds(time)) for time in times_ns])
+
+
+def _overlaps(span: tuple[Decimal, Decimal] | None, window: TimeWindow) -> bool:
+    """Tell whether a start and a stop overlap a window; exactly."""
+    if span is None:
+        return False
+    start, stop = span
+    if window.end_ns is not None and start >= microseconds(window.end_ns):
+        return False
+    begin = None if window.begin_ns is None else microseconds(window.begin_ns)
+    return begin is None or stop > begin or start >= begin
+
+
+class _Places(dict[str | None, int]):
+    """Which of `Selection.windows` is that of events with a ``cat``."""
+
+    def __missing__(self, cat: str | None) -> int:
+        place = self[cat] = _ALL_ELSE if not cat else _WORK if cat in WORK_CATEGORIES else _HOST
+        return place
 
 
 class _Verdicts(dict[str | None, bool]):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
+import numpy as np
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import append_file, new_file
@@ -19,7 +20,7 @@ from profdeck.traces.reading.time_slices import Slice
 from profdeck.traces.reading.trace import Trace
 from profdeck.traces.writing.deflate import gzip_deflater
 from profdeck.traces.writing.perfetto import PerfettoSource, encode_source
-from profdeck.traces.writing.selection import Selection
+from profdeck.traces.writing.selection import WORK_CATEGORIES, Selection
 
 LANES = DEVICE_CATEGORIES | DEVICE_PROCESSES | {ANNOTATION, DEVICE_ANNOTATION}
 """What a slim trace has if nothing else is asked for: the work of devices, and annotations."""
@@ -151,14 +152,23 @@ class _Count:
 
 def _selected(trace: Trace, selection: Selection) -> Iterator[Slice]:
     """Yield the slices with those events only as ``first`` that are selected."""
-    categories = selection.categories
-    of_categories = None if categories is None else trace.tables.names_of_categories(categories)
+    categories, tables = selection.categories, trace.tables
+    of_categories = None if categories is None else tables.names_of_categories(categories)
+    all_else, host, work = selection.windows
+    is_work = tables.names_of_categories(WORK_CATEGORIES)
+    # Where events have no category the name of their process stands for it.
+    is_else = tables.names_of_categories(frozenset({"", *trace.process_names.values()}))
     for piece in trace.slices():
         chosen = piece.first
         if of_categories is not None:
             chosen = chosen & of_categories[piece.columns.name]
-        if selection.begin_ns is not None:
-            chosen = chosen & ((piece.whole_end_ns > selection.begin_ns) | (piece.order_ns >= selection.begin_ns))
-        if selection.end_ns is not None:
-            chosen = chosen & (piece.order_ns < selection.end_ns)
+        of_work, of_else = is_work[piece.columns.name], is_else[piece.columns.name]
+        stop_ns = np.where(of_work, piece.order_ns, piece.whole_end_ns) if selection.work else piece.whole_end_ns
+        for window, mine in ((all_else, of_else), (host, ~of_else & ~of_work), (work, of_work)):
+            inside = np.ones(len(mine), dtype=np.bool_)
+            if window.begin_ns is not None:
+                inside &= (stop_ns > window.begin_ns) | (piece.order_ns >= window.begin_ns)
+            if window.end_ns is not None:
+                inside &= piece.order_ns < window.end_ns
+            chosen = chosen & (inside | ~mine)
         yield attrs.evolve(piece, first=chosen)

@@ -18,7 +18,7 @@ import stringzilla
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
 from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
-from profdeck.traces.analysis.steps import TraceSteps, find_steps
+from profdeck.traces.analysis.steps import StepWindows, TraceSteps, find_steps
 from profdeck.traces.kinds import chrome_trace, kind_of
 from profdeck.traces.reading.column_builder import ColumnBuilder, CompleteEvent
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, Columns, Tables, concatenated
@@ -38,7 +38,7 @@ from profdeck.traces.writing.event_text import (
     split_events,
     split_loosely,
 )
-from profdeck.traces.writing.selection import Selection
+from profdeck.traces.writing.selection import Selection, TimeWindow
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 _MARK_NEEDLES = (b'user_annotation"', b'"ProfilerStep#')
@@ -185,7 +185,29 @@ def _window(found: TraceSteps, kind: str, rows: list[int]) -> Selection:
     mine = np.isin(work.step, rows)
     begin_ns = int(min([*found.start_ns[rows], *work.start_ns[mine]]))
     end_ns = int(max([*found.end_ns[rows], *(work.end_ns[mine] if work.end_ns is not None else ())]))
-    return Selection(begin_ns=begin_ns, end_ns=max(end_ns, begin_ns + 1))
+    return Selection(
+        begin_ns=begin_ns,
+        end_ns=max(end_ns, begin_ns + 1),
+        host=_at_least_1_ns(int(found.start_ns[rows].min()), int(found.end_ns[rows].max())),
+        work=_work_of(found.device[kind], rows),
+    )
+
+
+def _work_of(device: StepWindows, rows: list[int]) -> TimeWindow:
+    """Return when the work of steps starts: what starts later is of the next step."""
+    chosen = np.flatnonzero(np.isin(device.step, rows))
+    if not len(chosen):
+        return TimeWindow(0, 0)
+    following = int(chosen[-1]) + 1
+    end_ns = int(device.start_ns[following]) if following < len(device.step) else None
+    if device.end_ns is not None:
+        last_ns = int(device.end_ns[chosen].max()) + 1
+        end_ns = last_ns if end_ns is None else min(end_ns, last_ns)
+    return TimeWindow(int(device.start_ns[chosen[0]]), end_ns)
+
+
+def _at_least_1_ns(begin_ns: int, end_ns: int) -> TimeWindow:
+    return TimeWindow(begin_ns, max(end_ns, begin_ns + 1))
 
 
 def _window_of_marks(path: Path, steps: range, marks: list[_Mark], check: TraceCheck) -> Selection:

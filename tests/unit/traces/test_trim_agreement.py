@@ -1,0 +1,74 @@
+"""What `trim` keeps of steps is what `summary` says of them: of each real trace and each window."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.traces.analysis.model import StepSummary
+from profdeck.traces.analysis.step_names import GLOBAL_STEP, StepNames
+from profdeck.traces.analysis.summary import summarise_trace
+from profdeck.traces.writing.trim import trim_trace
+from profdeck.traces.writing.windows import iteration_window, step_window
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+TRACES: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/trace_view.json")])]
+MOST_WINDOWS = 12
+
+
+def told(steps: tuple[StepSummary, ...]) -> list[tuple[str, float, float]]:
+    """Return names and times; without any work the device is not known to be there."""
+    return [(step.name, step.duration_us, step.device_us or 0.0) for step in steps]
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("path", TRACES or [None], ids=lambda path: path.name if path else "none")
+def test_steps_of_a_trimmed_trace_are_those_of_the_trace(path: Path | None, tmp_path: Path) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    all_steps = summarise_trace(path).steps
+    steps = {step.step: step for step in all_steps if step.kind == GLOBAL_STEP and step.step is not None}
+    if not steps:
+        pytest.skip("no step is marked in it")
+    numbers = sorted(steps)
+    windows = [range(first, last + 1) for first in numbers for last in numbers if first <= last]
+    for number, window in enumerate(windows[:: -(-len(windows) // MOST_WINDOWS)]):
+        destination = tmp_path / f"{number}.trace.json"
+        trim_trace(path, destination, step_window(path, window))
+        expected = tuple(step for step in steps.values() if step.step in window)
+        found = tuple(step for step in summarise_trace(destination).steps if step.kind == GLOBAL_STEP)
+        assert told(found) == told(expected), window
+
+
+def test_iterations_of_a_trimmed_trace_are_those_of_the_trace(tmp_path: Path) -> None:
+    """Each launches work that starts when the next one has begun, of which some overlaps with that of the next."""
+    events: list[dict[str, Any]] = []
+    for number in range(5):
+        at = 100.0 * number
+        common = {"ph": "X", "name": f"execute_{number}", "args": {"External id": number}}
+        events += [
+            {**common, "cat": "user_annotation", "pid": 1, "tid": 1, "ts": at, "dur": 90},
+            {**common, "cat": "gpu_user_annotation", "pid": 0, "tid": 7, "ts": at + 95, "dur": 110},
+            *(
+                {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": at + 95 + ts, "dur": 40}
+                for ts in (0, 70)
+            ),
+            {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": at + 5, "dur": 10},
+        ]
+    path = tmp_path / "engine.trace.json"
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    names = StepNames([r"execute_\d+"])
+    expected = summarise_trace(path, step_names=names).steps
+    assert [step.device_us for step in expected] == [80, 80, 80, 80, 80]
+    for first in range(5):
+        for last in range(first, 5):
+            destination = tmp_path / f"{first}-{last}.trace.json"
+            trim_trace(path, destination, iteration_window(path, range(first, last + 1), names))
+            found = summarise_trace(destination, step_names=names)
+            assert told(found.steps) == told(expected[first : last + 1])
+            assert sum(operator.count for operator in found.operators) == last + 1 - first
