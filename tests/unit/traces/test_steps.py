@@ -56,7 +56,7 @@ def times_of(events: list[Event], pieces: int = 1) -> tuple[StepTimes, Columns]:
     times = StepTimes(find_steps(columns, NAMES))
     for take, categories in (
         (times.add_device, DEVICE_CATEGORIES),
-        (times.add_host, frozenset({OPERATOR})),
+        (times.add_operators, frozenset({OPERATOR})),
     ):
         which = columns.of_categories(categories)
         start, duration = columns.start_ns[which], columns.end_ns[which] - columns.start_ns[which]

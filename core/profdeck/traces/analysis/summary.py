@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from profdeck.base.progress import Progress
 from profdeck.records.artifact import CLOCK_ANCHOR
-from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
+from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck.traces.analysis.collectives import Collectives, is_message
 from profdeck.traces.analysis.devices import DeviceTimes
 from profdeck.traces.analysis.host_states import HostStates
@@ -46,6 +46,8 @@ from profdeck.traces.reading.trace import Trace
 from profdeck.traces.sources import TraceSource
 
 _NS_PER_US = 1000
+# Kernels of more names than any program has: to classify a long one takes a millisecond.
+_MAX_CLASSIFIED = 5000
 _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
 # Kineto's categories of copies and fills.
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
@@ -143,13 +145,14 @@ class _Summary:
         is_own = np.array([name == CLOCK_ANCHOR for name in tables.names], dtype=bool)
         self._is_operator, self._is_annotation = operators & ~of_steps, (annotations | of_steps) & ~is_own
         self._on_host = operators | annotations
-        category = tables.name_category
-        self._classes = [
-            classifier.classify(name, tables.categories[category[code]], trace.kernel_types.get(name, ""))
-            if self._on_device[code]
-            else ""
-            for code, name in enumerate(tables.names)
-        ]
+        self._classes = [""] * len(tables.names)
+        for place, code in enumerate(np.flatnonzero(self._on_device).tolist()):
+            name, kind = tables.names[code], tables.categories[tables.name_category[code]]
+            self._classes[code] = (
+                classifier.classify(name, kind, trace.kernel_types.get(name, ""))
+                if place < _MAX_CLASSIFIED
+                else UNCLASSIFIED
+            )
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._sums = _Sums(len(tables.names))

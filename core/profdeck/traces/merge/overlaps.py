@@ -20,6 +20,7 @@ import attrs
 import msgspec
 import stringzilla
 
+from profdeck.base.errors import TraceError
 from profdeck.traces.merge.texts import Event, members_of, metadata, number_of, text_of, value_of
 from profdeck.traces.reading.phases import any_with
 
@@ -30,6 +31,8 @@ CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotati
 _FIRST_NEW_TID = 900_000_000
 _NS_PER_US = 1000
 _FEW = 1 << 16
+# No stream runs so many kernels at once, and no device has so many streams; each costs time for all of its events.
+_MOST_LANES, _MOST_STREAMS = 64, 100_000
 _MAX_TIME_US = 2**52
 
 # Ends of the categories, and beginnings.
@@ -111,8 +114,12 @@ class OverlappingLanes:
             self._add(*(bytes(event.get(key, b"")) for key in ("pid", "tid", "ts", "dur")))
 
     def overlaps(self) -> Overlaps | None:
-        """Return which events need another lane; ``None``: none does."""
-        others = {lane: found for lane, spans in self._spans.items() if (found := _overlapping(*spans))}
+        """Return which events need another lane; ``None``: none does.
+
+        Raises:
+            TraceError: So many events of one lane run at once that it is none of a device.
+        """
+        others = {lane: found for lane, spans in self._spans.items() if (found := _overlapping(lane, *spans))}
         if not others:
             return None
         texts = {text: lane for text, lane in self._lane_of_text.items() if lane in others}
@@ -124,12 +131,17 @@ class OverlappingLanes:
             found = _match_lane(text)
             assert found is not None  # noqa: S101 - it was found as one
             lane = self._lane_of_text[text] = found[2].strip(), found[4].strip()
+        return self._spans_on(lane)
+
+    def _spans_on(self, lane: Lane) -> tuple[array[int], array[int]]:
+        if len(self._spans) >= _MOST_STREAMS and lane not in self._spans:
+            raise TraceError(f"It has more than {_MOST_STREAMS:,} streams of devices: no profiler wrote that.")
         return self._spans[lane]
 
     def _add(self, pid: bytes, tid: bytes, start_us: bytes, duration_us: bytes) -> None:
         start_ns, duration_ns = nanoseconds(start_us), nanoseconds(duration_us)
         if start_ns is not None and duration_ns is not None and duration_ns >= 0:
-            starts, ends = self._spans[pid, tid]
+            starts, ends = self._spans_on((pid, tid))
             starts.append(start_ns)
             ends.append(start_ns + duration_ns)
 
@@ -162,7 +174,7 @@ def nanoseconds(time_us: bytes) -> int | None:
     return None if number is None or abs(number) >= _MAX_TIME_US else round(number * _NS_PER_US)
 
 
-def _overlapping(starts: array[int], ends: array[int]) -> _Others:
+def _overlapping(of: Lane, starts: array[int], ends: array[int]) -> _Others:
     """Place the events as Perfetto does, and those that it drops on further lanes."""
     if _nested(_in_order(starts, ends)):
         return {}
@@ -172,6 +184,11 @@ def _overlapping(starts: array[int], ends: array[int]) -> _Others:
     for start, negative_end in _in_order(starts, ends):
         end = -negative_end
         number = next((number for number, lane in enumerate(lanes) if _fits(lane, start, end)), len(lanes))
+        if number == _MOST_LANES:
+            raise TraceError(
+                f"More than {_MOST_LANES} events of stream {text_of(of[1])} of process {text_of(of[0])} overlap at "
+                f"{start / _NS_PER_US:,.3f} us: no device runs that."
+            )
         if number == len(lanes):
             lanes.append([])
         lanes[number].append(end)

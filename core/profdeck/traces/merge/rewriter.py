@@ -42,7 +42,7 @@ _NS_PER_US = 1000
 # new ones are larger than any thread id: Perfetto takes a thread with the id of its process for the main thread.
 FIRST_KEPT_PID, FIRST_NEW_PID, _LAST_PID = 1000, 1_000_000_000, 2**31 - 1
 
-_MOST_PIDS = 1_000_000
+_MOST_PIDS, _MOST_PROCESSES = 1_000_000, 50_000
 
 _SEPARATOR = b",\n"
 # Events that were taken apart keep the layout of their neighbours, so that readers can go on in batches.
@@ -275,6 +275,8 @@ class Rewriter(CountingHandler):
             key = json.dumps(value) if text else None
             process = self.processes.get(key)
             if process is None:
+                if len(self.processes) >= min(_MOST_PROCESSES, self._place.pids_each):
+                    raise TraceError(f"There are {len(self.processes):,} processes in it and more: too many to merge.")
                 process = self.processes[key] = MergedProcess(self._allot(value), text)
             self._by_text[text] = process
         return process
@@ -284,11 +286,8 @@ class Rewriter(CountingHandler):
             self.host_pids.add(original)
             if original not in self._place.taken_pids:
                 return original
-        pid = self._next_pid
         self._next_pid += 1
-        if self._next_pid > FIRST_NEW_PID + (self._place.rank + 1) * self._place.pids_each:
-            raise TraceError(f"{self._label}: there are more than {self._place.pids_each:,} processes in one trace.")
-        return pid
+        return self._next_pid - 1
 
 
 def _sort_index(event: Event) -> float:

@@ -138,7 +138,13 @@ def _written(
         host_pids=frozenset(rewriter.host_pids),
         members=rewriter.members,
     )
-    return segment, None if rewriter.lanes is None else rewriter.lanes.overlaps()
+    if rewriter.lanes is None:
+        return segment, None
+    try:
+        return segment, rewriter.lanes.overlaps()
+    except TraceError as error:  # the events stay on their lanes, where viewers drop some
+        found = f"{task.source.label} ({task.source.path}): {error}"
+        return attrs.evolve(segment, problem=" ".join(filter(None, [segment.problem, found]))), None
 
 
 def _read(
@@ -175,7 +181,7 @@ def _read(
         on_read = None if on_progress is None else lambda read_bytes: on_progress(read_bytes, size_bytes)
         damage = feed_chunks(feed, read_chunks(path, _CHUNK_BYTES, on_read=on_read))
     except TraceError as error:
-        return f"{label}: {error}", None, 0
+        return f"{label}: {error}", None, rewriter.read
     check = checker.finish(size_bytes, damage=damage)
     base_ns = rewriter.base_ns()
     if base_ns is None and (check.whole or is_array):

@@ -21,6 +21,7 @@ _NO_CATEGORY = ""
 
 # Tables grow with what is distinct in a trace; a hostile one must not fill the memory with names.
 MAX_NAMES, MAX_NAME_LENGTH, _OTHER_NAMES = 100_000, 4096, "(other names)"
+_MAX_NAMES_LENGTH = 20_000_000
 _MAX_CATEGORIES, _OTHER_CATEGORIES = 256, "(other categories)"
 MAX_TRACKS, _OTHER_TRACK = 100_000, ("(other threads)", None)
 
@@ -28,17 +29,20 @@ MAX_TRACKS, _OTHER_TRACK = 100_000, ("(other threads)", None)
 class _Category(dict[str, int]):
     """The codes of the names of one category, given in the order in which they come."""
 
-    def __init__(self, tables: Tables, code: int) -> None:
+    def __init__(self, tables: Tables, code: int, of_all: _Categories) -> None:
         super().__init__()
         self._tables = tables
+        self._of_all = of_all
         self.code = code
 
     def __missing__(self, name: str) -> int:
         names = self._tables.names
-        if len(names) >= MAX_NAMES and name != _OTHER_NAMES:
-            return self[_OTHER_NAMES]
         if len(name) > MAX_NAME_LENGTH:
             return self[name[: MAX_NAME_LENGTH - 1] + "…"]
+        if name != _OTHER_NAMES:
+            self._of_all.length += len(name)
+            if len(names) >= MAX_NAMES or self._of_all.length > _MAX_NAMES_LENGTH:
+                return self[_OTHER_NAMES]
         code = self[name] = len(names)
         names.append(name)
         self._tables.name_category.append(self.code)
@@ -51,12 +55,14 @@ class _Categories(dict[Any, _Category]):
     def __init__(self, tables: Tables) -> None:
         super().__init__()
         self._tables = tables
+        self.length = 0
+        """Of all names together."""
 
     def __missing__(self, key: str | tuple[Id]) -> _Category:
         categories = self._tables.categories
         if len(categories) >= _MAX_CATEGORIES and key != _OTHER_CATEGORIES:
             return self[_OTHER_CATEGORIES]
-        category = self[key] = _Category(self._tables, len(categories))
+        category = self[key] = _Category(self._tables, len(categories), self)
         categories.append(key if isinstance(key, str) else _NO_CATEGORY)
         return category
 

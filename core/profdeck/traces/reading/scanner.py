@@ -38,7 +38,7 @@ from profdeck.traces.reading.stream import Chunk
 _MAX_DEPTH = 1_000_000
 _MAX_KEY_BYTES = 128  # "traceEvents" written wholly in \uXXXX escapes has 66
 _MAX_HELD_TOKEN_BYTES = 4096
-_MAX_CAPTURE_BYTES = 64 << 20
+_MAX_CAPTURE_BYTES = 16 << 20
 
 _OBJECT, _ARRAY = ord("{"), ord("[")
 _CLOSERS = {ord("}"): _OBJECT, ord("]"): _ARRAY}
@@ -69,7 +69,7 @@ class TraceScanner:
     """Feed it a trace in pieces of any size; it tells a handler about the events and itself counts them.
 
     Memory is bounded by a few times the largest piece, plus, when the handler wants text, one event or
-    member (64 MiB at most; a longer one is counted and not handed over).
+    member (16 MiB at most; a longer one is counted and not handed over).
     """
 
     def __init__(self, handler: TraceHandler) -> None:

@@ -21,6 +21,9 @@ class NestedTracks:
         max_depth: How many intervals may be open at once on a lane, not counting empty ones.
     """
 
+    MOST_LANES = 256
+    """Nothing that was recorded needs as many; each costs time for all intervals that follow."""
+
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         # Those still open after the last call, longest first.
@@ -33,6 +36,9 @@ class NestedTracks:
         Args:
             start: In order, and not before any start of the calls before.
             end: Of those that start together, the last one first.
+
+        Raises:
+            ValueError: More than `MOST_LANES` lanes are needed.
         """
         lanes = np.zeros(len(start), dtype=np.int64)
         solid = np.flatnonzero(end > start)  # the empty ones nest with all
@@ -86,5 +92,7 @@ class NestedTracks:
             if not stack or (end <= stack[-1] and len(stack) < self._max_depth):
                 stack.append(end)
                 return lane
+        if len(stacks) == self.MOST_LANES:
+            raise ValueError(f"more than {self.MOST_LANES} events overlap on one track without nesting")
         stacks.append([end])
         return len(stacks) - 1

@@ -131,8 +131,11 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
     count = _Count()
     deflater = gzip_deflater()
     with task.part.open("xb") as out:
-        for data in encode_source(about, count.of(_selected(trace, selection))):
-            out.write(deflater.compress(data) if task.gzip else data)
+        try:
+            for data in encode_source(about, count.of(_selected(trace, selection))):
+                out.write(deflater.compress(data) if task.gzip else data)
+        except ValueError as error:
+            raise TraceError(f"{source.path}: {error}: no viewer can show that.") from error
         if task.gzip:
             out.write(deflater.flush())
     return _Part(count.slices, trace.check.problem)

@@ -1,0 +1,81 @@
+"""Traces that no profiler wrote cost no more than their size: a sentence says what is too much."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COUNT = 60_000
+
+
+def kernel(number: int, **members: Any) -> dict[str, Any]:
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": float(number), "dur": 1.0}
+    return event | members
+
+
+def stairs() -> Iterator[dict[str, Any]]:
+    """Each begins inside the one before and ends behind it."""
+    return (kernel(number, dur=float(COUNT)) for number in range(COUNT))
+
+
+def streams() -> Iterator[dict[str, Any]]:
+    return (kernel(number, tid=number) for number in range(2 * COUNT))
+
+
+def processes() -> Iterator[dict[str, Any]]:
+    return (kernel(number, pid=number, cat="cpu_op") for number in range(COUNT))
+
+
+def names() -> Iterator[dict[str, Any]]:
+    return (kernel(number, name=f"k{number}_{'x' * 4000}") for number in range(COUNT // 3))
+
+
+def one_of_40_mib() -> Iterator[dict[str, Any]]:
+    return iter([kernel(0), kernel(1, args={"a": "x" * (40 << 20)}), kernel(2)])
+
+
+def profdeck(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, which may have 300 MiB beyond what the interpreter has, for 60 s."""
+
+    def bounded() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (500 << 20, 500 << 20))
+
+    command = [sys.executable, "-m", "profdeck", *arguments]
+    return subprocess.run(
+        command, cwd=directory, preexec_fn=bounded, timeout=60, text=True, capture_output=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "command", "code", "told"),
+    [
+        (stairs, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "More than 64 events of stream 7"),
+        (stairs, "merge a.trace.json b.trace.json -o c.pftrace", 4, "more than 256 events overlap on one track"),
+        (streams, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "more than 100,000 streams of devices"),
+        (streams, "summary a.trace.json", 0, ""),
+        (processes, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "too many to merge"),
+        (processes, "summary a.trace.json", 0, ""),
+        (names, "summary a.trace.json", 0, ""),
+        (one_of_40_mib, "summary a.trace.json", 0, ""),
+        (one_of_40_mib, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "too long"),
+        (one_of_40_mib, "trim a.trace.json --time 0s..1s -o c.trace.json.gz", 0, "too long"),
+    ],
+)
+def test_time_and_memory_are_bounded(
+    tmp_path: Path, make: Callable[[], Iterator[dict[str, Any]]], command: str, code: int, told: str
+) -> None:
+    with (tmp_path / "a.trace.json").open("w") as file:
+        file.write('{"traceEvents": [')
+        file.write(",\n".join(map(json.dumps, make())))
+        file.write("]}")
+    (tmp_path / "b.trace.json").write_text(json.dumps({"traceEvents": [kernel(1)]}))
+    done = profdeck(tmp_path, *command.split())
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr[-2000:]
+    assert told in " ".join(done.stderr.split())
