@@ -2,10 +2,10 @@
 
 Nine tenths of a trace are what the host did. In well-formed JSON a quote inside a string has a backslash before it,
 so that ``"kernel"``, with its quotes, stands nowhere but as a whole string. Around each one the event is cut out, from
-the boundary in front of it to its ``args``, and decoded. A wrong cut is no JSON; and a batch counts only if each place
-was found in an event of its own, of which the ``args`` are the last member. Everything else is decoded in full, as in
-:mod:`profdeck.traces.reading.all_events`: both ways give the same answer for each trace that is well-formed. What lies
-between the events that were cut out is not looked at, so that damage there goes unnoticed.
+the boundary in front of it to its ``args``, and decoded. A wrong cut is no JSON; and a batch counts only if each
+place was found in an event of its own, which has all that counts in front of its ``args``. Everything else is decoded
+in full, as in :mod:`profdeck.traces.reading.all_events`: both ways give the same answer for each trace that is
+well-formed. What lies between the events that were cut out is not looked at, so that damage there goes unnoticed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from profdeck.traces.reading.column_builder import ON_DEVICE, CompleteOnDevice
 from profdeck.traces.reading.columns import Columns, Tables
 from profdeck.traces.reading.times import LostDigitsError
 
-# The end of an event whose last member is an object, and the beginning of the next event.
-_ENDS = re.compile(rb'\}([ \t\n\r]*)(\}[ \t\n\r]*,[ \t\n\r]*\{[ \t\n\r]*"ph")')
-_match_last = re.compile(rb"\}[ \t\n\r]*\}[ \t\n\r]*\]").fullmatch
+_BOUNDARY = re.compile(rb'\}[ \t\n\r]*,[ \t\n\r]*\{[ \t\n\r]*"ph"')
 # Ends of the categories of devices and of annotations, and the beginning of those of copies and fills.
-_NEEDLES = (b'"kernel"', b'"gpu_mem', b'user_annotation"', b'"hpu_op"', b'"mtia_ccp_events"')
+_COPY = b'"gpu_mem'
+_NEEDLES = (b'"kernel"', _COPY, b'user_annotation"', b'"hpu_op"', b'"mtia_ccp_events"')
 _ARGS = re.compile(rb',[ \t\n\r]*"args"')
 # A key or value may be written with escapes, and would not be found.
 _ESCAPED = b"\\u00"
@@ -39,7 +38,8 @@ class DeviceEvents(AllEvents):
 
     def __init__(self, keys: frozenset[str], tables: Tables, sink: Callable[[Columns], None]) -> None:
         super().__init__(keys, tables, sink)
-        self._boundary = self._ends = self._args = b""
+        self._boundary = self._args = b""
+        self._copies: list[int] = []  # where those of the last batch begin
         self._decode_devices = msgspec.json.Decoder(list[ON_DEVICE]).decode
 
     def batch(self, text: memoryview) -> int | None:
@@ -50,7 +50,9 @@ class DeviceEvents(AllEvents):
         if lanes is None or names is None or not self._take_lanes(lanes):
             return super().batch(text)
         self._take_names(names)
-        self._take_args(text)
+        self.collectives.add(text)
+        self.annotations.add(text)
+        self.copies.add(text, self._copies)
         self.searched = True
         return 1  # nobody has counted them
 
@@ -75,36 +77,31 @@ class DeviceEvents(AllEvents):
         begins: list[int] = []
         pieces: list[memoryview] = []
         for needle in _NEEDLES:
+            first = len(begins)
             at = find(text, needle)
             while at >= 0:
                 boundary_at = rfind(text, self._boundary, 0, at)
                 begin = boundary_at + to_brace if boundary_at >= 0 else 1
                 end = find(text, self._args, at)
-                if end < 0 or not self._are_last(text, end):
+                if end < 0:
                     return None
                 begins.append(begin)
                 pieces.append(text[begin:end])
                 at = find(text, needle, at + 1)
-        if len(set(begins)) != len(begins) or _count(text, _STEP) != sum(_count(piece, _STEP) for piece in pieces):
+            if needle == _COPY:
+                self._copies = begins[first:]
+        marks = _count(text, _STEP)
+        if len(set(begins)) != len(begins) or (marks and marks != sum(_count(piece, _STEP) for piece in pieces)):
             return None
         return [pieces[place] for place in np.argsort(begins)]  # as the file has them
 
     def _knows_layout(self, text: memoryview) -> bool:
         """Learn from the first events how they are separated, and what is before their args."""
         if not self._boundary:
-            ends, args = _ENDS.search(text), _ARGS.search(text)
-            if ends and args:
-                self._ends, self._boundary, self._args = ends[0], ends[2], args[0]
+            boundary, args = _BOUNDARY.search(text), _ARGS.search(text)
+            if boundary and args:
+                self._boundary, self._args = boundary[0], args[0]
         return bool(self._boundary)
-
-    def _are_last(self, text: memoryview, args_at: int) -> bool:
-        """Tell whether nothing follows some args in their event: it might be a time."""
-        find, rfind = stringzilla.find, stringzilla.rfind
-        ends_at = find(text, self._ends, args_at)
-        if ends_at < 0:
-            return _match_last(text, rfind(text, b"}", 0, rfind(text, b"}"))) is not None
-        boundary_at: int = find(text, self._boundary, args_at)
-        return boundary_at == int(ends_at) + len(self._ends) - len(self._boundary)
 
 
 def _count(text: memoryview, needle: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -20,14 +20,21 @@ from profdeck.traces.reading.intervals import Int
 from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.times import exact_nanoseconds
 
-_COPY, _SIZE = b'"gpu_mem', b'"bytes"'
+_COPY = b'"gpu_mem'
 _SPACE = rb"[ \t\n\r]*"
-# Kineto's order of members: what stands before and behind the category, and between the name and the size.
-_BEFORE_BYTES = 64
-_find_before = re.compile(rb'"ph"%b:%b"X"%b,%b"cat"%b:%b\Z' % ((_SPACE,) * 6)).search
-_match_copy = re.compile(rb'"(gpu_mem[a-z]+)"%b,%b"name"%b:%b("[^"\\]*")' % ((_SPACE,) * 4)).match
-_match_between = re.compile(rb'[^{}]*"args"%b:%b\{[^{}]*' % ((_SPACE,) * 2)).fullmatch
-_match_size = re.compile(rb'"bytes"%b:%b([0-9]{1,18})\b' % ((_SPACE,) * 2)).match
+# Kineto's order of members: the size is one of the event's own args.
+_BEFORE_BYTES, _BEGIN = 64, b"{"
+
+
+def _member(key: bytes) -> bytes:
+    """Return a pattern for the rest of an object up to the value of a key, with no other object between."""
+    return rb'(?:[^{}"]*+"(?!%b")[^"]*+")*+[^{}"]*+"%b"%b:%b' % (key, key, _SPACE, _SPACE)
+
+
+_match_copy = re.compile(
+    rb'%b\{%b"ph"%b:%b"X"%b,%b"cat"%b:%b"(gpu_mem[a-z]+)"%b,%b"name"%b:%b("[^"\\]*")' % ((_SPACE,) * 12)
+    + rb"%b\{%b([0-9]{1,18})\b" % (_member(b"args"), _member(b"bytes"))
+).match
 _MAX_COPIES = 1000
 
 _COLLECTIVE = b'"Collective name"'
@@ -56,47 +63,57 @@ class Copies:
         self.told: dict[tuple[str, str], tuple[int, int]] = {}
         """How many of each category and name said what they moved, and how many bytes in all."""
 
-    def add(self, events: memoryview | bytes) -> None:
-        """Take those among some events: a JSON array."""
-        if stringzilla.find(events, _COPY) < 0:
-            return
-        found = _copies_of_kineto(events)
-        for kind, size_bytes in _copies_of_any(events) if found is None else found:
+    def add(self, events: memoryview | bytes, begins: Iterable[int] | None = None) -> None:
+        """Take those among some events.
+
+        Args:
+            events: A JSON array.
+            begins: Where they begin, if that is known.
+        """
+        found = _copies_of_kineto(events, _begins(events) if begins is None else begins)
+        for kind, (count, size_bytes) in (_copies_of_any(events) if found is None else found).items():
             if kind in self.told or len(self.told) < _MAX_COPIES:
-                count, before_bytes = self.told.get(kind, (0, 0))
-                self.told[kind] = count + 1, before_bytes + size_bytes
+                count_before, bytes_before = self.told.get(kind, (0, 0))
+                self.told[kind] = count_before + count, bytes_before + size_bytes
 
 
-def _copies_of_kineto(text: memoryview | bytes) -> list[tuple[tuple[str, str], int]] | None:
-    """Return category and name, and the size; ``None`` if one is written in another way."""
-    find = stringzilla.find
-    found = []
-    at = find(text, _COPY)
+_Told = dict[tuple[str, str], tuple[int, int]]
+
+
+def _begins(text: memoryview | bytes) -> Iterator[int]:
+    """Yield where the events begin that have the category of copies, in Kineto's order of members."""
+    at = stringzilla.find(text, _COPY)
     while at >= 0:
-        following = find(text, _COPY, at + 1)
-        copy = _match_copy(text, at)
-        size_at = find(text, _SIZE, at, following if following >= 0 else len(text)) if copy else -1
-        size = _match_size(text, size_at) if size_at >= 0 else None
-        if not copy or not size or not _match_between(text, copy.end(), size_at):
-            return None
-        if not _find_before(text[max(0, at - _BEFORE_BYTES) : at]):
-            return None
-        found.append(((copy[1].decode(), json.loads(copy[2])), int(size[1])))
-        at = following
-    return found
+        yield stringzilla.rfind(text, _BEGIN, max(0, at - _BEFORE_BYTES), at)
+        at = stringzilla.find(text, _COPY, at + 1)
 
 
-def _copies_of_any(text: memoryview | bytes) -> Iterator[tuple[tuple[str, str], int]]:
+def _copies_of_kineto(text: memoryview | bytes, begins: Iterable[int]) -> _Told | None:
+    """Return category and name, how many there are and their size; ``None`` if one is written in another way."""
+    found: dict[tuple[bytes, bytes], list[int]] = {}
+    for begin in begins:
+        copy = _match_copy(text, begin) if begin >= 0 else None
+        if copy is None:
+            return None
+        kind, name, size = copy.groups()
+        found.setdefault((kind, name), []).append(int(size))
+    return {(kind.decode(), json.loads(name)): (len(sizes), sum(sizes)) for (kind, name), sizes in found.items()}
+
+
+def _copies_of_any(text: memoryview | bytes) -> _Told:
     """Do the same by decoding all of the text."""
     try:
         events: list[Any] = _decode_copies(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         events = [_CopyEvent(*map(event.get, _CopyEvent.__struct_fields__)) for event in _objects(text)]
+    told: _Told = {}
     for event in events:
         size = event.args.get("bytes") if isinstance(event.args, dict) else None
         is_copy = event.ph == "X" and isinstance(event.cat, str) and event.cat.startswith("gpu_mem")
         if is_copy and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-            yield (event.cat, str(event.name)), size
+            count, size_bytes = told.get((event.cat, str(event.name)), (0, 0))
+            told[event.cat, str(event.name)] = count + 1, size_bytes + size
+    return told
 
 
 def _objects(text: memoryview | bytes) -> list[dict[str, Any]]:
