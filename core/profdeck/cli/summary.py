@@ -22,6 +22,8 @@ _PERCENTILES = {90: 10, 99: 100}
 _MAX_DETAILED = 4
 _BYTES_PER_GB = 1_000_000_000
 # How many digits of the number of a process group are in the names of its kernels.
+# Of a device whose work fills no more of the recording, both shares are told.
+_MUCH_LONGER = 1.1
 _GROUP_DIGITS = 3
 
 
@@ -108,7 +110,7 @@ def _print_rank(console: Console, rank: RankSummary, limit: int | None) -> None:
     console.print(kit.short(Path(rank.path)), style="bold", soft_wrap=True)
     console.print(", ".join(about))
     for device in rank.devices:
-        _print_device(console, device)
+        _print_device(console, device, rank.span_us)
     if rank.graph_launches:
         console.print(f"Launches of graphs: {rank.graph_launches:,}")
     _print_steps(console, rank, limit)
@@ -206,12 +208,13 @@ def _operators(rank: RankSummary, limit: int | None) -> Table:
     return table
 
 
-def _print_device(console: Console, device: DeviceSummary) -> None:
+def _print_device(console: Console, device: DeviceSummary, recorded_us: float) -> None:
     name = f" ({device.name})" if device.name else ""
-    console.print(
-        f"Device {device.device}{name}: busy {_ms(device.busy_us)} ms of {_ms(device.span_us)} ms "
-        f"({_percent(device.busy_us, device.span_us)}), idle {_ms(device.idle_us)} ms"
-    )
+    console.print(f"Device {device.device}{name}: busy {_ms(device.busy_us)} ms, idle {_ms(device.idle_us)} ms")
+    shares = f"busy {_percent(device.busy_us, device.span_us)} of the {_ms(device.span_us)} ms from first to last work"
+    if recorded_us > _MUCH_LONGER * device.span_us:
+        shares += f", {_percent(device.busy_us, recorded_us)} of the {_ms(recorded_us)} ms recorded"
+    console.print(f"  {shares}")
     if device.communication_us:
         console.print(
             f"  communication {_ms(device.communication_us)} ms, of which "
@@ -239,7 +242,12 @@ def _iterations(rank: RankSummary) -> Table:
     """Write the times of steps by kind and stage; a percentile of which no step is beyond says nothing."""
     most = max(group.count for group in rank.iterations)
     shown = {f"p{percent} ms": fewest for percent, fewest in _PERCENTILES.items() if most >= fewest}
-    rates = ["tokens/s"] if any(group.tokens_per_s is not None for group in rank.iterations) else []
+    # The host launches work in less time than the device takes for it.
+    rates = (
+        ["tokens/s of device time" if rank.devices else "tokens/s"]
+        if any(group.tokens_per_s is not None for group in rank.iterations)
+        else []
+    )
     numbers = ("count", "p50 ms", *shown, "max ms", *rates)
     table = kit.table("steps", *numbers, numbers=numbers)
     for group in rank.iterations:

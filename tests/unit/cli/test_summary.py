@@ -24,7 +24,7 @@ def test_run(cli: Cli, record: Record) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[:2] == ["profiles/job/step_000003/trainer/rank_0000.step3.trace.json", "trainer, rank 0, 5 events"]
-    assert "Device 0: busy 0.002 ms of 0.002 ms (100.0%), idle 0.000 ms" in lines
+    assert "Device 0: busy 0.002 ms, idle 0.000 ms" in lines
     assert "3 4.000 0.002" in lines
     assert "paper::fold2 1 0.012 0.012" in lines
     assert "1 0.002 2.0 2.0 100.0% unclassified void [press]<int," in lines
