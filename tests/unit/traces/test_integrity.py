@@ -282,3 +282,18 @@ def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
         check_trace(tmp_path / "nowhere")
     with pytest.raises(TraceError, match="Is a directory"):
         check_trace(tmp_path)
+
+
+@pytest.mark.parametrize("member", [0, 1, 2])
+@pytest.mark.parametrize("flag", [0x20, 0x40, 0x80])
+def test_flags_that_gzip_does_not_know_are_damage(tmp_path: Path, member: int, flag: int) -> None:
+    text = json.dumps({"traceEvents": [{"ph": "X", "ts": n, "name": "x"} for n in range(99)]}).encode()
+    members = [bytearray(gzip.compress(part)) for part in (text[:500], text[500:900], text[900:])]
+    path = tmp_path / "a.trace.json.gz"
+    path.write_bytes(b"".join(members))
+    assert check_trace(path).whole
+    members[member][3] |= flag
+    path.write_bytes(b"".join(members))
+    check = check_trace(path)
+    assert not check.whole
+    assert "flags that no version of gzip knows" in (check.problem or "")

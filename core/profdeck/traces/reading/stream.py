@@ -21,6 +21,7 @@ from profdeck.traces.recognition import GZIP_MAGIC
 CHUNK_BYTES = 1 << 20
 """Small enough that a chunk stays in the cache until it is decoded, large enough that handing it over is cheap."""
 # Compressed bytes per read where damage is looked for; the bad block is then fed byte by byte.
+_RESERVED_FLAGS, _LENGTH_MODULUS = 0xE0, 1 << 32  # RFC 1952
 _BLOCK_BYTES = 1 << 16
 
 # isal's stubs declare the class as an instance.
@@ -149,6 +150,10 @@ def _inflated(file: io.FileIO, ring: Iterator[bytearray], chunk_bytes: int) -> G
             for chunk in _filled(inflater, ring):
                 yielded += len(chunk)
                 yield chunk
+        _check_flags(file, 0)
+        if _last_length(file) != yielded % _LENGTH_MODULUS:  # the inflater does not tell where other members begin
+            for _ in _members(file, chunk_bytes):
+                pass
     except (EOFError, OSError, _InflateError):
         # What was inflated in the failing call is lost: start again, carefully, and say what is wrong and where.
         for chunk in _members(file, chunk_bytes):
@@ -160,6 +165,7 @@ def _inflated(file: io.FileIO, ring: Iterator[bytearray], chunk_bytes: int) -> G
 def _members(file: io.FileIO, chunk_bytes: int) -> Generator[bytes, None, None]:
     member_at = 0
     while True:
+        _check_flags(file, member_at)
         end = yield from _member(file, member_at, chunk_bytes)
         member_at = _skip_zeros(file, end)
         file.seek(member_at)
@@ -171,6 +177,20 @@ def _members(file: io.FileIO, chunk_bytes: int) -> Generator[bytes, None, None]:
             raise DamagedStreamError(
                 f"Something else follows the gzip stream: {size - end:,} bytes at byte {end:,} of the file."
             )
+
+
+def _check_flags(file: io.FileIO, member_at: int) -> None:
+    """Refuse a member with reserved flags, as RFC 1952 (2.3.1.2) demands: what they announce cannot be read."""
+    file.seek(member_at + 3)
+    flags = file.read(1)
+    if flags and flags[0] & _RESERVED_FLAGS:
+        raise DamagedStreamError(f"The gzip header at byte {member_at:,} has flags that no version of gzip knows.")
+
+
+def _last_length(file: io.FileIO) -> int:
+    """Return the uncompressed length of the last member, by its trailer."""
+    file.seek(-4, io.SEEK_END)
+    return int.from_bytes(file.read(4), "little")
 
 
 def _skip_zeros(file: io.FileIO, at: int) -> int:
