@@ -76,8 +76,8 @@ class DeviceTimes:
             found.idle.add(busy, int(work.start_ns.min()), int(work.end_ns.max()), part, host)
 
     def summaries(self) -> tuple[DeviceSummary, ...]:
-        """Return the devices in the order in which the trace names their streams first."""
-        devices = sorted(self._devices.items(), key=lambda item: min(item[1].streams))
+        """Return the devices in the order of their ids."""
+        devices = sorted(self._devices.items(), key=lambda item: _order(item[0]))
         return tuple(self._summary(device, found) for device, found in devices)
 
     def _summary(self, device: Id, found: _Device) -> DeviceSummary:
@@ -98,11 +98,14 @@ class DeviceTimes:
                 StreamSummary(
                     stream=self._tables.tracks[track][1], events=stream.events, busy_us=stream.busy_ns / _NS_PER_US
                 )
-                for track, stream in sorted(found.streams.items())
+                for track, stream in sorted(found.streams.items(), key=self._stream)
             ),
             idle=_causes(found.idle.times) if self._host else (),
             gaps=tuple(map(self._gap, found.idle.longest())),
         )
+
+    def _stream(self, item: tuple[int, _Stream]) -> tuple[bool, int, str]:
+        return _order(self._tables.tracks[item[0]][1])
 
     def _gap(self, gap: _OpenGap) -> Gap:
         host = innermost(gap.open_events, gap.begin_ns, gap.end_ns)
@@ -112,6 +115,12 @@ class DeviceTimes:
             cause=tuple(CAUSES)[int(gap.times.argmax())] if self._host else NOT_READ,
             host=None if host is None else self._tables.names[host.name],
         )
+
+
+def _order(one: Id) -> tuple[bool, int, str]:
+    """Put numbers before names."""
+    is_number = isinstance(one, int)
+    return not is_number, int(one) if isinstance(one, int) else 0, str(one)
 
 
 def _causes(times: Int) -> tuple[IdleCause, ...]:
