@@ -223,6 +223,7 @@ def _artifact(
         events=check.events,
         problem=check.problem,
         iterations=iterations,
+        sha256=packed.sha256,
         base_time_ns=packed.base_time_ns,
         anchors=anchors if len(packed.anchors) == len(clock) else (),
     )

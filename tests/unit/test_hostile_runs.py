@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -138,6 +139,21 @@ def test_another_sound_trace_in_the_place_of_ours(run: Path) -> None:
     code, output = ls(run)
     assert code == 1
     assert "has 1 events where" in output
+
+
+def test_a_sound_trace_of_the_same_size_and_as_many_events(run: Path) -> None:
+    trace = trace_of(run)
+    events = [{"ph": "X", "cat": "cpu_op", "name": name, "ts": 1, "dur": 1, "pid": 1, "tid": 1} for name in "xy"]
+    texts = [json.dumps({"traceEvents": [event]}) for event in events]
+    digest = hashlib.sha256(texts[0].encode()).hexdigest()
+    about = {"name": trace.name, "kind": "trace", "size_bytes": len(texts[0]), "whole": True, "events": 1}
+    edit(manifest_of(run), artifacts=[about | {"sha256": digest}])
+    trace.write_text(texts[0])
+    assert "is not the file that was written" not in ls(run)[1]
+    trace.write_text(texts[1])
+    code, output = ls(run)
+    assert code == 1
+    assert "is not the file that was written: its SHA-256 differs" in output
 
 
 def test_a_step_that_was_removed_is_missed(run: Path) -> None:

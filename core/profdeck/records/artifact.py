@@ -42,6 +42,8 @@ class Artifact:
     problem: str | None = None
     iterations: tuple[int, int] | None = None
     """First and last mini-batch or engine iteration (both included) in this file; None for global steps."""
+    sha256: str | None = None
+    """Of the file, in hexadecimal digits; None where it was not worked out while it was written."""
     base_time_ns: int | None = None
     """Kineto's ``baseTimeNanoseconds``: what the trace's own clock counts from."""
     anchors: tuple[ClockAnchor, ...] = ()

@@ -42,6 +42,7 @@ class ArtifactRecord:
     events: int | None = None
     problem: str | None = None
     iterations: tuple[int, int] | None = None
+    sha256: str | None = None
     base_time_ns: int | None = None
     anchors: tuple[ClockAnchor, ...] = ()
 

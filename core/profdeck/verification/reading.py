@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections import defaultdict
@@ -295,8 +296,18 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> Artifact
     if report.whole and record.events is not None and report.events != record.events:
         problem = f"has {report.events:,} events where {record.events:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
+    if report.whole and record.sha256 is not None and _sha256(path) != record.sha256:
+        report = attrs.evolve(report, whole=False, problem="is not the file that was written: its SHA-256 differs")
     meter.passed(size_bytes)
     return report
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def _checked(report: ArtifactReport, kind: ArtifactKind | None, meter: Meter) -> ArtifactReport:

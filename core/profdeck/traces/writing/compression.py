@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import attrs
 import msgspec
@@ -45,6 +46,8 @@ class Compressed:
     """The clock anchors, in the order of the file."""
     base_time_ns: int | None
     """``baseTimeNanoseconds`` of the file: what to add to a ``ts`` to get Unix time; ``None`` if it has none."""
+    sha256: str
+    """The SHA-256 of the new file, in hexadecimal digits."""
 
 
 class _AnchorHandler(CountingHandler):
@@ -115,11 +118,17 @@ def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: 
     if not _ANCHOR_NAME.fullmatch(anchor_name):
         raise ValueError(f"anchor_name is {anchor_name!r}; letters, digits and any of _.:- are allowed.")
     handler = _AnchorHandler(anchor_name)
-    checker = TraceChecker(handler)
+    checker, digest = TraceChecker(handler), hashlib.sha256()
     with new_file(destination) as out:
-        damage = _copy(source, out, checker.feed, gzip=gzip)
+
+        def write(data: Chunk) -> None:
+            write_all(out, data)
+            digest.update(data)
+
+        damage = _copy(source, write, checker.feed, gzip=gzip)
         size_bytes = out.tell()
-    return Compressed(checker.finish(size_bytes, damage=damage), tuple(handler.anchors), handler.base_time_ns)
+    check = checker.finish(size_bytes, damage=damage)
+    return Compressed(check, tuple(handler.anchors), handler.base_time_ns, digest.hexdigest())
 
 
 def compress_in_child(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
@@ -154,29 +163,28 @@ def compress_in_child(source: Path, destination: Path, *, gzip: bool, anchor_nam
 
 def _packed_from(plain: dict[str, Any]) -> Compressed:
     anchors = tuple(AnchorEvent(*map(Decimal, anchor)) for anchor in plain["anchors"])
-    return Compressed(TraceCheck(**plain["check"]), anchors, plain["base_time_ns"])
+    return Compressed(TraceCheck(**plain["check"]), anchors, plain["base_time_ns"], plain["sha256"])
 
 
 def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
     os.nice(5)
     packed = compress_trace(Path(source), Path(destination), gzip=bool(int(gzip)), anchor_name=anchor_name)
     anchors = [[str(anchor.ts_us), str(anchor.dur_us)] for anchor in packed.anchors]
-    plain = {"check": attrs.asdict(packed.check), "anchors": anchors, "base_time_ns": packed.base_time_ns}
-    sys.stdout.buffer.write(msgspec.json.encode(plain))
+    sys.stdout.buffer.write(msgspec.json.encode(attrs.asdict(packed) | {"anchors": anchors}))
 
 
-def _copy(source: Path, out: BinaryIO, check: Callable[[Chunk], None], *, gzip: bool) -> str | None:
-    """Write ``source`` to ``out`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
+def _copy(source: Path, write: Callable[[Chunk], None], check: Callable[[Chunk], None], *, gzip: bool) -> str | None:
+    """Write ``source`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
     deflater = gzip_deflater()
 
     def written() -> Generator[Chunk, None, None]:
         for chunk in read_chunks(source, buffers=AHEAD + 2):
-            write_all(out, deflater.compress(chunk) if gzip else chunk)
+            write(deflater.compress(chunk) if gzip else chunk)
             yield chunk
 
     damage = feed_chunks(check, run_ahead(written()))
     if gzip:
-        write_all(out, deflater.flush())
+        write(deflater.flush())
     return damage
 
 
