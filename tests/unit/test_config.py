@@ -141,6 +141,14 @@ def test_iterations_are_checked(iterations: dict[str, Any], message: str) -> Non
     assert message in str(caught.value)
 
 
+def test_a_server_has_one_role_unless_stages_come_one_after_the_other() -> None:
+    urls = {"backend": "vllm", "targets": {"urls": ["http://127.0.0.1:1/"]}}
+    roles = {"rollout": urls, "reference": {**urls, "targets": {"urls": ["http://127.0.0.1:1"]}}}
+    with pytest.raises(ConfigError, match=r"roles\.reference\.targets\.urls: .* of the role 'rollout' as well"):
+        structure({"steps": [1], "roles": roles}, Config, where="")
+    assert structure({"steps": [1], "mode": "discrete", "roles": roles}, Config, where="").roles
+
+
 def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         structure({"mode": "x", "final_step": "y", "roles": {"a": {"backend": 3}}}, Config, where="")

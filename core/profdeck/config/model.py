@@ -176,6 +176,19 @@ class Config:
                     "use mode: continuous, or a window with warmup"
                 )
 
+    @roles.validator
+    def _a_server_has_one_role(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
+        """Refuse what would be two captures of one server at a time; stages come one after the other."""
+        owners: dict[str, str] = {}
+        for name, role in roles.items():
+            for url in role.targets.urls if role.targets and self.mode is Mode.CONTINUOUS else ():
+                owner = owners.setdefault(url.rstrip("/"), name)
+                if owner != name:
+                    raise ValueError(
+                        f"roles.{name}.targets.urls: {url} is a target of the role {owner!r} as well, and a server "
+                        "records one capture at a time; name it in one role"
+                    )
+
 
 TOP_LEVEL_KEYS = tuple(field.name for field in attrs.fields(Config))
 """What a role cannot be called: settings name roles and these keys alike."""

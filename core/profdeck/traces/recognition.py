@@ -13,10 +13,18 @@ GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 20
 _MERGED = re.compile(rb'\s*\{\s*"profdeck"\s*:\s*\{\s*"sources"')
 _EVENTS = re.compile(rb'\s*(?:\{.*"traceEvents"\s*:\s*\[|\[\s*\{.*"ph"\s*:)', re.DOTALL)
+# A Chrome trace of Python functions alone; "fee" stands for function entry and exit.
+_VIZTRACER = re.compile(rb'\s*\{.*(?:"viztracer_metadata"|"cat"\s*:\s*"fee")', re.DOTALL | re.IGNORECASE)
 _OTHERS = (
     (re.compile(rb"SQLite format 3\0"), "an SQLite database, such as nsys export makes: open it in Nsight Systems"),
     (re.compile(rb'\s*\{.*"https://www\.speedscope\.app/file-format', re.DOTALL), "of speedscope: see speedscope.app"),
-    (re.compile(rb"\s*<svg|\s*<\?xml"), "a picture: open it in a browser"),
+    (_VIZTRACER, "of VizTracer: vizviewer FILE"),
+    (re.compile(rb"\s*<svg|\s*<\?xml"), "a picture, such as py-spy draws: open it in a browser"),
+    # Stacks and how often each was seen, a line each.
+    (
+        re.compile(rb"(?:[^;\n\0]+;)+[^;\n\0]+ \d+\n"),
+        "folded stacks, such as py-spy writes: see speedscope.app",
+    ),
 )
 _OTHER_ENDINGS = {
     (".pftrace", ".pftrace.gz", ".perfetto-trace"): "of Perfetto: open it at https://ui.perfetto.dev",
@@ -42,7 +50,8 @@ def format_of(path: Path) -> FileFormat:
     head = _head(path)
     if _MERGED.match(head):
         return FileFormat.MERGED
-    return FileFormat.TRACE if _EVENTS.match(head) else FileFormat.OTHER
+    is_trace = _EVENTS.match(head) and not _VIZTRACER.match(head)
+    return FileFormat.TRACE if is_trace else FileFormat.OTHER
 
 
 def reader_of(path: Path) -> str | None:

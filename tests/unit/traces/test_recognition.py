@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from profdeck.base.errors import TraceError
 from profdeck.cli import app
-from profdeck.traces.recognition import FileFormat, format_of
+from profdeck.traces.recognition import FileFormat, format_of, reader_of
 from profdeck.traces.sources import find_sources
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 5, "pid": 1, "tid": 1}
@@ -27,6 +27,8 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "gpu"
         (json.dumps({"traceEvents": [EVENT]}), FileFormat.TRACE),
         (json.dumps([EVENT]), FileFormat.TRACE),
         (json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0}] * 100, "traceEvents": []}), FileFormat.TRACE),
+        (json.dumps({"traceEvents": [EVENT | {"cat": "FEE"}], "viztracer_metadata": {}}), FileFormat.OTHER),
+        ("main;f;g 12\nmain;h 3\n", FileFormat.OTHER),
         ('{"profdeck": {"sources": []}, "traceEvents": []}', FileFormat.MERGED),
         (json.dumps({"ranks": [], "skew": []}), FileFormat.OTHER),
         ("", FileFormat.OTHER),
@@ -113,3 +115,15 @@ def test_tables_have_each_name_once(tmp_path: Path) -> None:
     counts = table.group_by("name").aggregate([([], "count_all")])
     assert sorted(counts["count_all"].to_pylist()) == [1, 3]
     assert isinstance(table, pa.Table)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (json.dumps({"traceEvents": [EVENT | {"cat": "FEE"}], "viztracer_metadata": {"version": "1"}}), "vizviewer"),
+        ("main;f;g 12\nmain;h 3\n", "folded stacks"),
+    ],
+)
+def test_profiles_of_python_are_named(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "profile").write_text(content)
+    assert said in (reader_of(tmp_path / "profile") or "")
