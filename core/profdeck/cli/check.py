@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.text import Text
 from profdeck.backends import plugin_host
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
-from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
+from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
 from profdeck.cli import kit
 from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
 from profdeck.config.model import Config, RoleConfig
@@ -33,16 +34,17 @@ class Check:
     code: ExitCode = ExitCode.OK
 
 
-def command(
+def command(  # noqa: PLR0913 - the options of the command line
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config, a YAML or TOML file.")],
     *,
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
     settings: Settings = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
+    connect: Annotated[bool, typer.Option("--connect", help="Ask the targets, too, whether they answer.")] = False,
     json: kit.Json = False,
 ) -> None:
     """Check a config before the job starts; show what is wrong."""
-    checks = list(_checks(file, role, settings or (), here=here))
+    checks = list(_checks(file, role, settings or (), here=here, connect=connect))
     wrong = [check for check in checks if check.code]
     if json:
         listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
@@ -64,7 +66,7 @@ def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
     )
 
 
-def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool) -> Iterator[Check]:
+def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, connect: bool) -> Iterator[Check]:
     settings = {}
     for text in texts:
         try:
@@ -85,6 +87,8 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool) -
         yield Check("roles", "There is no role, so nothing would be recorded.", ExitCode.USAGE)
     for name in config.roles if role is None else (role,):
         yield from _role(config, name, here=here)
+        if connect and (chosen := config.roles.get(name)) is not None and chosen.targets is not None:
+            yield _attempt(f"roles.{name}.targets", _targets, config, name)
 
 
 def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
@@ -187,3 +191,17 @@ def _here(config: Config, name: str) -> str:
         raise ConfigError(f"None of its ranks is in this job, whose ranks are 0 to {identity.world_size - 1}.")
     prepare(backend)
     return "can record"
+
+
+def _targets(config: Config, name: str) -> str:
+    """Reach the targets, as a capture would."""
+    from profdeck.replicas.reachability import reach_all
+
+    backend, targets = build_backend(config, name), config.roles[name].targets
+    assert isinstance(backend, EngineBackend)  # noqa: S101  # others have no targets
+    assert targets is not None  # noqa: S101  # the caller has looked
+    found = asyncio.run(reach_all(type(backend), backend.options, targets))
+    silent = [f"{target}: {describe(error)}" for target, error in found if error is not None]
+    if silent:
+        raise CaptureError(f"{len(silent)} of {len(found)} cannot be reached. {' '.join(silent)}")
+    return f"{len(found)} of {len(found)} answer"

@@ -562,3 +562,24 @@ def test_how_far_they_are() -> None:
     assert amount(far, None, stopping=False) == (0, None)
     assert amount({}, 3, stopping=False) == (0, None)
     assert amount(far, 3, stopping=True) == (3, 4)
+
+
+def test_check_asks_the_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    config = tmp_path / "profdeck.yaml"
+    with fleet(2) as servers, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        urls = [server.url for server in servers]
+        config.write_text(json.dumps({"roles": {"rollout": {"backend": "simulated", "targets": {"urls": urls}}}}))
+        result = cli("check", config, "--connect")
+        assert result.exit_code == 0, result.output
+        assert "2 of 2 answer" in result.output
+        assert not [arrival for server in servers for arrival in server.arrivals if arrival.command == "start"]
+
+        urls.append(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        config.write_text(json.dumps({"roles": {"rollout": {"backend": "simulated", "targets": {"urls": urls}}}}))
+        assert cli("check", config).exit_code == 0
+        result = cli("check", config, "--connect", "--json")
+    assert result.exit_code == 1
+    (problem,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]
+    assert problem["what"] == "roles.rollout.targets"
+    assert problem["detail"].startswith(f"1 of 3 cannot be reached. {urls[-1]}: ")
