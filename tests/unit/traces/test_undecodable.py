@@ -64,3 +64,15 @@ def test_a_name_again_and_again_takes_no_memory(tmp_path: Path) -> None:
 
     command = [sys.executable, "-c", code, str(path)]
     subprocess.run(command, check=True, timeout=60, preexec_fn=bounded)  # one call of the system
+
+
+@pytest.mark.parametrize("devices_only", [False, True])
+@pytest.mark.parametrize("category", ["user_annotation", "kernel"])
+def test_args_that_are_nested_too_deeply_end_no_reading(tmp_path: Path, category: str, *, devices_only: bool) -> None:
+    args = b'{"External id": 3, "Collective name": "x", "Process Group Name": "0", "a": %b}' % (
+        b"[" * 20_000 + b"]" * 20_000
+    )
+    event = HEAD.replace(b"cpu_op", category.encode()) + b', "ts": 5, "args": ' + args + b"}"
+    work = [one.replace(b"cpu_op", b"kernel")[:-1] + b', "args": {"stream": 7}}' for one in EVENTS]
+    found = read_trace(trace(tmp_path, *work[:500], event, *work[500:]), devices_only=devices_only)
+    assert len(found.columns().name) in (1000, 1001)

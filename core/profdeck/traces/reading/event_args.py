@@ -174,7 +174,7 @@ class StatedCollectives:
     def _add(self, event: memoryview | bytes) -> None:
         try:
             found = _decode_collective(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         start_ns = exact_nanoseconds(found.ts)
         group = f"{found.args.group} {found.args.ranks}".strip()
@@ -236,7 +236,7 @@ class AnnotationIds:
     def _add(self, event: memoryview | bytes) -> None:
         try:
             found = _decode_annotation(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         start_ns = exact_nanoseconds(found.ts)
         if start_ns is not None and found.cat in _ANNOTATIONS and 0 <= found.args.external_id < _NO_ID:
