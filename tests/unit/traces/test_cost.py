@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,17 @@ def test_time_and_memory_are_bounded(
     done = profdeck(tmp_path, *command.split())
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr[-2000:]
     assert told in " ".join(done.stderr.split())
+
+
+def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
+    """One event with an array of tiny values: 160 MiB of JSON in 160 kB."""
+    deflater = zlib.compressobj(9, zlib.DEFLATED, 31)
+    with (tmp_path / "a.trace.json.gz").open("wb") as file:
+        file.write(deflater.compress(b'{"traceEvents": [{"ph": "X", "ts": 1, "args": {"a": ['))
+        block = b"1," * (1 << 20)
+        for _ in range(80):
+            file.write(deflater.compress(block))
+        file.write(deflater.compress(b"1]}}]}") + deflater.flush())
+    done = profdeck(tmp_path, "summary", "a.trace.json.gz")
+    assert "Traceback" not in done.stderr
+    assert "inflates to more than 300 times its size" in " ".join((done.stdout + done.stderr).split())

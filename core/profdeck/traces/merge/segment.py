@@ -179,7 +179,7 @@ def _read(
         path = task.source.file
         size_bytes = file_size(path)
         on_read = None if on_progress is None else lambda read_bytes: on_progress(read_bytes, size_bytes)
-        damage = feed_chunks(feed, read_chunks(path, _CHUNK_BYTES, on_read=on_read))
+        damage = feed_chunks(feed, read_chunks(path, _CHUNK_BYTES, on_read=on_read), size_bytes)
     except TraceError as error:
         return f"{label}: {error}", None, rewriter.read
     check = checker.finish(size_bytes, damage=damage)

@@ -22,6 +22,8 @@ from profdeck.traces.reading.scanner import MalformedJsonError, TraceScanner
 from profdeck.traces.reading.stream import CHUNK_BYTES, Chunk, DamagedStreamError, read_ahead
 
 MAX_JSON_BYTES = 64 << 30
+# Traces of real jobs inflate to 8 to 30 times their size.
+_MOST_INFLATION, _SMALL_BYTES = 300, 128 << 20
 
 
 @attrs.frozen
@@ -189,7 +191,7 @@ def check_trace(
     size_bytes = file_size(path)
     on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
     checker = TraceChecker(handler)
-    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read), max_json_bytes)
+    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read), size_bytes, max_json_bytes)
     return checker.finish(size_bytes, damage=damage)
 
 
@@ -208,19 +210,31 @@ def file_size(path: Path) -> int:
 def feed_chunks(
     feed: Callable[[Chunk], None],
     chunks: Generator[Chunk, None, None],
+    size_bytes: int,
     max_json_bytes: int = MAX_JSON_BYTES,
 ) -> str | None:
     """Feed all chunks of a stream; return what is wrong with the stream.
 
+    Args:
+        feed: Takes them.
+        chunks: Those of the stream.
+        size_bytes: What the stream has on disk; of a trace that inflates to very much more nothing is true.
+        max_json_bytes: Give up after so many bytes.
+
     Raises:
         TraceError: The stream cannot be opened or read.
     """
-    json_bytes = 0
+    json_bytes, most_inflated = 0, max(_SMALL_BYTES, size_bytes * _MOST_INFLATION)
     try:
         for chunk in chunks:
             json_bytes += len(chunk)
             if json_bytes > max_json_bytes:
                 return f"There are more than {max_json_bytes:,} bytes of JSON (max_json_bytes): the rest was not read."
+            if json_bytes > most_inflated:
+                return (
+                    f"It inflates to more than {_MOST_INFLATION} times its size, as no trace does: what comes after "
+                    f"{most_inflated:,} bytes was not read."
+                )
             feed(chunk)
     except DamagedStreamError as error:
         return str(error)

@@ -20,7 +20,7 @@ import stringzilla
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import new_file, write_all
-from profdeck.traces.reading.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks
+from profdeck.traces.reading.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.reading.stream import AHEAD, Chunk, read_chunks, run_ahead
 from profdeck.traces.writing.deflate import gzip_deflater
 
@@ -182,7 +182,7 @@ def _copy(source: Path, write: Callable[[Chunk], None], check: Callable[[Chunk],
             write(deflater.compress(chunk) if gzip else chunk)
             yield chunk
 
-    damage = feed_chunks(check, run_ahead(written()))
+    damage = feed_chunks(check, run_ahead(written()), file_size(source))
     if gzip:
         write(deflater.flush())
     return damage

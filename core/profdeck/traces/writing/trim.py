@@ -67,7 +67,7 @@ def _trim(source: Path, trimmer: _Trimmer, on_progress: Progress | None) -> Trac
             trimmer.begin(is_array=chunk.lstrip().startswith(b"["))
         checker.feed(chunk)
 
-    damage = feed_chunks(feed, read_ahead(source, on_read=on_read))
+    damage = feed_chunks(feed, read_ahead(source, on_read=on_read), size_bytes)
     read = checker.finish(size_bytes, damage=damage)
     check = trimmer.finish()
     if not read.events:
