@@ -66,6 +66,45 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+# Which host it is on.
+
+
+def test_a_server_is_here_if_its_url_is_of_this_host() -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
+        assert await engine.is_here()
+        elsewhere = {"server": {"host": "elsewhere", "output": "/profiles", "profdeck": "0.1.0"}, "answer": {"ranks": []}}
+        server.acts["status"] = [Act(content=json.dumps(elsewhere).encode())]
+        await engine.about()
+        assert not await engine.is_here()  # such as through a port that ssh forwards
+
+    with_server(check)
+
+
+def test_a_server_that_names_our_host_is_not_here_if_its_url_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it cannot choose where this process writes. The connection is made here, its name is of another host."""
+    lookups = ["127.0.0.1", "203.0.113.9"]
+
+    def stub_resolver(host: str, port: int | None, *_: object, **__: object) -> list[object]:
+        assert host == "gpu7.test"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (lookups.pop(0), port or 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", stub_resolver)
+
+    async def main() -> None:
+        async with SimulatedServer() as server:
+            server.url = server.url.replace("127.0.0.1", "gpu7.test")
+            engine = HttpEngine(server.url, timeout_s=30)
+            assert (await engine.about()).host == socket.gethostname()
+            assert not await engine.is_here()
+            server.acts["start"] = [Act(content=b'{"answer": {"ranks": []}}')]
+            await engine.command("start", START)
+            assert "output" not in server.arrivals[-1].body
+            await engine.close()
+
+    asyncio.run(main())
+    assert not lookups
+
+
 # One connection.
 
 
@@ -310,7 +349,7 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
 def test_a_slow_answer_within_the_time() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(piece_bytes=40, pause_s=0.005)]
-        assert (await engine.about()).here
+        assert (await engine.about()).host == socket.gethostname()
 
     with_server(check)
 
@@ -318,8 +357,8 @@ def test_a_slow_answer_within_the_time() -> None:
 def test_an_answer_in_chunks() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]
-        assert (await engine.about()).here
-        assert (await engine.about()).here
+        assert (await engine.about()).host == socket.gethostname()
+        assert (await engine.about()).host == socket.gethostname()
         assert server.opened == 1
 
     with_server(check)
@@ -861,9 +900,9 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(), Act(piece_bytes=50, pause_s=0.001), Act(content=b'"%s"' % bytes(100_000))]
-        assert (await engine.about()).here
+        assert (await engine.about()).host == socket.gethostname()
         assert (await engine.command("start", START)).ranks
-        assert (await engine.about()).here
+        assert (await engine.about()).host == socket.gethostname()
         assert {arrival.connection for arrival in server.arrivals} == {0}
         assert len((await engine.request("GET", STATUS)).content) == 100_002
         server.acts["status"] = [Act()]

@@ -183,7 +183,7 @@ class CheckedServer:
     async def output(self) -> Path | None:
         """Return the directory that it writes below, if it is on this host and has one of its own."""
         if self.about is not None:
-            return Path(self.about.output) if self.about.here else None
+            return Path(self.about.output) if self.engine is not None and await self.engine.is_here() else None
         if self.backend is None or self.engine is None or self.problem is not None:
             return None
         cls = engine_backend(self.backend)

@@ -177,7 +177,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
         if isinstance(self.engine, HttpEngine) and await self.engine.has_profdeck():
             about = await self.engine.about()
-            return Path(about.output) if about.here else None
+            return Path(about.output) if await self.engine.is_here() else None
         return None
 
     async def state(self, capture: Capture) -> TargetState:  # noqa: ARG002  # one at a time

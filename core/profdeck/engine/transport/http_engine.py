@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -41,11 +44,6 @@ class About:
     """Whether the server's process can write below `output`, as far as permissions tell. None, and left out, where it
     did not look: only ``/profdeck/status`` does, while no capture is active."""
 
-    @property
-    def here(self) -> bool:
-        """Whether the server is on this host."""
-        return self.host == socket.gethostname()
-
 
 class HttpEngine(Engine):
     """An engine by the URL of its server."""
@@ -72,7 +70,7 @@ class HttpEngine(Engine):
         if command == "status":
             response = await self.request("GET", "/profdeck/status")
         elif command == "start":
-            if not (await self.known()).here:
+            if not await self.is_here():
                 # Paths of this host mean nothing there: the server's own output directory counts.
                 payload = {key: value for key, value in payload.items() if key != "output"}
             response = await self.request("POST", "/profdeck/start", payload, starts=True)
@@ -88,6 +86,18 @@ class HttpEngine(Engine):
         """Return what the server says of itself."""
         self._about = self._read_about(await self.request("GET", "/profdeck/status"))
         return self._about
+
+    async def is_here(self) -> bool:
+        """Tell whether the server is on this host: it says so, and its URL has an address of this host.
+
+        Its word alone does not count, since then any server could choose where this process writes.
+        """
+        if (await self.known()).host != socket.gethostname():
+            return False
+        host = self._client.url.host or ""
+        if host not in _of_this_host:
+            _of_this_host[host] = any(map(_is_local, await _addresses(host)))
+        return _of_this_host[host]
 
     async def request(
         self,
@@ -215,6 +225,30 @@ class _RemoteFiles:
             raise TargetError(text, Outcome.NOT_ENABLED, "Install the same version of profdeck on both sides.")
         self._engine.expect_success(response)
         return response
+
+
+_of_this_host: dict[str, bool] = {}
+"""Hosts of URLs: a thousand servers of one host need not be looked up each."""
+
+
+async def _addresses(host: str) -> list[str]:
+    with contextlib.suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]
+    with contextlib.suppress(OSError):
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        return [str(address[0]) for *_, address in found]
+    return []
+
+
+def _is_local(address: str) -> bool:
+    """Tell whether an interface of this host has the address: no other can be bound to."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _path(place: str) -> str:
