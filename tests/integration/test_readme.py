@@ -188,6 +188,6 @@ class Shell:
 
 def likened(output: str) -> list[str]:
     """Make lines equal that differ in numbers, units and spaces only."""
-    text = re.sub(r"\d[\d.,]*(\+\w+)?( [kMG]?B\b)?", "0", output)
+    text = re.sub(r"(< )?\d[\d.,]*(\+\w+)?( [kMG]?B\b)?", "0", output)
     lines = (" ".join(line.split()) for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("USDT:")]
+    return [line for line in lines if line]
