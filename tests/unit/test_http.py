@@ -72,7 +72,10 @@ def free_port() -> int:
 def test_a_server_is_here_if_its_url_is_of_this_host() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         assert await engine.is_here()
-        elsewhere = {"server": {"host": "elsewhere", "output": "/profiles", "profdeck": "0.1.0"}, "answer": {"ranks": []}}
+        elsewhere = {
+            "server": {"host": "elsewhere", "output": "/profiles", "profdeck": "0.1.0"},
+            "answer": {"ranks": []},
+        }
         server.acts["status"] = [Act(content=json.dumps(elsewhere).encode())]
         await engine.about()
         assert not await engine.is_here()  # such as through a port that ssh forwards
