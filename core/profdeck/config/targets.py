@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from attrs import validators
 from profdeck.base.structuring import duration
 
 _URL = re.compile(r"https?://[^/\s?#]+\S*")
+_HOST = re.compile(r"[\w.*:-]+")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -54,6 +56,10 @@ class TargetsConfig:
 
     router_key_variable: str = "PROFDECK_ROUTER_KEY"
     """The environment variable that holds the router's API key. Default: `PROFDECK_ROUTER_KEY`; unset, none is sent."""
+
+    worker_hosts: tuple[str, ...] = attrs.field(default=())
+    """Hosts that may have `PROFDECK_TOKEN` though the router alone names them: names or addresses, in which `*` stands
+    for anything, and networks such as `10.0.0.0/8`. Hosts of `router`, `urls` and `file` may always. Default: none."""
 
     file: Path | None = None
     """A YAML or TOML file that lists servers: URLs, or mappings with `url` and, if known, `replica` and `worker_type`;
@@ -98,6 +104,17 @@ class TargetsConfig:
         if router is not None:
             _urls(self, attribute, (router,))
 
+    @worker_hosts.validator
+    def _are_hosts(self, _: object, hosts: tuple[str, ...]) -> None:
+        for host in hosts:
+            if "/" not in host and _HOST.fullmatch(host):
+                continue
+            try:
+                ipaddress.ip_network(host, strict=False)
+            except ValueError:
+                text = f"worker_hosts: {host!r} is no host or network, such as gpu7, *.cluster.local or 10.0.0.0/8"
+                raise ValueError(text) from None
+
     @actors.validator
     def _are_names(self, _: object, actors: tuple[str, ...]) -> None:
         if "" in actors or len(set(actors)) < len(actors):
@@ -117,6 +134,8 @@ class TargetsConfig:
         """Check the fields against each other."""
         if (self.policy is Policy.QUORUM) != (self.quorum is not None):
             raise ValueError("quorum: it goes with policy: quorum, and policy: quorum needs it; give both or neither")
+        if self.worker_hosts and self.router is None:
+            raise ValueError("worker_hosts: it is for workers that a router lists, and there is no router")
         if self.actor_namespace is not None and not self.actors:
             raise ValueError("actor_namespace: it is that of actors, and none are named")
 

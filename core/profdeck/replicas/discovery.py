@@ -24,9 +24,11 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
 from profdeck.config.targets import TargetsConfig, WorkerType
 from profdeck.engine.transport.http_client import HttpClient
+from profdeck.engine.transport.http_engine import TOKEN_VARIABLE
 from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, find_named, members, require_ray
+from profdeck.replicas.worker_hosts import WorkerHosts
 
 T = TypeVar("T")
 
@@ -124,6 +126,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
             is no target.
     """
     listed = {entry.url: entry for entry in _unique(_given(config))}
+    trusted = WorkerHosts.of(config.worker_hosts, [*listed, *([config.router] if config.router else [])])
     healthy: dict[str, bool] = {}
     if config.router:
         for worker in await _workers(config.router, os.environ.get(config.router_key_variable)):
@@ -141,6 +144,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
             replica=number[entry.url],
             worker_type=entry.worker_type,
             healthy=healthy.get(entry.url, True),
+            problem=trusted.refusal(entry.url) if os.environ.get(TOKEN_VARIABLE) else None,
         )
         for entry in listed.values()
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import CaptureError, ConfigError, target_error
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.config.targets import Policy, TargetsConfig
@@ -174,6 +174,38 @@ def test_what_the_config_says_of_a_worker_and_what_its_router_says(tmp_path: Pat
         (1, C, None, True),
         (7, A, "prefill", False),
     ]
+
+
+def test_the_token_goes_to_no_host_that_only_the_router_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, named = "http://localhost:8000", "http://Trainer-3.Cluster.local:8000"
+    act = answer(*map(worker, (A, B, here, named, "http://[fd00::7]:8000", "no URL")))
+
+    def refused(**config: Any) -> list[object]:
+        return [target.handle for target in from_router(act, **config) if target.problem is not None]
+
+    assert refused() == []  # there is no secret
+    monkeypatch.setenv("PROFDECK_TOKEN", "secret")
+    assert set(refused()) == {A, B, named, "http://[fd00::7]:8000", "no URL"}
+    assert set(refused(urls=["http://10.0.0.2:9999"])) == {B, named, "http://[fd00::7]:8000", "no URL"}
+    assert set(refused(worker_hosts=["10.0.0.9", "*.cluster.LOCAL", "fd00::/16"])) == {A, "no URL"}
+    assert set(refused(worker_hosts=["10.0.0.0/28", "*:*"])) == {named, "no URL"}
+    (target,) = from_router(answer(worker(A)))
+    assert isinstance(target.problem, TargetError)
+    assert "only its router names it" in str(target.problem)
+    assert "worker_hosts: [10.0.0.2]" in str(target.problem)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"worker_hosts": ["http://gpu7"], "router": A}, "'http://gpu7' is no host or network, such as gpu7"),
+        ({"worker_hosts": ["10.0.0.0/99"], "router": A}, "'10.0.0.0/99' is no host or network"),
+        ({"worker_hosts": ["gpu7"], "urls": [A]}, "there is no router"),
+    ],
+)
+def test_hosts_of_workers_that_are_wrong(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        structure(config, TargetsConfig, where="targets")
 
 
 def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
