@@ -57,6 +57,8 @@ class VllmEngine(Engine):
 class VllmObject(VllmEngine):
     """An `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` in this process."""
 
+    gives_up = False
+
     def __init__(self, engine: Any) -> None:
         """Raises:
         ConfigError: it is no engine of vLLM.

@@ -181,7 +181,11 @@ def _library(cls: type[Backend]) -> str:
 
 def _options(config: Config, name: str) -> str:
     build_backend(config, name)
-    return ", ".join(config.roles[name].options) or "all at their defaults"
+    role = config.roles[name]
+    given = ", ".join(role.options) or "all at their defaults"
+    if role.targets is not None and "auth" in role.options:
+        return f"{given}; auth counts for servers that load this config, not for the job that asks them"
+    return given
 
 
 def _here(config: Config, name: str) -> str:

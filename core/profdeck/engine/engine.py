@@ -24,6 +24,8 @@ class Engine(ABC):
     """What manifests call it."""
     blocking: bool = False
     """Whether its coroutines never suspend, as it has only blocking calls."""
+    gives_up: bool = True
+    """Whether it gives up an answer that takes longer than ``rpc_timeout_s``."""
     late_fix: str = ""
     """What to do when it does not answer in time, where more is known than of any."""
     gate: Callable[[], Awaitable[None]] | None = None

@@ -132,6 +132,12 @@ def test_a_window_that_is_not_reached_leaves_a_reason(job: Any) -> None:
     assert any("before its window began" in problem for problem in found["problems"])
 
 
+def test_an_option_that_llm_objects_cannot_follow_is_noted(job: Any) -> None:
+    assert job.results["detailed"]["notes"] == [
+        "rpc_timeout_s has no effect: calls of vllm.entrypoints.llm.LLM cannot be given up."
+    ]
+
+
 def test_detailed_marks(job: Any) -> None:
     assert re.fullmatch(
         r"execute_\d+_context_\d+\(sq\d+sk\d+sqsq\d+sqsk\d+\)_generation_.*", iterations(traces(job, 6)[0])[0]

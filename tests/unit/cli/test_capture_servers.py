@@ -576,8 +576,10 @@ def test_check_asks_the_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
         assert not [arrival for server in servers for arrival in server.arrivals if arrival.command == "start"]
 
         urls.append(f"http://127.0.0.1:{closed.getsockname()[1]}")
-        config.write_text(json.dumps({"roles": {"rollout": {"backend": "simulated", "targets": {"urls": urls}}}}))
-        assert cli("check", config).exit_code == 0
+        rollout = {"backend": "simulated", "targets": {"urls": urls}, "options": {"auth": "none"}}
+        config.write_text(json.dumps({"roles": {"rollout": rollout}}))
+        result = cli("check", config)
+        assert (result.exit_code, "auth counts for servers that load this config" in words(result.output)) == (0, True)
         result = cli("check", config, "--connect", "--json")
     assert result.exit_code == 1
     (problem,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
@@ -173,6 +174,26 @@ def test_many_are_captured_as_one(build: Build, manifest: Read) -> None:
             (0,),
         )
         assert own.targets == ()
+
+
+def test_options_without_effect_are_noted(
+    build: Build, manifest: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = {"rollout.options": {"native_directory": str(tmp_path), "rpc_timeout_s": 60}}
+    native = "native_directory has no effect: this engine has loaded profdeck, and not its own profiler."
+
+    step = 1
+
+    async def check(servers: list[SimulatedServer]) -> None:
+        await capture(build(servers[0].url, own), step)
+
+    with_servers(check, 1)
+    assert manifest().notes == (native,)
+    monkeypatch.setattr(HttpEngine, "gives_up", False)  # as engine objects are
+    step = 3
+    with_servers(check, 1)
+    assert manifest(3).notes[0] == native
+    assert re.fullmatch(r"rpc_timeout_s has no effect: calls of http://.* cannot be given up\.", manifest(3).notes[1])
 
 
 def test_no_start_leaves_before_all_have_been_reached(build: Build) -> None:

@@ -227,6 +227,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
         self.check()
+        capture.notes += self._without_effect()
         await self.engine.arrive()
         for left in reversed(range(_STARTS)):
             try:
@@ -244,6 +245,15 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         world = max(reply.world_size for reply in answer.ranks)
         capture.expected_ranks = tuple(rank for rank in range(world) if request.selects(rank))
         self._asked = request
+
+    def _without_effect(self) -> list[str]:
+        """Say which options mean nothing where profdeck is in the engine's processes."""
+        notes = []
+        if self.options.native_directory is not None:
+            notes.append("native_directory has no effect: this engine has loaded profdeck, and not its own profiler.")
+        if not self.engine.gives_up and self.options.rpc_timeout_s != attrs.fields(EngineOptions).rpc_timeout_s.default:
+            notes.append(f"rpc_timeout_s has no effect: calls of {self.engine.name} cannot be given up.")
+        return notes
 
     async def _asked_to_start(self, request: CaptureRequest) -> Answer:
         try:

@@ -34,7 +34,7 @@ if __name__ == "__main__":
     capture("by_stage", 3, ranks="all", iterations={"count": 1}, options=by_stage)
     capture("too_long", 4, iterations={"count": 500})
     capture("too_late", 5, iterations={"count": 5, "skip": 500})
-    capture("detailed", 6, iterations={"count": 2}, options={"detailed_trace_annotation": True})
+    capture("detailed", 6, iterations={"count": 2}, options={"detailed_trace_annotation": True, "rpc_timeout_s": 60})
 
     # What cannot be done is refused, and the engine serves on.
     capture("no_cuda", 10, options={"activities": ["cuda"]})
