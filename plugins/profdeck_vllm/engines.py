@@ -102,7 +102,7 @@ class VllmObject(VllmEngine):
         if command == "start":
             sent["engine"] = {**payload.get("engine", {}), "data_parallel_size": self.data_parallel_size}
         try:
-            answers = self._rpc(METHOD, args=(command, sent))
+            answers = self._ask_workers(command, sent)
             if inspect.isawaitable(answers):
                 answers = await answers
         except Exception as error:
@@ -115,6 +115,18 @@ class VllmObject(VllmEngine):
             self._save_before_shutdown()
         frontend = self._frontend.command(command, sent)
         return Answer(ranks=ranks, frontends={"frontend": frontend} if frontend else {})
+
+    def _ask_workers(self, *arguments: Any) -> Any:
+        """Call our method in the workers of all data-parallel engines.
+
+        vLLM's own `collective_rpc` asks them all, too, and returns what the first has answered.
+        """
+        client: Any = getattr(self._engine, "engine_core", None)
+        engines = getattr(client, "core_engines", ())
+        if len(engines) < 2 or self.blocking:  # noqa: PLR2004  # several
+            return self._rpc(METHOD, args=arguments)
+        ask = client._call_utility_async  # noqa: SLF001  # what `collective_rpc` calls for each
+        return asyncio.gather(*(ask("collective_rpc", METHOD, None, arguments, None, engine=one) for one in engines))
 
     def _save_before_shutdown(self) -> None:
         """Make the engine's shutdown wait for the traces: vLLM's server kills its workers as soon as it is ended."""

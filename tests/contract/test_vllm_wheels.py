@@ -90,6 +90,19 @@ def test_a_method_of_the_workers_can_be_called_through_the_engine(wheel, engine:
     assert found["collective_rpc"].is_async == (engine == "AsyncLLM")
 
 
+def test_each_data_parallel_engine_can_be_asked_alone(wheel) -> None:
+    """Since what the client of several engines returns is the answer of the first."""
+    found = wheel("vllm/v1/engine/core_client.py").classes
+    assert "self.core_engines" in str(found["MPClient"])
+    assert found["DPLBAsyncMPClient"].bases == ["DPAsyncMPClient"]
+    assert found["DPAsyncMPClient"].bases == ["AsyncMPClient"]
+    ask = found["AsyncMPClient"].functions["_call_utility_async"]
+    assert (ask.is_async, ask.parameters) == (True, ["method", "engine"])
+    assert "for engine in self.core_engines" in str(found["DPLBAsyncMPClient"].functions["call_utility_async"])
+    asked = str(found["AsyncMPClient"].functions["collective_rpc_async"])
+    assert "self.call_utility_async('collective_rpc', method, timeout, args, kwargs)" in asked
+
+
 def test_routes_can_be_added_to_the_server(wheel, version: str) -> None:
     found = wheel("vllm/plugins/__init__.py")
     if version in WITHOUT_ENDPOINT_PLUGINS:

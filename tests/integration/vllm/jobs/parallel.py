@@ -1,35 +1,46 @@
-"""Captures of engines with pipeline stages, and of data-parallel engines behind one frontend."""
+"""Captures of data-parallel engines behind one frontend."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
+from typing import Any
 
-from _job import ENGINE, PROMPTS, about, finish, settings
+from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from profdeck import Profiler
+from profdeck_vllm.worker import METHOD
 
 
-async def main(dimension: str) -> None:
+async def main() -> None:
     """Run it."""
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE, **{dimension: 2}))
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE, data_parallel_size=2))
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
 
     async def generate(number: int) -> None:
         async for _ in engine.generate(PROMPTS[number % 2], sampling, str(number)):
             pass
 
-    profiler = Profiler.from_config(
-        settings=settings(0, ranks="all", iterations={"count": 4}), role="rollout", target=engine
-    )
-    async with profiler.capture(0) as capture:
+    async def ask_second(*arguments: Any) -> None:
+        """Command the second engine alone."""
+        client = engine.engine_core
+        second = client.core_engines[1]
+        await client._call_utility_async("collective_rpc", METHOD, None, arguments, None, engine=second)
+
+    own = settings(0, ranks="all", iterations={"count": 4}, options={"merge_profiles": True})
+    profiler = Profiler.from_config(settings=own | {"steps": [0, 2]}, role="rollout", target=engine)
+    # The second engine is busy, of which the first knows nothing.
+    await ask_second("start", {"id": "other", "output": str(OUTPUT), "run": "other", "role": "rollout", "ranks": "all"})
+    async with profiler.capture(0) as refused:
+        pass
+    await ask_second("stop", {"request": "other"})
+    async with profiler.capture(2) as capture:
         await asyncio.gather(*map(generate, range(8)))
-    finish(about(capture))
+    finish({"refused": about(refused), **about(capture)})
     engine.shutdown()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[4]))
+    asyncio.run(main())
