@@ -137,6 +137,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """End 500 jobs at random moments, of which the tests end some; takes some minutes."""
+    run(session, environment(session, "torch"), "-m", "pytest", "-q", "--timeout", "3000", "-n", "2", "-m", "torch",
+        "tests/integration/test_chaos.py", *session.posargs, PROFDECK_CHAOS_JOBS="500")  # fmt: skip
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure, against peers in the same run; never part of the tests."""
     run(session, environment(session, "torch"), "benchmarks/run_all.py", *session.posargs)

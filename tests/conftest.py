@@ -26,6 +26,7 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
         "PROFDECK_TEST_SGLANG_PYTHON",
         "PROFDECK_FUZZ_FILES",
         "PROFDECK_FUZZ_CONFIGS",
+        "PROFDECK_CHAOS_JOBS",
     }:
         del os.environ[_name]
 # Which readline sets in the process that starts the workers of pytest-xdist.

@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +53,52 @@ def manifests(path: Path) -> dict[str, dict[str, Any]]:
         if not file.name.endswith(".trace.json")
     ]
     return {manifest["capture"]: manifest for manifest in found}
+
+
+class HostsTimeoutError(Exception):
+    """What the host's handler of a signal raises."""
+
+
+@pytest.mark.parametrize("hook", ["start", "step", "stop"])
+@pytest.mark.parametrize("kind", ["function", "partial", "method", "object"])
+def test_what_a_signal_handler_of_the_host_raises_is_the_hosts(
+    build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, kind: str
+) -> None:
+    """Such as a timeout of its own, which by chance comes amid our work: it is no failure of a plugin."""
+
+    class Host:
+        def __call__(self, *_: object) -> None:
+            raise HostsTimeoutError
+
+        handle = __call__
+
+    def handle(*_: object) -> None:
+        raise HostsTimeoutError
+
+    handler = {"function": handle, "partial": partial(handle, 1), "method": Host().handle, "object": Host()}[kind]
+    before = signal.signal(signal.SIGUSR1, handler)
+    passed = tally.TallyBackend._do
+
+    def ring(self: Any, name: str, call: str) -> None:
+        if name == hook and "step2" in call:
+            signal.raise_signal(signal.SIGUSR1)
+        passed(self, name, call)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", ring)
+    profiler = build(steps=[0, 2, 4])
+    try:
+        for step in range(6):
+            if step == 2:
+                with pytest.raises(HostsTimeoutError), profiler.capture(step):
+                    profiler.step(0, "mini_batch")
+            else:
+                with profiler.capture(step):
+                    pass
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    profiler.close()
+    statuses = {name: manifest["status"] for name, manifest in manifests(tmp_path).items()}
+    assert statuses == {"step0": "complete", "step2": "partial" if hook == "step" else "failed", "step4": "complete"}
 
 
 def test_adjacent_steps_share_a_capture(build: Build, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from profdeck.backends.api import Backend
 from profdeck.backends.hookspecs import NAMESPACE, Hooks
 from profdeck.base.entry_points import load
 from profdeck.base.errors import BrokenPluginError, describe
+from profdeck.base.interruptions import is_of_signal
 from profdeck.records.artifact import Output
 from profdeck.records.capture import Capture, Step
 
@@ -127,6 +128,8 @@ class _Member:
     started: bool = False
 
     def failed(self, capture: Capture, when: str, error: Exception) -> None:
+        if is_of_signal(error):
+            raise error
         text = f"{self.name} {when}: {describe(error)}"
         if self.records:
             capture.problems.append(text)

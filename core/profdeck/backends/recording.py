@@ -10,6 +10,7 @@ from typing import Any
 from profdeck.backends.plugin_host import Plugins, Resolve
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, describe
+from profdeck.base.interruptions import is_of_signal
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import Capture, CaptureState, Step, Unit
@@ -99,7 +100,7 @@ class Recording:
             begun = begun and await self._start_plugins(resolve)
         except BaseException as error:
             self.abandon(describe(error))
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not is_of_signal(error):
                 raise CaptureError(f"Capture {capture.id} did not start: {describe(error)}") from error
             raise
         self.wait()
@@ -203,21 +204,26 @@ class Recording:
         """Write the files, judge them, write the manifest and tell the listeners; any thread may do this."""
         capture = self.capture
         outputs, self._outputs = self._outputs, ()
-        capture.conclude(tuple(artifact for output in outputs if (artifact := self._artifact(output))))
+        artifacts, interruption = [], None
+        for output in outputs:
+            try:
+                artifacts.append(self._artifact(output))
+            except Exception as error:  # noqa: BLE001  # the manifest must be written whatever happens
+                capture.problems.append(f"A file could not be written: {describe(error)}")
+                interruption = error if is_of_signal(error) else interruption
+        capture.conclude(tuple(artifacts))
         self._write()
+        if interruption is not None:
+            raise interruption
         noted = len(capture.notes)
         await self._plugins.announce(capture, resolve)
         if len(capture.notes) > noted:
             self._write()
 
-    def _artifact(self, output: Output) -> Artifact | None:
-        try:
-            artifact = output if isinstance(output, Artifact) else output()
-            if not artifact.path.is_relative_to(self.capture.directory):
-                raise CaptureError(f"{artifact.path} is outside of {self.capture.directory}.")  # noqa: TRY301  # as others
-        except Exception as error:  # noqa: BLE001  # the manifest must be written whatever happens
-            self.capture.problems.append(f"A file could not be written: {describe(error)}")
-            return None
+    def _artifact(self, output: Output) -> Artifact:
+        artifact = output if isinstance(output, Artifact) else output()
+        if not artifact.path.is_relative_to(self.capture.directory):
+            raise CaptureError(f"{artifact.path} is outside of {self.capture.directory}.")
         return artifact
 
     def _write(self) -> None:

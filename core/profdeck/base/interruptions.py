@@ -1,0 +1,26 @@
+"""Tells what a host's signal handler has raised amid our work, such as its own timeout, from what failed there."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+import traceback
+from types import CodeType
+from typing import Any
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Tell whether a handler of a signal raised it: it is the host's then, and no failure of what it interrupted."""
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: object) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = type(handler).__call__
+    function: Any = getattr(handler, "__func__", handler)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
