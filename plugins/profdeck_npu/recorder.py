@@ -15,6 +15,7 @@ import inspect
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch_npu.profiler.scheduler import ProfilerAction
 
 from profdeck import Activity, Artifact, Capture
 from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
+from profdeck.backends.rival_profilers import RivalWatch
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.files import size_of_tree
 from profdeck.config.schedule import WindowPhase
@@ -42,6 +44,16 @@ _one = OneAtATime("torch_npu")
 _unended: list[str] = []
 
 _ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.NPU: ProfilerActivity.NPU}
+
+_OF_TORCH_NPU = "torch_npu.profiler.profiler_interface"
+_BEGINNINGS = {
+    f"{_OF_TORCH_NPU}:_ProfInterface": ("init_trace",),  # of profiles that are built while a capture records
+    _OF_TORCH_NPU: ("_init_profiler",),  # of all
+    "torch.autograd.profiler": ("_prepare_profiler", "_enable_profiler"),
+    "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
+}
+"""What other profilers call to begin. torch's raise in a thread in which torch_npu records; torch_npu itself records
+one thing per process, and the second and the first both lose what they have."""
 
 # torch_npu's own limits (analysis/prof_common_func/_constant.py, utils/_path_manager.py).
 _WORKER_LIMIT = 225
@@ -70,6 +82,11 @@ class NpuRecorder:
         self._capture = capture
         self._config = experimental.experimental_config(options, experimental_config, torch_npu.__version__)
         self._cycles = CaptureCycles(capture, self._make, self._check, self.outputs)
+        self._rivals = RivalWatch(_BEGINNINGS, self._give_way)
+        self._thread = threading.get_ident()
+        self._ended = self._given_way = False
+        self._cycle: _Cycle | None = None
+        """The one that was made last."""
 
     def start(self) -> None:
         """Begin.
@@ -80,25 +97,53 @@ class NpuRecorder:
         _one.take(self._capture)
         try:
             _require_free()
+            self._thread = threading.get_ident()
             self._capture.annotate = _mstx_range if records_ranges(self._options) else _mark
-            self._cycles.start()
+            with self._rivals.ours():
+                self._cycles.start()
+            self._rivals.__enter__()
         except BaseException:
             _one.release(self._capture)
             raise
 
     def step(self) -> None:
         """Pass from one global step or mini-batch to the next."""
-        self._cycles.step()
+        if not self._ended:
+            with self._rivals.ours():
+                self._cycles.step()
 
     def stop(self) -> None:
         """End; all data are on the disk then."""
+        self._rivals.__exit__()
         try:
-            self._cycles.stop()
+            self._end()
         finally:
             _one.release(self._capture)
 
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            with self._rivals.ours():
+                self._cycles.stop()
+
+    def _give_way(self, library: str) -> None:
+        """End the recording, as another profiler begins, if it is of torch_npu, or of this thread, which records."""
+        same = threading.get_ident() == self._thread
+        records = self._cycle is not None and self._cycle.first is not None
+        if self._ended or self._given_way or not (library == _OF_TORCH_NPU or (same and records)):
+            return
+        self._given_way = True
+        self._capture.problems.append(
+            f"Another profiler of {library.partition('.')[0]} began in this process (thread "
+            f"{threading.current_thread().name}), which ends a recording. Remove it, or capture other steps than it "
+            "does."
+        )
+        if same:  # only the thread that began can end it
+            self._end()
+
     def _make(self, position: int) -> _Cycle:
-        return _Cycle(self._options, self._config, self._capture, position, self._cycles.phase)
+        self._cycle = _Cycle(self._options, self._config, self._capture, position, self._cycles.phase)
+        return self._cycle
 
     def _check(self, cycle: _Cycle, part: CyclePart) -> Artifact:
         assert cycle.directory is not None  # noqa: S101  # it has been started

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
 from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
+from profdeck.backends.rival_profilers import RivalWatch
 from profdeck.base.errors import TraceError
 from profdeck.config.schedule import WindowPhase
 from profdeck.records.artifact import CLOCK_ANCHOR, Output
@@ -50,7 +51,7 @@ class TorchRecorder:
         self._activities = [_ACTIVITIES[activity] for activity in activities]
         self._capture = capture
         self._cycles = CaptureCycles(capture, self._make, self._write, outputs)
-        self._others = other_profilers.Watch(self._give_way)
+        self._others = RivalWatch(other_profilers.BEGINNINGS, self._give_way)
         self._thread = threading.get_ident()
         self._ended = False
         self._cycle: _Cycle | None = None
@@ -94,7 +95,7 @@ class TorchRecorder:
             with self._others.ours():
                 self._cycles.stop()
 
-    def _give_way(self) -> None:
+    def _give_way(self, _: str) -> None:
         """End the recording, as another profiler begins: torch can record one thing at a time."""
         if self._ended or self._cycle is None or self._cycle.lost:
             return

@@ -1,0 +1,82 @@
+"""Whatever profiler of torch or torch_npu a job starts in mid-capture: it goes on, and captures say what they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from npu_captures import PREAMBLE, manifests, operators, steps, told
+
+from profdeck import Status
+
+pytestmark = pytest.mark.npu
+
+CODE = """
+from torch_npu.profiler import ProfilerAction, profile, tensorboard_trace_handler
+
+KIND, HOW = {given!r}
+
+def other():
+    if KIND == "torch":
+        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    if KIND == "autograd":
+        return torch.autograd.profiler.profile()
+    handler = tensorboard_trace_handler("theirs", "rank_theirs", analyse_flag=False)
+    return profile(on_trace_ready=handler, schedule=lambda _: ProfilerAction.RECORD)
+
+def whole():
+    with other():
+        work()
+
+def in_a_thread():
+    thread = threading.Thread(target=whole, name="theirs")
+    thread.start()
+    thread.join()
+
+def left_open():
+    theirs.__enter__()
+    work()
+
+theirs = other() if HOW == "left_open" else None
+profiler = build("mid", steps=["1..2", 5])
+for number in range(8):
+    with profiler.capture(number):
+        work()
+        if number == 1:
+            globals()[HOW]()
+        work()
+    if number == 6 and theirs is not None:
+        theirs.__exit__(None, None, None)
+capture("after")
+tell(went_on=True)
+"""
+BEGAN = "Another profiler of {0} began in this process (thread {1}), which ends a recording."
+ACTIVE = "A profiler of torch or torch_npu that is not profdeck's is already active in this process"
+
+
+@pytest.mark.parametrize("how", ["whole", "left_open", "in_a_thread"])
+@pytest.mark.parametrize("kind", ["torch", "autograd", "torch_npu"])
+def test_a_capture_gives_way_to_a_profiler_that_begins(job: Any, kind: str, how: str) -> None:
+    assert told(job(PREAMBLE + CODE.format(given=(kind, how)))) == {"went_on": True}
+    found = manifests(job.directory / "mid")
+    first, second = found["step1"], found["step5"]
+    disturbed = how != "in_a_thread" or kind == "torch_npu"  # torch's are of a thread, torch_npu's of the process
+    assert (first.status, bool(first.problems)) == ((Status.PARTIAL, True) if disturbed else (Status.COMPLETE, False))
+    if disturbed:
+        thread = "theirs" if how == "in_a_thread" else "MainThread"
+        assert first.problems[0].startswith(BEGAN.format(kind.partition("autograd")[0] or "torch", thread))
+    if how == "left_open":
+        assert second.status is Status.FAILED
+        assert second.problems[0].startswith(ACTIVE)
+    else:
+        assert second.status is Status.COMPLETE
+    ours = {artifact.name: artifact for capture in (first, second) for artifact in capture.artifacts}
+    made = sorted(job.directory.glob("**/*_ascend_pt"))
+    assert [steps(one) for one in made if one.name in ours and ours[one.name].whole] == [
+        *([{"whole": [1], "left_open": [1], "in_a_thread": [1, 2]}[how]] if first.artifacts[0].whole else []),
+        *([[5]] if second.artifacts else []),
+    ]  # fmt: skip
+    if kind == "torch_npu" and how != "in_a_thread":
+        # Where the handler that was built last said, for which torch_npu has one place per process.
+        (theirs,) = (one for one in made if one.name not in ours and "after" not in one.parts)
+        assert b"aten::add" in operators(theirs)
