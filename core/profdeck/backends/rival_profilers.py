@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 
@@ -17,7 +17,8 @@ class RivalWatch:
         """Args:
         beginnings: what profilers call to begin, by the module, or ``module:Class``, in which it is looked up. What a
             release lacks is passed over.
-        begins: called with that module in the thread of the other profiler, before it begins. Must not raise.
+        begins: called with that module in the thread of the other profiler, before it begins. What it raises is
+            let go, as the other profiler is the host's.
         """
         self._beginnings = beginnings
         self._begins = begins
@@ -56,7 +57,8 @@ class RivalWatch:
         @functools.wraps(original)
         def begin(*arguments: Any, **options: Any) -> Any:
             if self._originals and self._own != threading.get_ident():
-                self._begins(module)
+                with suppress(Exception):
+                    self._begins(module)
             return original(*arguments, **options)
 
         return begin

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
 _LEAST_P = 0.0001
+_CALLED_SAME = 0.05
+"""A larger change that is not certain is not called the same: it may be chance."""
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
 _SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 _JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
@@ -173,8 +175,11 @@ def _headline(role: RoleDiff, change: Change) -> str:
     times = f"{_ms(change.before_us)} ms -> {_ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     verdict: str = change.verdict
-    if verdict == "same" and (inside := _slower_parts(role)):
-        verdict = f"same in all; slower inside: {inside}"
+    if verdict == "same":
+        inside = _slower_parts(role)
+        large = abs(change.ratio or 0) > _CALLED_SAME
+        verdict = "may be chance" if large else "same in all" if inside else "same"
+        verdict += f"; slower inside: {inside}" if inside else ""
     return f"{_label(role)}: {change.name} {times}{ratio} ({_chance(change)}): {verdict}"
 
 

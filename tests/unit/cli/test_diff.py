@@ -296,6 +296,18 @@ def test_what_fails_is_what_the_user_chose(cli: Cli, document: Document, judges:
     assert "same in all; slower inside: 1 of 1 categories, 1 of 1 kernels" in result.stdout
 
 
+@pytest.mark.parametrize(("middle_us", "said"), [(1010, ": same"), (1300, ": may be chance")])
+def test_a_large_change_that_may_be_chance_is_not_called_the_same(
+    cli: Cli, document: Document, middle_us: float, said: str
+) -> None:
+    def noisy(*durations_us: float) -> RankSummary:
+        plain = rank()
+        return attrs.evolve(plain, steps=[attrs.evolve(plain.steps[0], duration_us=one) for one in durations_us])
+
+    sides = document("a.json", noisy(600, 1000, 1400)), document("b.json", noisy(700, middle_us, 1900))
+    assert lines(cli("diff", *sides))[0].endswith(said)
+
+
 def test_stages_cannot_fail_where_there_are_none(cli: Cli, document: Document) -> None:
     path = document("a.json", rank())
     result = cli("diff", path, path, "--fail-over", "5%", "--fail-on", "stages")
