@@ -57,6 +57,7 @@ class Job:
         self.at = self.chance.randrange(STEPS)
         self.by_scope = self.chance.random() < 0.5
         self.profiler: Profiler | None = None
+        self.guarded = False
 
     def say(self, *words: object) -> None:
         """Write a line that is there whatever happens next."""
@@ -76,7 +77,9 @@ class Job:
         self.say("host", self.host, self.at, *(f"{one}" for one in self.selected))
         for step in range(STEPS):
             try:
+                self.guarded = True
                 self.step(step)
+                self.guarded = False
             except AlarmError:
                 self.say("alarm", step)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -179,8 +182,10 @@ class Job:
 
     def begin_alarms(self) -> None:
         def alarm(*_: object) -> None:
-            self.say("rings")
-            raise AlarmError
+            if self.guarded:
+                self.guarded = False
+                self.say("rings")
+                raise AlarmError
 
         signal.signal(signal.SIGALRM, alarm)
         first = self.chance.random() / 10 + 0.005
