@@ -60,7 +60,7 @@ class SglangEngine(Engine):
         """Return what the engine was launched with: the fields of SGLang's ``ServerArgs``."""
 
     @abstractmethod
-    async def is_here(self) -> bool:
+    async def is_local(self) -> bool:
         """Tell whether the engine's files are on this host."""
 
     async def environment(self) -> Mapping[str, str]:
@@ -345,7 +345,7 @@ class SglangObject(SglangEngine):
         names = ("device", "tp_size", "pp_size", "dp_size", "enable_dp_attention")
         return {name: getattr(self._manager.server_args, name, None) for name in names}
 
-    async def is_here(self) -> bool:
+    async def is_local(self) -> bool:
         """It is in this process."""
         return True
 

@@ -57,7 +57,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
             raise CaptureError(f"SGLang's own profiler cannot be trusted with: {'; '.join(refused)}. {REMEDY}")
         sizes = [int(self._launched.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")]
         self._world = sizes[0] * sizes[1] * (1 if self._launched.get("enable_dp_attention") else sizes[2])
-        directory = self._own_directory(here=await self._engine.is_here())
+        directory = self._own_directory(here=await self._engine.is_local())
         self.watch(directory, alone=True)
         arguments: dict[str, Any] = {
             "output_dir": str(directory),

@@ -39,7 +39,7 @@ class SglangServer(HttpEngine, SglangEngine):
         except CaptureError:
             return False
 
-    async def is_here(self) -> bool:
+    async def is_local(self) -> bool:
         """Tell by the address: other names of this host count as other hosts."""
         return self.url.host in {"127.0.0.1", "localhost", "::1"}
 

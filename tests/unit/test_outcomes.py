@@ -468,8 +468,8 @@ def test_servers_of_sglang_have_codes() -> None:
             with pytest.raises(TargetError, match="SGLang's /start_profile failed; why is only in the") as caught:
                 await engine.start_profile()
             assert caught.value.outcome is Outcome.REFUSED
-            assert await engine.is_here()
-            assert not await SglangServer("http://elsewhere", timeout_s=1).is_here()
+            assert await engine.is_local()
+            assert not await SglangServer("http://elsewhere", timeout_s=1).is_local()
             await engine.close()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, final
 from urllib.parse import quote
 
 import attrs
@@ -87,6 +87,7 @@ class HttpEngine(Engine):
         self._about = self._read_about(await self.request("GET", "/profdeck/status"))
         return self._about
 
+    @final
     async def is_here(self) -> bool:
         """Tell whether the server is on this host: it says so, and its URL has an address of this host.
 
