@@ -12,6 +12,8 @@ import pytest
 
 from processes import ending
 
+pytest.register_assert_rewrite("engine_contract", "server_contract", "pages")
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -34,6 +36,12 @@ def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
             return process
 
         yield run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory for the runs of a server that a module shares."""
+    return tmp_path_factory.mktemp("root") / "profiles"
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,8 @@
-"""Servers: our routes, the command line against them, and what ends in mid-capture."""
+"""Servers: what holds for those of every engine, options of SGLang, and ranks that do not answer."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import os
 import re
 import signal
@@ -13,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 from checkpoints import checkpoint
-from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
+from server_contract import ServerContract, status, stop
+from servers import TOKEN, busy, call, command_line, finished
 from sglang_traces import names, spans
 
 from profdeck.records.manifest import read_manifest
@@ -29,37 +28,13 @@ PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("root") / "profiles"
-
-
-@pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], root: Path) -> Any:
     return start_server(**PLUGINS, PROFDECK__OUTPUT=str(root), **TOKEN)
-
-
-@pytest.fixture
-def load(server: Any) -> Iterator[None]:
-    """Keep a server busy with several requests at a time while a test runs."""
-    with busy(server, clients=3):
-        yield
-
-
-def status(server: Any) -> Any:
-    """Return how things stand in the first rank."""
-    return call(server, "GET", "status").json()["answer"]["ranks"][0]
 
 
 def steps(path: str) -> list[str]:
     """Return the forward passes in a trace as SGLang names them, such as ``step[DECODE bs=2]``."""
     return [name for name in names(Path(path)) if name.startswith("step[")]
-
-
-def stop(server: Any, name: str) -> Any:
-    """Stop a capture; returns the reply of the first rank, whose files are whole."""
-    answer = call(server, "POST", "stop", {"request": name})
-    assert answer.is_success, answer.text
-    return answer.json()["answer"]["ranks"][0]
 
 
 @contextlib.contextmanager
@@ -83,58 +58,16 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
-@pytest.mark.usefixtures("load")
-def test_five_decode_iterations_from_the_command_line(server: Any, root: Path) -> None:
-    process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
-    out, err = finished(process, server)
-    assert process.returncode == 0, err
-    assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
-    assert "operator" in out
-    report = read_run(root / "five")
-    assert report.status is Status.COMPLETE
-    (target,) = report.targets
-    assert target.target == server.url
-    # Each series of decode batches is a capture of its own, as prefill comes between them.
-    recorded: list[str] = []
-    for capture in report.captures:
-        (rank,) = capture.ranks
-        (artifact,) = rank.artifacts
-        recorded += spans(artifact.path)
-    assert recorded == ["DECODE"] * 5
+class TestServer(ServerContract):
+    backend = "sglang"
+    plugins = PLUGINS
+    libraries: ClassVar[set[str]] = {"sglang", "torch"}
+    options = ", ignore_frontend: false"
+    roles: ClassVar[set[str]] = {"chat", "chat-tokenizer", "chat-detokenizer"}
 
-
-@pytest.mark.usefixtures("load")
-def test_json_and_options(server: Any, root: Path) -> None:
-    process = command_line(
-        server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
-    )
-    out, err = finished(process, server)
-    assert process.returncode == 0, err
-    document = json.loads(out)
-    assert document["complete"] is True
-    (capture,) = document["ls"]["captures"]
-    (rank,) = capture["ranks"]
-    (artifact,) = rank["artifacts"]
-    assert artifact["iterations"] == [1, 2]
-    (path,) = Path(document["run"]).rglob("rank_0000.step0.trace.json.gz")
-    assert len(spans(path)) == 2
-    assert '"Input Dims"' in gzip.decompress(path.read_bytes()).decode()
-    manifest = read_manifest(path.with_name("rank_0000.step0.json"))
-    assert manifest.stall_s > 0
-    assert manifest.versions.keys() >= {"sglang", "torch"}
-    assert manifest.options["record_shapes"] is True
-
-
-@pytest.mark.parametrize("stage", ["prefill", "decode"])
-def test_windows_by_stage_are_exact(server: Any, stage: str) -> None:
-    request = {"id": "stage", "run": f"exact-{stage}", "stages": [stage], "iterations": {"count": 3, "skip": 1}}
-    assert call(server, "POST", "start", request).is_success
-    for index in range(6):
-        server.complete(f"prompt {index}", tokens=3)
-    reply = stop(server, "stage")
-    assert (reply["state"], reply["iterations"], reply["problems"]) == ("ended", 3, [])
-    found = [kind for capture in reply["captures"] for file in capture["files"] for kind in spans(Path(file))]
-    assert found == [{"prefill": "EXTEND", "decode": "DECODE"}[stage]] * 3
+    @staticmethod
+    def kinds(path: Path) -> list[str]:
+        return [{"EXTEND": "prefill", "DECODE": "decode"}.get(kind, kind) for kind in spans(path)]
 
 
 def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
@@ -145,104 +78,17 @@ def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
     assert spans(Path(capture["files"][0])) == ["DECODE", "EXTEND", "DECODE", "DECODE"]
 
 
-def test_too_little_traffic_is_partial_and_ends(server: Any) -> None:
-    process = command_line(server, "--iterations", "5", "--timeout", "0.5")
-    out, _ = finished(process, server)
-    assert process.returncode == 1
-    assert "Only 0 of 5 iterations ran before the stop." in out
-    assert status(server)["state"] == "ended"
-
-
-def test_ctrl_c_ends_the_recording_of_the_server(server: Any, root: Path) -> None:
-    process = command_line(server, "--iterations", "1000", "--run", "interrupted")
-    wait_for_start(process, server)
-    process.send_signal(signal.SIGINT)
-    finished(process, server)
-    assert process.returncode == 130
-    assert status(server)["state"] == "ended"
-    (target,) = read_run(root / "interrupted").targets
-    assert "Interrupted." in target.problems
-
-
-def test_the_routes_start_stop_and_name_the_files(server: Any, root: Path) -> None:
-    started = call(server, "POST", "start", {"id": "step0", "run": "curl", "iterations": {"count": 3}})
-    assert started.json()["answer"]["ranks"][0]["state"] == "armed"
-    second = call(server, "POST", "start", {"id": "second"})
-    assert second.status_code == 409
-    assert "Capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
-    # A start that is refused ends nothing, also under the same name.
-    process = command_line(server, "--iterations", "5", "--run", "refused")
-    _, err = finished(process, server)
-    assert (process.returncode, "is armed in this engine" in err) == (1, True), err
-    server.complete()
-    stopped = call(server, "POST", "stop", {"request": "step0"}).json()
-    (capture,) = stopped["answer"]["ranks"][0]["captures"]
-    assert (capture["status"], capture["problems"]) == ("complete", [])
-    (file,) = capture["files"]
-    assert Path(file).is_relative_to(root / "curl")
-    assert Path(file).stat().st_size == capture["size_bytes"]
-    assert len(spans(Path(file))) == 3
-    status = call(server, "GET", "status").json()
-    assert (status["answer"], status["server"]) == (stopped["answer"], stopped["server"] | {"writable": True})
-    # Who stops what is not his changes nothing.
-    call(server, "POST", "start", {"id": "third", "run": "curl"})
-    assert stop(server, "step0")["state"] == "armed"
-    assert stop(server, "third")["state"] == "ended"
-    assert not list(root.glob("*/.replies-*"))
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"output": "/tmp"}, "is not below"),
-        ({"run": "../up"}, "run"),
-        ({"stages": ["prefil"]}, "Did you mean 'prefill'?"),
-        ({"iteration": 5}, "Did you mean 'iterations'?"),
-        ({"ranks": "some"}, "ranks"),
-        ({"iterations": {"first": 5, "count": 1}}, "say skip"),
-        ([1], "not a JSON object"),
-    ],
-)
-def test_bad_requests_are_refused(server: Any, body: Any, text: str) -> None:
+def test_an_option_that_the_scheduler_refuses_is_answered(server: Any) -> None:
+    body = {"id": "refused", "run": "refused", "engine": {"start_step": 1 << 40}}
     answer = call(server, "POST", "start", body)
-    assert (answer.status_code, text in answer.json()["error"]) == (400, True), answer.text
-
-
-def test_a_stop_that_names_nothing_is_refused(server: Any) -> None:
-    assert call(server, "POST", "stop", {}).status_code == 400
-    assert call(server, "POST", "start", {"id": "x" * (1 << 20)}).status_code == 413
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"options": {"recordshapes": True}}, "Did you mean 'record_shapes'?"),
-        ({"options": {"activities": ["cuda"]}}, "cuda"),
-        ({"engine": {"start_step": 1 << 40}}, "options.start_step needs the role's iterations.count"),
-    ],
-)
-def test_what_the_scheduler_refuses_is_answered(server: Any, body: Any, text: str) -> None:
-    answer = call(server, "POST", "start", {"id": "refused", "run": "refused", **body})
+    text = "options.start_step needs the role's iterations.count"
     assert (answer.status_code, text in answer.json()["error"]) == (409, True), answer.text
-    assert status(server)["state"] in {"idle", "ended"}
-    assert server.complete()
 
 
 def test_a_rank_that_the_engine_does_not_have_is_refused(server: Any) -> None:
     process = command_line(server, "--iterations", "1", "--ranks", "7")
     _, err = finished(process, server)
     assert (process.returncode, "whose ranks are 0 to 0" in err) == (1, True), err
-
-
-def test_without_the_token_nothing_is_said_or_done(server: Any) -> None:
-    for token in (None, "wrong", ""):
-        for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
-            answer = call(server, method, command, {}, token)
-            assert answer.status_code == 401
-            assert "PROFDECK_TOKEN" in answer.json()["error"]
-    process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
-    _, err = finished(process, server)
-    assert (process.returncode, "401" in err) == (1, True)
 
 
 def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_path: Path) -> None:
@@ -386,26 +232,6 @@ def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -
         assert captures.result() > 1
     assert found == [expected] * 4
     assert len(set(expected)) > 1
-
-
-def test_a_server_that_is_ended_in_mid_capture_leaves_its_traces(
-    start_server: Callable[..., Any], tmp_path: Path
-) -> None:
-    # Without a token, as its config says.
-    config = tmp_path / "profdeck.yaml"
-    options = "{auth: none, ignore_frontend: false}"
-    config.write_text(f"output: {tmp_path / 'profiles'}\nroles: {{chat: {{backend: sglang, options: {options}}}}}\n")
-    server = start_server(SGLANG_PLUGINS="profdeck,torchcpu", PROFDECK_CONFIG=str(config))
-    assert call(server, "POST", "start", {"id": "last", "run": "ended"}, token=None).is_success
-    server.complete()
-    server.process.send_signal(signal.SIGTERM)
-    wait_for_group(server.process)
-    report = read_run(tmp_path / "profiles" / "ended")
-    assert {capture.role for capture in report.captures} == {"chat", "chat-tokenizer", "chat-detokenizer"}
-    for capture in report.captures:
-        (rank,) = capture.ranks
-        assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True), capture
-        assert rank.events
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,6 @@ PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("root") / "profiles"
-
-
-@pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], root: Path) -> Any:
     return start_server(**PLUGINS, PROFDECK__OUTPUT=str(root), **TOKEN)
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from _job import ENGINE, PROMPTS, finish
 from vllm import LLM, SamplingParams
 
-WRITTEN_S = 120
 
-
-def recording() -> bool:
-    """Tell whether a rank has begun its capture and not ended it: vLLM kills its workers when this process ends."""
-    manifests = Path(sys.argv[2]).glob("*/step_*/rollout/*/rank_*.iteration7.json")
-    return any(json.loads(manifest.read_text())["status"] == "recording" for manifest in manifests)
+def written(profiles: Path, ranks: int) -> bool:
+    """Tell whether all ranks have written what they recorded."""
+    manifests = [*profiles.rglob("rank_*[!e].json")]
+    return len(manifests) == ranks and all(json.loads(path.read_text())["status"] != "recording" for path in manifests)
 
 
 if __name__ == "__main__":
-    llm = LLM(**ENGINE, tensor_parallel_size=2)
+    tp_size, profiles = int(sys.argv[4]), Path(sys.argv[5])
+    llm = LLM(**ENGINE, tensor_parallel_size=tp_size)
     sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
-    tokens = [len(llm.generate(PROMPTS, sampling, use_tqdm=False)) for _ in range(4)]
-    deadline = time.monotonic() + WRITTEN_S
-    while recording() and time.monotonic() < deadline:
-        time.sleep(0.1)  # there is no event to await outside of the workers
-    finish({"tokens": tokens})
+    found = [len(llm.generate(PROMPTS[0], sampling, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(4)]
+    # vLLM kills its workers when this process ends, and nobody tells it that the files are whole.
+    deadline = time.monotonic() + 120
+    while profiles.exists() and not written(profiles, tp_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    finish({"tokens": found})

@@ -1,0 +1,126 @@
+"""What holds for every engine beside its server: captures that a config arms, and the page of the docs about it.
+
+The test modules of an engine have subclasses.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pages import Shell, blocks
+from servers import busy
+
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+
+
+class SelfArmedContract:
+    """A config that arms a capture by itself, and one that is wrong: the engine serves in any case."""
+
+    backend: ClassVar[str]
+    environment: ClassVar[dict[str, str]] = {}
+    """For an engine of two ranks."""
+
+    @staticmethod
+    def check_trace(path: Path) -> None:
+        """Check what the engine itself marks in the trace of three iterations."""
+
+    def test_the_iterations_of_the_config_are_recorded_without_a_call(
+        self, run_job: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        config, profiles = tmp_path / "profdeck.yaml", tmp_path / "profiles"
+        config.write_text(
+            f"output: {profiles}\n"
+            f"roles:\n  rollout: {{backend: {self.backend}, ranks: all, iterations: {{first: 7, count: 3}}}}\n"
+            "  trainer: {backend: torch}\n"
+        )
+        environment = {"PROFDECK_CONFIG": str(config), "PROFDECK_REPLICA": "2"}
+        job = run_job("self_armed", "2", str(profiles), **environment, **self.environment)
+        assert job.results["tokens"] == [6] * 4
+        (run,) = profiles.iterdir()  # both ranks agree on its name
+        report = read_run(run)
+        assert report.status is Status.COMPLETE
+        (capture,) = report.captures
+        assert (capture.id, capture.role, capture.replica) == ("iteration7", "rollout", 2)
+        assert [rank.rank for rank in capture.ranks] == [0, 1]
+        for rank in capture.ranks:
+            path = rank.artifacts[0].path
+            text = gzip.decompress(path.read_bytes()).decode()
+            assert sorted({int(step) for step in re.findall(r"ProfilerStep#(\d+)", text)}) == [7, 8, 9]
+            self.check_trace(path)
+
+    def test_a_wrong_config_costs_no_engine(self, run_job: Callable[..., Any], tmp_path: Path) -> None:
+        config = tmp_path / "profdeck.yaml"
+        config.write_text("outptu: here\n")
+        profiles = tmp_path / "profiles"
+        job = run_job("self_armed", "1", str(profiles), PROFDECK_CONFIG=str(config))
+        assert job.results["tokens"] == [6] * 4
+        assert "unknown key 'outptu'" in job.log
+        assert not profiles.exists()
+
+
+class PageContract:
+    """The how-to page of an engine works: its server's commands and its scripts."""
+
+    page: ClassVar[Path]
+    url: ClassVar[str]
+    """Where the page's server listens."""
+    skipped: ClassVar[str]
+    """How its commands for a server are marked."""
+    plugins: ClassVar[dict[str, str]]
+    """The variable of the engine that loads its plugins."""
+    tiny: ClassVar[str]
+    """What an engine of the tiny model is given besides its path, as arguments in Python."""
+    runs: ClassVar[dict[str, set[str]]]
+    """The runs that its commands leave, by name, and the roles that record in each."""
+
+    @classmethod
+    def files(cls) -> dict[str, Any]:
+        """Return the files on the page by their names."""
+        return {block.file: block for block in blocks(cls.page) if block.file}
+
+    def run_commands(self, shell: Shell, server: Any, skipped: str) -> None:
+        """Run the commands that are marked so, against a server that is busy."""
+        with busy(server):
+            for block in blocks(self.page):
+                if block.skipped == skipped and block.language == "console":
+                    for command, _ in block.commands():
+                        shell.run(block, command.replace(self.url, server.url), [], 0)
+
+    def test_every_command_for_a_server(self, start_server: Callable[..., Any], tmp_path: Path) -> None:
+        shell = Shell(tmp_path)
+        shell.environment |= {"PROFDECK_TOKEN": "a-secret"}
+        (shell.directory / "server.yaml").write_text(self.files()["server.yaml"].text)
+        server = start_server(
+            **self.plugins,
+            PROFDECK_CONFIG=str(shell.directory / "server.yaml"),
+            PROFDECK__OUTPUT=str(shell.directory / "profiles"),  # the server has a working directory of its own
+            PROFDECK_TOKEN="a-secret",  # noqa: S106  # the page's
+        )
+        self.run_commands(shell, server, self.skipped)
+        for name, roles in self.runs.items():
+            run = shell.directory / "profiles" / name
+            assert read_run(run).status is Status.COMPLETE
+            assert {path.name for path in (run / "step_000000").iterdir()} == roles
+        merged = shell.directory / "profiles" / "merged" / "step_000000" / "server"
+        assert (merged / "target.step0.merged.json.gz").is_file()
+
+    def test_the_scripts(self, model: Path, engine_environment: dict[str, str], tmp_path: Path) -> None:
+        shell = Shell(tmp_path)
+        shell.environment |= engine_environment | self.plugins | {"PATH": shell.environment["PATH"]}
+        files = self.files()
+        (shell.directory / "rollout.yaml").write_text(files["rollout.yaml"].text)
+        for name in ("rollout.py", "rl.py"):
+            shutil.rmtree(shell.directory / "profiles", ignore_errors=True)
+            script = files[name].text.replace('"MODEL"', f"{str(model)!r}, {self.tiny}")
+            assert script != files[name].text
+            (shell.directory / name).write_text(script)
+            shell.run(files[name], f"python {name}", [], 0)
+            report = read_run(shell.directory / "profiles" / "rl")
+            assert {target.first_step for target in report.targets} == {1, 3}
+            assert report.status is Status.COMPLETE

@@ -1,0 +1,231 @@
+"""What the server of every engine does: our routes, the command line against them, and what ends in mid-capture.
+
+The test module of an engine has a subclass of `ServerContract` and the fixtures ``server`` and ``root``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
+
+from profdeck.records.manifest import read_manifest
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+
+
+def status(server: Any) -> Any:
+    """Return how things stand in the first rank."""
+    return call(server, "GET", "status").json()["answer"]["ranks"][0]
+
+
+def stop(server: Any, name: str) -> Any:
+    """Stop a capture; returns the reply of the first rank, whose files are whole."""
+    answer = call(server, "POST", "stop", {"request": name})
+    assert answer.is_success, answer.text
+    return answer.json()["answer"]["ranks"][0]
+
+
+def steps(path: Path) -> list[str]:
+    """Return the marks of iterations that profdeck leaves in a trace."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event["name"].startswith("ProfilerStep#")]
+
+
+class ServerContract:
+    """What holds for all engines; a subclass says what differs."""
+
+    backend: ClassVar[str]
+    plugins: ClassVar[dict[str, str]]
+    """The variable of the engine that loads its plugins, profdeck among them."""
+    libraries: ClassVar[set[str]]
+    """What manifests of its ranks give versions of."""
+    options: ClassVar[str]
+    """More options of a server that is ended in mid-capture."""
+    roles: ClassVar[set[str]]
+    """Who records in it, with those options."""
+
+    @staticmethod
+    def kinds(path: Path) -> list[str]:
+        """Return the kinds of batches in a trace, as the engine itself marks them."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def load(self, server: Any) -> Iterator[None]:
+        """Keep the server busy with several requests at a time while a test runs."""
+        with busy(server, clients=3):
+            yield
+
+    @pytest.mark.usefixtures("load")
+    def test_five_decode_iterations_from_the_command_line(self, server: Any, root: Path) -> None:
+        process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
+        out, err = finished(process, server)
+        assert process.returncode == 0, err
+        assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
+        assert "operator" in out
+        report = read_run(root / "five")
+        assert report.status is Status.COMPLETE
+        (target,) = report.targets
+        assert target.target == server.url
+        # Each series of decode batches is a capture of its own, as others come between them.
+        artifacts = [rank.artifacts for capture in report.captures for rank in capture.ranks]
+        assert [kind for (artifact,) in artifacts for kind in self.kinds(artifact.path)] == ["decode"] * 5
+
+    @pytest.mark.usefixtures("load")
+    def test_json_and_options(self, server: Any) -> None:
+        process = command_line(
+            server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
+        )
+        out, err = finished(process, server)
+        assert process.returncode == 0, err
+        document = json.loads(out)
+        assert document["complete"] is True
+        (capture,) = document["ls"]["captures"]
+        (rank,) = capture["ranks"]
+        (artifact,) = rank["artifacts"]
+        assert artifact["iterations"] == [1, 2]
+        (path,) = Path(document["run"]).rglob("rank_0000.step0.trace.json.gz")
+        assert len(steps(path)) == 2
+        assert '"Input Dims"' in gzip.decompress(path.read_bytes()).decode()
+        manifest = read_manifest(path.with_name("rank_0000.step0.json"))
+        assert manifest.stall_s is not None
+        assert manifest.stall_s > 0
+        assert manifest.versions.keys() >= self.libraries
+        assert manifest.options["record_shapes"] is True
+
+    @pytest.mark.parametrize("stage", ["prefill", "decode"])
+    def test_windows_by_stage_are_exact(self, server: Any, stage: str) -> None:
+        request = {"id": "stage", "run": f"exact-{stage}", "stages": [stage], "iterations": {"count": 3, "skip": 1}}
+        assert call(server, "POST", "start", request).is_success
+        for index in range(6):
+            server.complete(f"prompt {index}", tokens=3)
+        reply = stop(server, "stage")
+        assert (reply["state"], reply["iterations"], reply["problems"]) == ("ended", 3, [])
+        found = [kind for capture in reply["captures"] for file in capture["files"] for kind in self.kinds(Path(file))]
+        assert found == [stage] * 3
+
+    def test_too_little_traffic_is_partial_and_ends(self, server: Any) -> None:
+        process = command_line(server, "--iterations", "5", "--timeout", "0.5")
+        out, _ = finished(process, server)
+        assert process.returncode == 1
+        assert "Only 0 of 5 iterations ran before the stop." in out
+        assert status(server)["state"] == "ended"
+
+    def test_ctrl_c_ends_the_recording_of_the_server(self, server: Any, root: Path) -> None:
+        process = command_line(server, "--iterations", "1000", "--run", "interrupted")
+        wait_for_start(process, server)
+        process.send_signal(signal.SIGINT)
+        finished(process, server)
+        assert process.returncode == 130
+        assert status(server)["state"] == "ended"
+        (target,) = read_run(root / "interrupted").targets
+        assert "Interrupted." in target.problems
+
+    def test_the_routes_start_stop_and_name_the_files(self, server: Any, root: Path) -> None:
+        assert server.complete()
+        started = call(server, "POST", "start", {"id": "step0", "run": "curl", "iterations": {"count": 3}})
+        assert started.json()["answer"]["ranks"][0]["state"] == "armed"
+        second = call(server, "POST", "start", {"id": "second"})
+        assert second.status_code == 409
+        assert "Capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
+        # A start that is refused ends nothing, also under the same name.
+        process = command_line(server, "--iterations", "5", "--run", "refused")
+        _, err = finished(process, server)
+        assert (process.returncode, "is armed in this engine" in err) == (1, True), err
+        server.complete()
+        stopped = call(server, "POST", "stop", {"request": "step0"}).json()
+        (capture,) = stopped["answer"]["ranks"][0]["captures"]
+        assert (capture["status"], capture["problems"]) == ("complete", [])
+        (file,) = capture["files"]
+        assert Path(file).is_relative_to(root / "curl")
+        assert Path(file).stat().st_size == capture["size_bytes"]
+        assert len(self.kinds(Path(file))) == 3
+        seen = call(server, "GET", "status").json()
+        assert (seen["answer"], seen["server"]) == (stopped["answer"], stopped["server"] | {"writable": True})
+        # Who stops what is not his changes nothing.
+        call(server, "POST", "start", {"id": "third", "run": "curl"})
+        assert stop(server, "step0")["state"] == "armed"
+        assert stop(server, "third")["state"] == "ended"
+        assert not list(root.glob("*/.replies-*"))
+
+    @pytest.mark.parametrize(
+        ("body", "text"),
+        [
+            ({"output": "/tmp"}, "is not below"),
+            ({"output": "../.."}, "is not below"),
+            ({"run": "../up"}, "run"),
+            ({"id": "a/b"}, "id"),
+            ({"role": "../x"}, "role"),
+            ({"stages": ["prefil"]}, "Did you mean 'prefill'?"),
+            ({"iteration": 5}, "Did you mean 'iterations'?"),
+            ({"ranks": "some"}, "ranks"),
+            ({"first_step": True}, "first_step"),
+            ({"first_step": 10**400}, "first_step"),
+            ({"ranks": [10**400]}, "ranks"),
+            ({"id": "a\0b"}, "id"),
+            ({"output": "\0"}, "output"),
+            ({"iterations": {"first": 5, "count": 1}}, "say skip"),
+            ([1], "not a JSON object"),
+        ],
+    )
+    def test_bad_requests_are_refused(self, server: Any, body: Any, text: str) -> None:
+        answer = call(server, "POST", "start", body)
+        assert (answer.status_code, text in answer.json()["error"]) == (400, True), answer.text
+
+    def test_bad_stops_are_refused(self, server: Any) -> None:
+        assert call(server, "POST", "stop", {}).status_code == 400
+        for body in ({"request": "x", "wait_s": 1e400}, {"request": "x", "wait_s": -1}):
+            content, headers = json.dumps(body), {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
+            answer = httpx.post(f"{server.url}/profdeck/stop", content=content, headers=headers, trust_env=False)
+            assert (answer.status_code, "wait_s: expected seconds" in answer.json()["error"]) == (400, True)
+
+    def test_an_oversized_body_is_refused(self, server: Any) -> None:
+        assert call(server, "POST", "start", {"id": "x" * (1 << 20)}).status_code == 413
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [({"recordshapes": True}, "Did you mean 'record_shapes'?"), ({"activities": ["cuda"]}, "cuda")],
+    )
+    def test_what_the_ranks_refuse_is_answered(self, server: Any, options: Any, text: str) -> None:
+        answer = call(server, "POST", "start", {"id": "refused", "run": "refused", "options": options})
+        assert (answer.status_code, text in answer.text) == (409, True), answer.text
+        assert status(server)["state"] in {"idle", "ended"}
+        assert server.complete()
+
+    def test_without_the_token_nothing_is_said_or_done(self, server: Any) -> None:
+        for token in (None, "wrong", ""):
+            for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
+                answer = call(server, method, command, {}, token)
+                assert answer.status_code == 401
+                assert "PROFDECK_TOKEN" in answer.json()["error"]
+        process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
+        _, err = finished(process, server)
+        assert (process.returncode, "401" in err) == (1, True)
+
+    def test_a_server_that_is_ended_in_mid_capture_leaves_its_traces(
+        self, start_server: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        config = tmp_path / "profdeck.yaml"
+        config.write_text(
+            f"output: {tmp_path / 'profiles'}\n"
+            f"roles: {{chat: {{backend: {self.backend}, options: {{auth: none{self.options}}}}}}}\n"
+        )
+        server = start_server(**self.plugins, PROFDECK_CONFIG=str(config))  # without a token, as its config says
+        assert call(server, "POST", "start", {"id": "last", "run": "ended"}, token=None).is_success
+        server.complete()
+        server.process.send_signal(signal.SIGTERM)
+        wait_for_group(server.process)
+        report = read_run(tmp_path / "profiles" / "ended")
+        assert {capture.role for capture in report.captures} == self.roles
+        for capture in report.captures:
+            (rank,) = capture.ranks
+            assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True), capture
+            assert rank.events
