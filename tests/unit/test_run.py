@@ -155,6 +155,13 @@ def test_a_link_out_of_the_output_directory_is_not_followed(record, tmp_path: Pa
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_link_to_itself_costs_the_capture_only(record, tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "step_000001").symlink_to("step_000001")
+    record(0)
+    assert "Step 1: " in caplog.text
+
+
 def test_an_unwritable_directory_costs_the_capture_only(record, caplog: Any) -> None:
     record(0, output="/proc/profdeck")  # not even root can write there
     assert "Step 1: nothing can be written to /proc/profdeck" in caplog.text

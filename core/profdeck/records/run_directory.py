@@ -162,10 +162,13 @@ class RunDirectory:
         self._inside.add(directory.parent)
 
     def _check_inside(self, path: Path) -> None:
-        output = self._output.resolve()
-        if not path.resolve().is_relative_to(output):
+        try:
+            output, target = self._output.resolve(), path.resolve()
+        except RuntimeError as error:  # before Python 3.13: links that lead back to themselves
+            raise CaptureError(f"{path} leads nowhere: {error}. Remove that link.") from None
+        if not target.is_relative_to(output):
             raise CaptureError(
-                f"{path} leads to {path.resolve()}, outside of the output directory {output}. "
+                f"{path} leads to {target}, outside of the output directory {output}. "
                 "Remove that link, or set output to where the files should go."
             )
 

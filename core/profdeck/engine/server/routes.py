@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from profdeck.base.blocking import in_thread
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, target_error
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure, unstructure
 from profdeck.base.version import __version__
@@ -261,9 +261,13 @@ def _request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
     if isinstance(given["options"], dict):
         given["options"] = {**defaults.options, **given["options"]}
     output = Path(given["output"]) if isinstance(given["output"], str) else root
-    if not (root / output).resolve().is_relative_to(root.resolve()):
+    try:
+        below = (place := (root / output).resolve()).is_relative_to(root.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL; links that lead back to themselves
+        raise ConfigError(f"output: {str(output)!r} is no path: {describe(error)}") from None
+    if not below:
         raise ConfigError(f"output: {output} is not below {root}, the output directory of this server.")
     request = structure(given, CaptureRequest, where="")
     if request.iterations and request.iterations.first is not None:
         raise ConfigError("iterations.first: the engine is running already; say skip, which counts from the start.")
-    return attrs.evolve(request, output=(root / output).resolve())
+    return attrs.evolve(request, output=place)
