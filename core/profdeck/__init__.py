@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from profdeck.records.artifact import Artifact, ClockAnchor
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
+    from profdeck.shared import SharedProfiler
 
 _HOMES = {
     "Activity": "config.options",
@@ -34,6 +35,7 @@ _HOMES = {
     "Library": "backends.api",
     "ProfdeckError": "base.errors",
     "Profiler": "profiler",
+    "SharedProfiler": "shared",
     "Status": "records.status",
     "Step": "records.capture",
     "Unit": "records.capture",
@@ -41,7 +43,7 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022  # as a reader meets them
-    "Profiler", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step", "Unit",
+    "Profiler", "SharedProfiler", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step", "Unit",
     "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "ProfdeckError",
 ]  # fmt: skip
 

@@ -13,7 +13,8 @@ from profdeck.base import ctrl_c
 from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import describe
 from profdeck.config.sources import load
-from profdeck.profiler import Profiler, StageScope, check_stage, decorated
+from profdeck.lifecycle.scopes import StageScope, check_stage, decorated
+from profdeck.profiler import Profiler
 
 if TYPE_CHECKING:
     from profdeck.backends.api import TargetState

@@ -42,6 +42,46 @@ def test_the_script_keeps_its_arguments_its_stdout_and_its_exit_status(tmp_path:
     assert profdeck(tmp_path, "ls", report["run"]).returncode == 0
 
 
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(SCRIPT)
+    done = profdeck(tmp_path, "run", "--json", "--steps", "2", "-m", "trainer", "sys.exit(len(sys.argv))", "-m", "x")
+    assert (done.returncode, done.stdout) == (4, "__main__ sys.exit(len(sys.argv)) -m x\n")
+    assert [capture["status"] for capture in json.loads(done.stderr.splitlines()[-1])["captures"]] == ["complete"]
+    done = profdeck(tmp_path, "run", "--steps", "2", "-m", "trainer", "1 / 0")
+    first, second, *_ = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert "__main__.py" in second, first
+
+
+def test_what_is_armed_reaches_processes_that_the_script_starts(tmp_path: Path) -> None:
+    """Such as engines, which are in other directories; a driver without an optimizer records nothing itself."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "c.yaml").write_text("steps: [2]\nroles: {trainer: {backend: torch}, Critic: {}}\n")
+    (tmp_path / "worker.py").write_text(
+        "import torch, profdeck\n"
+        "profiler = profdeck.Profiler.from_config(role='Critic')\n"
+        "for step in range(4):\n"
+        "    with profiler.capture(step): torch.ones(2).sum()\n"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "driver.py").write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '../worker.py'], cwd='elsewhere', check=True)\n"
+    )
+    options = ("--config", "config/c.yaml", "--output", "out", "--set", "Critic.backend=torch", "--steps", "1,3")
+    done = profdeck(tmp_path, "run", "--json", *options, "driver.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert (report["captures"], Path(report["run"]).parent) == ([], tmp_path / "out")
+    listed = json.loads(profdeck(tmp_path, "ls", "--json", report["run"]).stdout)
+    assert [(capture["role"], capture["first_step"]) for capture in listed["captures"]] == [
+        ("Critic", 1),
+        ("Critic", 3),
+    ]
+    assert listed["status"] == "complete"
+
+
 def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
     done = profdeck(tmp_path, "run", "--steps", "4", "script.py", "1 / 0")
     assert done.returncode == 1
@@ -55,6 +95,9 @@ def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
     [
         (("script.py", "0"), 2, "No step is selected"),
         (("--steps", "2", "none.py"), 2, "there is no such script"),
+        (("--steps", "2", "-m", "no.such"), 2, "-m no.such: it cannot be imported: No module named 'no'"),
+        (("--steps", "2", "-m", "nosuch"), 2, "-m nosuch: there is no such module"),
+        (("--steps", "2"), 2, "Say what to run: a script, or -m and a module."),
         (("--steps", "2", "--ranks", "x", "script.py", "0"), 2, "trainer.ranks[0]: expected an integer"),
         (("--steps", "2", "--set", "trainer.backend=nope", "script.py", "0"), 3, "There is no backend 'nope'"),
         (("--steps", "9", "script.py", "0"), 0, "nothing was captured: the script ended after optimizer step 3"),

@@ -101,6 +101,19 @@ def test_what_a_signal_handler_of_the_host_raises_is_the_hosts(
     assert statuses == {"step0": "complete", "step2": "partial" if hook == "step" else "failed", "step4": "complete"}
 
 
+def test_a_start_that_active_guards_loses_no_step(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["2..3", 5])
+    for step in range(8):
+        if profiler.active is None:
+            profiler.start(step)
+        assert (profiler.active is not None) == (step in (2, 3, 5))
+        profiler.stop()
+        assert profiler.active is None
+    found = {name: (entry["first_step"], entry["status"]) for name, entry in manifests(tmp_path).items()}
+    assert found == {"step2": (2, "complete"), "step5": (5, "complete")}
+    assert calls(profiler) == ["start step2", "step step2 global_step 2", "stop step2", "start step5", "stop step5"]
+
+
 def test_adjacent_steps_share_a_capture(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[2, "4..6"])
     for step in range(9):

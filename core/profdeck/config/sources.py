@@ -6,6 +6,7 @@ the place that is wrong, and `profdeck config show` can say where every value ca
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -134,6 +135,11 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: expected key=value, such as trainer.options.record_shapes=true.")
     return key.strip(), _scalar(value, f"--set {key}")
+
+
+def variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment that says the same to another process as values by dotted key do here."""
+    return {_PREFIX + key.replace(".", "__").upper(): json.dumps(value) for key, value in settings.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

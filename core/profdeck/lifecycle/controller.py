@@ -25,7 +25,7 @@ from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError
 from profdeck.config.model import Mode, OnError
 from profdeck.lifecycle.session import Session
-from profdeck.lifecycle.state import IDLE, Active, Armed, ControllerState, PendingEnd
+from profdeck.lifecycle.state import IDLE, ControllerState, PendingEnd
 from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
 from profdeck.records.status import Status
 
@@ -62,38 +62,28 @@ class Controller:
         return self._recording.capture if self._recording else None
 
     @property
+    def active(self) -> Capture | None:
+        """The capture of the global step that is under way; None between two steps of a capture, as `start` is due."""
+        return None if self._state.between else self.capture
+
+    @property
     def at_rest(self) -> bool:
         """Whether there is nothing that a stop could end."""
         return self._state is IDLE and not self._busy
 
     @property
     def _recording(self) -> Recording | None:
-        return self._state.recording if isinstance(self._state, Active) else None
-
-    @property
-    def _armed(self) -> int | None:
-        match self._state:
-            case Armed(step):
-                return step
-            case Active(armed=step):
-                return step
-            case _:
-                return None
+        return self._state.recording
 
     def _arm(self, step: int | None) -> None:
         """Capture the stages of a global step from now on, or no stages."""
-        if isinstance(self._state, Active):
-            self._state = attrs.evolve(self._state, armed=step)
-        else:
-            self._state = IDLE if step is None else Armed(step)
+        idle = step is None and self._recording is None
+        self._state = IDLE if idle else attrs.evolve(self._state, armed=step)
 
-    @property
-    def _announced(self) -> int | None:
-        return self._state.announced if isinstance(self._state, Active) else None
-
-    def _announce(self, step: int | None) -> None:
-        if isinstance(self._state, Active):
-            self._state = attrs.evolve(self._state, announced=step)
+    def _mark(self, *, announced: int | None = None, between: bool = False) -> None:
+        """Say where between its global steps a capture is."""
+        if self._recording is not None:
+            self._state = attrs.evolve(self._state, announced=announced, between=between)
 
     @property
     def suspends(self) -> bool:
@@ -115,14 +105,15 @@ class Controller:
     def under_way(self, step: int) -> bool:
         """Tell whether that global step has been begun by an earlier start."""
         if self._recording is None:
-            return self._armed == step
-        return self._recording.capture.current_step == step and self._announced != step
+            return self._state.armed == step
+        return self._recording.capture.current_step == step and self._state.announced != step
 
     async def start(self, step: int, resolve: Resolve) -> Capture | None:
         """Begin a global step."""
         async with self._exclusive(f"start({step})", resolve) as free:
             if not free:
                 return self.capture
+            self._mark(announced=self._state.announced)
             if self._recording is not None and await self._goes_on(self._recording, step, resolve):
                 return self.capture
             discrete = self._session.config.mode is Mode.DISCRETE
@@ -143,14 +134,16 @@ class Controller:
                 self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
             elif self._enters_next(capture):  # at the last step nothing passes: stop follows
                 await self._advance(self._recording, resolve)
-                self._announce(capture.current_step)
+                self._mark(announced=capture.current_step)
 
     async def stop(self, resolve: Resolve) -> None:
         """End a global step: end its capture, unless the next step belongs to it."""
         self._arm(None)
-        announced = self._announced is not None  # by step(): the next global step follows
+        announced = self._state.announced is not None  # by step(): the next global step follows
         if self._recording is None or not (announced or self._session.continues(self._recording.capture)):
             await self.stop_capture(None, resolve)
+        else:
+            self._mark(announced=self._state.announced, between=True)
         self._session.end_step()
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
@@ -198,13 +191,14 @@ class Controller:
             return self._recording.capture.annotate(name)
         # Of an engine they are kinds of batches, and not those of the host.
         stages = () if isinstance(self._session.backend, EngineBackend) else self._session.role.stages
-        if self._armed is None or (stages and name not in stages):
+        armed = self._state.armed
+        if armed is None or (stages and name not in stages):
             return contextlib.nullcontext()
         begun = False
         async with self._exclusive(f"stage {name}", resolve) as free:
             if free:
-                self._counts[self._armed, name] += 1
-                begun = await self._begin(self._armed, resolve, stage=name, count=self._counts[self._armed, name])
+                self._counts[armed, name] += 1
+                begun = await self._begin(armed, resolve, stage=name, count=self._counts[armed, name])
         return None if begun else contextlib.nullcontext()
 
     def _enters_next(self, capture: Capture) -> bool:
@@ -217,9 +211,9 @@ class Controller:
         """Carry a running capture into a global step; False once it has been ended because it cannot go on."""
         capture = recording.capture
         if step == capture.current_step or capture.stage is not None:
-            if self._announced != step:
+            if self._state.announced != step:
                 self._note(f"start({step}) while {capture.id} was recording: ignored.")
-            self._announce(None)
+            self._mark()
             await self._take_turn(recording, resolve)
             return True
         continues = self._session.continues(capture)
@@ -272,7 +266,7 @@ class Controller:
             if not self._excused(error):
                 raise
             return False
-        self._state = Active(recording, armed=self._armed)
+        self._state = ControllerState(recording, armed=self._state.armed)
         limit_s = self._session.backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (recording, limit_s))
         self._timer.daemon = True
@@ -300,8 +294,8 @@ class Controller:
 
     def _over(self, recording: Recording) -> None:
         self._session.ended(recording.capture)
-        armed = self._armed
-        self._state = IDLE if armed is None else Armed(armed)
+        armed = self._state.armed
+        self._state = IDLE if armed is None else ControllerState(armed=armed)
         self._ending = None
         shutdown.unwatch(self)  # a SIGTERM that waited for the trace is delivered here
 
@@ -334,8 +328,7 @@ class Controller:
             await self._finish(self._ending.reason, resolve)
 
     def _may_act(self, what: str) -> bool:
-        owner = self._recording.capture.owner if self._recording else None
-        here = Owner()
+        owner, here = (self._recording.capture.owner if self._recording else None), Owner()
         if owner is not None and owner.pid != here.pid:
             self._forget()
             return False

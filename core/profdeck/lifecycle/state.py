@@ -7,31 +7,21 @@ import attrs
 from profdeck.backends.recording import Recording
 
 
-@attrs.frozen
-class _Idle:
-    """Nothing is captured."""
+@attrs.frozen(eq=False)
+class ControllerState:
+    """What is under way; the same object, `IDLE`, whenever nothing is."""
 
-
-@attrs.frozen
-class Armed:
-    """In discrete mode: a global step has begun whose stages are captured."""
-
-    step: int
-
-
-@attrs.frozen
-class Active:
-    """A capture is under way."""
-
-    recording: Recording
+    recording: Recording | None = None
+    """That of the capture that is under way."""
     armed: int | None = None
-    """In discrete mode: the global step whose stages are captured."""
+    """In discrete mode: the global step that has begun and whose stages are captured."""
     announced: int | None = None
     """The next global step of the same capture, which `step` has announced and `start` has not begun yet."""
+    between: bool = False
+    """Whether a global step of the capture is over and the next one, which belongs to it too, has not begun."""
 
 
-ControllerState = _Idle | Armed | Active
-IDLE = _Idle()
+IDLE = ControllerState()
 
 
 @attrs.frozen

@@ -1,0 +1,175 @@
+"""Several wrappers in one process that record as one role."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from profdeck import SharedProfiler
+from profdeck.base.errors import ConfigError
+
+Join = Callable[..., SharedProfiler]
+_runs = itertools.count()
+
+
+@pytest.fixture
+def join(tally: ModuleType, tmp_path: Path) -> Join:
+    """Take part in the profiler of the role `trainer`, which writes to tmp_path/run."""
+
+    def make(run: str = "run", **given: Any) -> SharedProfiler:
+        values = {"output": str(tmp_path), "run": run, "trainer.backend": "tally", "steps": ["2..3", 5], **given}
+        return SharedProfiler.from_config(settings=values)
+
+    return make
+
+
+def captures(run: Path) -> dict[str, tuple[str, list[str]]]:
+    """Return the captures of a run with their states and notes."""
+    found = [json.loads(path.read_text()) for path in run.glob("step_*/trainer/rank_0000.step*[0-9].json")]
+    return {manifest["capture"]: (manifest["status"], manifest["notes"]) for manifest in found}
+
+
+def test_each_wrapper_may_begin_and_end_every_step(join: Join, tmp_path: Path) -> None:
+    actor, ref, critic = join(), join(), join()
+    for step in range(7):
+        for wrapper in (actor, ref, critic):
+            assert (wrapper.start(step) is not None) is (step in {2, 3, 5})
+        for wrapper in (actor, ref, critic):
+            assert (ref.active is not None) is (step in {2, 3, 5})
+            wrapper.stop()
+    assert captures(tmp_path / "run") == {"step2": ("complete", []), "step5": ("complete", [])}
+
+
+def test_a_wrapper_that_repeats_itself_changes_nothing(join: Join, tmp_path: Path) -> None:
+    actor, ref = join(), join()
+    for step in range(4):
+        actor.start(step)
+        actor.start(step)
+        ref.start(step)
+        ref.step(step)
+        actor.step(step)
+        ref.stop()
+        ref.stop()
+        if step == 2:
+            assert actor.active is not None
+        actor.stop()
+    assert captures(tmp_path / "run") == {"step2": ("complete", [])}
+
+
+def test_a_wrapper_that_forgets_an_end_costs_no_later_step(join: Join, tmp_path: Path) -> None:
+    actor, ref = join(), join()
+    for step in range(6):
+        actor.start(step)
+        ref.start(step)
+        actor.stop()
+        if step != 3:
+            ref.stop()
+    actor.close()
+    assert {name: status for name, (status, _) in captures(tmp_path / "run").items()} == {
+        "step2": "complete",
+        "step5": "complete",
+    }
+
+
+def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: ModuleType) -> None:
+    window = {"trainer.window": {"active": 2, "repeat": 1}}
+    actor, critic = join(**window), join(**window)
+    actor.start(5)
+    critic.start(5)
+    for index in range(2):
+        actor.step(index, "mini_batch")
+    for index in range(3):
+        critic.step(index, "mini_batch")
+    actor.stop()
+    critic.stop()
+    (trace,) = (tmp_path / "run").rglob("rank_0000.step5.trace.json")
+    marks = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert marks == ["start", "mini_batch 0", "mini_batch 1"]
+
+
+def test_an_exception_in_one_ends_the_capture_for_all(join: Join, tmp_path: Path) -> None:
+    actor, ref = join(), join()
+    ref.start(5)
+    with pytest.raises(ZeroDivisionError), actor.capture(5):
+        raise ZeroDivisionError
+    assert ref.active is None
+    ref.stop()
+    (manifest,) = (tmp_path / "run").rglob("rank_0000.step5.json")
+    found = json.loads(manifest.read_text())
+    assert (found["status"], found["problems"]) == ("partial", ["An exception ended it: ZeroDivisionError."])
+
+
+def test_the_same_with_await(join: Join, tmp_path: Path) -> None:
+    async def work(wrapper: SharedProfiler, step: int) -> None:
+        async with wrapper.capture(step):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        wrappers = [join(), join()]
+        for step in range(6):
+            await asyncio.gather(*(work(wrapper, step) for wrapper in wrappers))
+
+    asyncio.run(main())
+    assert {name: status for name, (status, _) in captures(tmp_path / "run").items()} == {
+        "step2": "complete",
+        "step5": "complete",
+    }
+
+
+def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
+    first = join()
+    assert SharedProfiler.from_config().enabled
+    with pytest.raises(ConfigError, match="settings: the role 'trainer' of this process is shared already, with"):
+        join(steps=[7])
+    del first
+
+
+def test_roles_are_told_apart_and_the_last_wrapper_takes_the_profiler_with_it(join: Join) -> None:
+    first = join()
+    assert not SharedProfiler.from_config(role="critic").enabled
+    del first
+    assert not SharedProfiler.from_config().enabled
+
+
+def test_a_forked_child_has_its_own(join: Join) -> None:
+    first = join()
+    child = os.fork()
+    if child == 0:
+        os._exit(1 if SharedProfiler.from_config().enabled else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first.enabled
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["start", "guarded", "stop", "step"])), max_size=12))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_some_wrappers_do_no_selected_step_is_lost(
+    join: Join, tmp_path: Path, extra: list[tuple[int, str]]
+) -> None:
+    """They do it amid steps that all of them begin and end, the last of them just once."""
+    run = f"run{next(_runs)}"
+    wrappers = [join(run) for _ in range(3)]
+    for step in range(7):
+        for wrapper in wrappers:
+            wrapper.start(step)
+        for index, what in extra:
+            wrapper = wrappers[index]
+            if what == "start" or (what == "guarded" and wrapper.active is None):
+                wrapper.start(step)
+            elif what == "step":
+                wrapper.step(step, "mini_batch")
+            elif what == "stop":
+                wrapper.stop()
+        for wrapper in wrappers:
+            wrapper.stop()
+    found = captures(tmp_path / run)
+    assert {name: status for name, (status, _) in found.items()} == {"step2": "complete", "step5": "complete"}
