@@ -26,7 +26,7 @@ from profdeck.base.errors import ConfigError
 from profdeck.cli import kit
 from profdeck.cli.kit import Settings
 from profdeck.config.sources import gather, parse_setting, variables
-from profdeck.records.run_directory import RUN_FILE, run_name
+from profdeck.records.run_directory import run_name
 
 if TYPE_CHECKING:
     from profdeck import Capture
@@ -161,7 +161,7 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
     settings: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="Report to stderr as one JSON document.")] = False,
 ) -> None:
-    """Run a PyTorch script or module and capture some of its optimizer steps.
+    """Run a PyTorch script or module, and capture optimizer steps.
 
     Under torchrun: torchrun --nproc-per-node 2 -m profdeck run --steps 3..4 script.py. What it is given reaches the
     processes that it starts, engines among them. The exit status is the script's.
@@ -226,7 +226,7 @@ def _pass_on(config: Path | None, chosen: Mapping[str, Any]) -> None:
 
 def _report(source: StepSource, run: Path, *, raised: bool, as_json: bool) -> None:
     """Say on stderr what was captured: stdout belongs to the script."""
-    made = (run / RUN_FILE).exists()
+    made = next(run.glob("step_*"), None) is not None  # by this process, or by one that it started
     if as_json:
         found = [
             {"id": capture.id, "rank": capture.identity.rank, "status": capture.status, "problems": capture.problems}

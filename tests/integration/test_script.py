@@ -73,7 +73,7 @@ def test_what_is_armed_reaches_processes_that_the_script_starts(tmp_path: Path) 
     done = profdeck(tmp_path, "run", "--json", *options, "driver.py")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stderr.splitlines()[-1])
-    assert (report["captures"], Path(report["run"]).parent) == ([], tmp_path / "out")
+    assert (report["captures"], Path(report["run"]).parent) == ([], Path("out"))
     listed = json.loads(profdeck(tmp_path, "ls", "--json", report["run"]).stdout)
     assert [(capture["role"], capture["first_step"]) for capture in listed["captures"]] == [
         ("Critic", 1),
