@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from profdeck.base.identity import distributed_identity as identity
-from profdeck_npu.backend import NpuBackend
-from profdeck_npu.options import NpuOptions
+
+if TYPE_CHECKING:
+    from profdeck_npu.backend import NpuBackend
+    from profdeck_npu.options import NpuOptions
 
 __all__ = ["NpuBackend", "NpuOptions", "identity"]
+
+
+def __getattr__(name: str) -> Any:
+    # Reading any trace asks this package for its kinds of artifacts, and needs no backend.
+    if name == "NpuBackend":
+        from profdeck_npu.backend import NpuBackend
+
+        return NpuBackend
+    if name == "NpuOptions":
+        from profdeck_npu.options import NpuOptions
+
+        return NpuOptions
+    raise AttributeError(f"module 'profdeck_npu' has no attribute '{name}'")

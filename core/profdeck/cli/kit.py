@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, ProfdeckError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 _REFRESH_EVERY_S = 0.1
 
@@ -78,6 +79,8 @@ def table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table
         numbers: the headings of columns that are aligned to the right and never folded.
         options: see `rich.table.Table`.
     """
+    from rich.table import Table
+
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", **options)
     for column in columns:
         number = column in numbers
@@ -96,6 +99,8 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
     if not console.is_terminal:
         yield lambda _done, _total: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     text_column = TextColumn("{task.description}", markup=False)
     # Without a thread that refreshes it: a process of several threads cannot fork the workers that read traces.
     bar = Progress(text_column, BarColumn(), TimeRemainingColumn(), console=console, transient=True, auto_refresh=False)
