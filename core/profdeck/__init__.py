@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from profdeck.records.artifact import Artifact, ClockAnchor
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
+    from profdeck.replicas.placement import PlacedEngine
     from profdeck.shared import SharedProfiler
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "Library": "backends.api",
     "ProfdeckError": "base.errors",
     "Profiler": "profiler",
+    "PlacedEngine": "replicas.placement",
     "SharedProfiler": "shared",
     "Status": "records.status",
     "Step": "records.capture",
@@ -43,8 +45,8 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022  # as a reader meets them
-    "Profiler", "SharedProfiler", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step", "Unit",
-    "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "ProfdeckError",
+    "Profiler", "SharedProfiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
+    "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "ProfdeckError",
 ]  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def capture_count(config: Config, role: str) -> int:
             "Say when the job ends: --set final_step=1000"
         )
     if config.mode is Mode.CONTINUOUS:
-        count = sum(1 for _ in config.steps.runs(0, last))
+        count = sum(1 for _ in config.steps.runs(0, last, joined=config.join_steps))
     elif chosen.stages:
         count = len(chosen.stages) * sum(1 for _ in config.steps.steps(0, last))
     else:

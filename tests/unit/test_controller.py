@@ -114,6 +114,17 @@ def test_a_start_that_active_guards_loses_no_step(build: Build, tmp_path: Path) 
     assert calls(profiler) == ["start step2", "step step2 global_step 2", "stop step2", "start step5", "stop step5"]
 
 
+def test_adjacent_steps_are_captures_of_their_own_where_the_config_says_so(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[2, "4..6"], join_steps=False)
+    for step in range(9):
+        with profiler.capture(step) as capture:
+            assert (capture is not None) == (step in (2, 4, 5, 6))
+            assert capture is None or capture.id == f"step{step}"
+    assert {name: entry["status"] for name, entry in manifests(tmp_path).items()} == dict.fromkeys(
+        ["step2", "step4", "step5", "step6"], "complete"
+    )
+
+
 def test_adjacent_steps_share_a_capture(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[2, "4..6"])
     for step in range(9):

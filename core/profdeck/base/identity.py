@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +82,8 @@ def launcher_identity(role: str, environ: Mapping[str, str] = os.environ) -> Ide
 def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:
     """Describe this process from an initialised ``torch.distributed``; a single process without one.
 
+    The parallel coordinates are those of ``mesh``, else those of Megatron Core if its parallel state is initialised.
+
     Args:
         role: what the process does in the job.
         mesh: a ``torch.distributed.device_mesh.DeviceMesh`` with named dimensions, such as ``("dp", "tp")``,
@@ -89,7 +92,7 @@ def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: in
     """
     import torch.distributed as dist
 
-    parallel = {}
+    parallel = _of_megatron()
     if mesh is not None and mesh.get_coordinate() is not None:
         parallel = dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate(), strict=False))
     if not (dist.is_available() and dist.is_initialized()):
@@ -101,6 +104,28 @@ def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: in
         parallel=parallel,
         replica=replica,
     )
+
+
+_MEGATRON = {
+    "tp": "tensor_model_parallel",
+    "pp": "pipeline_model_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_model_parallel",
+    "dp": "data_parallel",
+}
+"""Parallel dimensions and their names in ``megatron.core.parallel_state`` (0.16.1)."""
+
+
+def _of_megatron() -> dict[str, int]:
+    """Return the coordinates that Megatron Core knows; who uses it has imported it."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    try:
+        if state is None or not state.model_parallel_is_initialized():
+            return {}
+        sizes = {name: getattr(state, f"get_{key}_world_size")() for name, key in _MEGATRON.items()}
+        return {name: getattr(state, f"get_{_MEGATRON[name]}_rank")() for name, size in sizes.items() if size > 1}
+    except (AttributeError, AssertionError, RuntimeError):  # another release, or groups that it did not make
+        return {}
 
 
 def parallel_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, int]:

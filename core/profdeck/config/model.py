@@ -138,8 +138,11 @@ class Config:
     """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. It costs a look at the
     run directory per global step, and the directory is made when the job starts. Default: true."""
 
+    join_steps: bool = True
+    """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""
+
     mode: Mode = Mode.CONTINUOUS
-    """``continuous``: adjacent steps share one capture (default); ``discrete``: one capture per stage."""
+    """``continuous``: one capture of whole steps (default); ``discrete``: one capture per stage."""
 
     on_error: OnError = OnError.WARN
     """``warn``: a failure of profiling is logged and the job goes on (default); ``raise``: it is raised."""

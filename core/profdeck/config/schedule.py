@@ -120,11 +120,17 @@ class Schedule:
             yield step
             step = self.after(step)
 
-    def runs(self, first: int, final_step: int) -> Iterator[tuple[int, int]]:
-        """Yield the runs of adjacent selected steps between ``first`` and ``final_step``: one capture each."""
+    def runs(self, first: int, final_step: int, *, joined: bool = True) -> Iterator[tuple[int, int]]:
+        """Yield the first and last step of each capture between ``first`` and ``final_step``.
+
+        Args:
+            first: the first step that counts.
+            final_step: the last one.
+            joined: whether adjacent steps share one capture.
+        """
         start = previous = None
         for step in self.steps(first, final_step):
-            if previous is not None and start is not None and step != previous + 1:
+            if previous is not None and start is not None and (not joined or step != previous + 1):
                 yield start, previous
                 start = step
             start = step if start is None else start
@@ -164,6 +170,8 @@ class PlannedSteps:
     schedule: Schedule
     final_step: int | None = None
     warmup_steps: int = 0
+    joined: bool = True
+    """Whether adjacent steps that the config selects share one capture."""
     demands: list[OnDemandSteps] = attrs.field(factory=list)
     """What was asked for and is not over. Changed by `add` and `remove` only."""
     _quiet: tuple[float, float] = attrs.field(default=(0, 0), init=False)
@@ -221,11 +229,13 @@ class PlannedSteps:
         if following <= first_step:
             return True
         if token is None:
-            return self.configures(following)
+            return self.joined and self.configures(following)
         return any(demand.token == token and following <= demand.last for demand in self.demands)
 
     def is_one_capture(self, first: int, last: int) -> bool:
         """Tell whether the config makes one capture of just these steps."""
+        if not self.joined:
+            return first == last and self.configures(first)
         return not self.configures(first - 1) and not self.configures(last + 1) and self.are_all_configured(first, last)
 
     def are_all_configured(self, first: int, last: int) -> bool:

@@ -111,7 +111,7 @@ class Session:
             identity=identity,
             backend=backend,
             target=bound,
-            steps=PlannedSteps(config.steps, config.final_step, chosen.warmup_steps),
+            steps=PlannedSteps(config.steps, config.final_step, chosen.warmup_steps, config.join_steps),
             plugins=load_plugins(backend, config.listeners),
             run=run_directory.RunDirectory(
                 config.output.absolute(),
@@ -321,9 +321,11 @@ def _bind(
             f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
             "that starts captures says skip."
         )
+    from profdeck.replicas.placement import PlacedEngine
     from profdeck.replicas.ray_actors import PlacementGroup
 
-    if role.targets is None and not several and PlacementGroup.of(target) is None:
+    one = PlacementGroup.of(target) is None and not isinstance(target, PlacedEngine)
+    if role.targets is None and not several and one:
         return backend, backend.bind(target)
     if identity.replica is not None:
         raise ConfigError(f"{path}: many targets number their replicas by themselves; leave out that of the identity.")

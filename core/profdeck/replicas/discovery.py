@@ -50,6 +50,8 @@ class Target:
     """What its router says of it."""
     problem: TargetError | None = None
     """Why it cannot be asked, when that is already known."""
+    ranks: tuple[int, ...] | None = None
+    """Which of its own ranks record; None if the role says."""
 
 
 @attrs.frozen(kw_only=True)

@@ -37,6 +37,7 @@ from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, disc
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
 from profdeck.replicas.member import Member, error_of, late_error, listed, shortened, target_key
+from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
 
@@ -65,6 +66,7 @@ class FleetBackend(EngineBackend):
     _numbers: ReplicaNumbers = attrs.field(factory=ReplicaNumbers, init=False)
     _backends: dict[object, tuple[EngineBackend, str]] = attrs.field(factory=dict, init=False)
     """By URL or actor, or by the identity of an object: they live from capture to capture."""
+    _placed: dict[object, tuple[int, ...]] = attrs.field(factory=dict, init=False)
     _members: list[Member] = attrs.field(factory=list, init=False)
     _manifests: ManifestBatch = attrs.field(factory=ManifestBatch, init=False)
     """Those of the targets."""
@@ -97,10 +99,13 @@ class FleetBackend(EngineBackend):
                 raise ConfigError(f"target: {name} is in the list twice.")
             seen.add(target_key(handle))
 
-    def _named(self, handle: object) -> object:
-        """Make what Ray gives into what tells it from others."""
-        where = self.config.actor_attribute
-        return PlacementGroup.of(handle, where) or RayActor.of(handle, where) or handle
+    def _named(self, target: object) -> object:
+        """Make what Ray gives into what tells it from others, and keep what the host says of its place."""
+        where, handle = self.config.actor_attribute, target.target if isinstance(target, PlacedEngine) else target
+        named = PlacementGroup.of(handle, where) or RayActor.of(handle, where) or handle
+        if isinstance(target, PlacedEngine):
+            self._placed[target_key(named)] = target.gpu_ranks
+        return named
 
     def preflight(self) -> None:
         """Check what the backend of the targets checks, and that it follows the hook specification."""
@@ -162,7 +167,8 @@ class FleetBackend(EngineBackend):
         skew_s = None
         self._tell(capture, skew_s)
         try:
-            targets, notes = await self._targets()
+            found, notes = await self._targets()
+            targets = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
             capture.notes += notes
             here = {target_key(target.handle) for target in targets}
             self._backends = {key: bound for key, bound in self._backends.items() if key in here}
@@ -195,17 +201,16 @@ class FleetBackend(EngineBackend):
     async def _holds_engine(self, actor: RayActor) -> bool:
         try:
             await self._bound(actor)[0].reach()
-        except NoEngineError:
-            return False
-        except CaptureError:  # which tells when all are reached
-            return True
+        except CaptureError as error:  # any other is said when all are reached
+            return not isinstance(error, NoEngineError)
         return True
 
     def _member(self, target: Target, whole: Capture) -> Member:
         assert whole.request is not None  # noqa: S101  # core makes it for targets
         identity = attrs.evolve(whole.identity, replica=target.replica)
         # A token each: who lists one engine twice must not end with the one start what the other has begun.
-        request = attrs.evolve(whole.request, replica=target.replica, token=secrets.token_hex(8))
+        ranks = target.ranks or whole.request.ranks
+        request = attrs.evolve(whole.request, replica=target.replica, ranks=ranks, token=secrets.token_hex(8))
         backend, name, problem = None, str(target.handle), None
         try:
             if target.problem is not None:
