@@ -44,10 +44,10 @@ def test_the_ranks_on_those_gpus_record(
                 server.engine = engine
                 targets.append(PlacedEngine(server.url, (2 * number, 2 * number + 1)))
             own = settings | {"rollout.ranks": ranks}
-            async with Profiler.from_config(role="rollout", settings=own, target=targets) as profiler:
-                async with profiler.capture(1):
-                    for engine in engines:
-                        engine.iterate()
+            profiler = Profiler.from_config(role="rollout", settings=own, target=targets)
+            async with profiler, profiler.capture(1):
+                for engine in engines:
+                    engine.iterate()
             asked = [server.commands() for server in servers]
             assert [bool(commands) for commands in asked] == [number in recorded for number in range(2)]
 
