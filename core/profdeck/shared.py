@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ from profdeck.records.capture import Unit
 
 if TYPE_CHECKING:
     from profdeck.base.identity import Identity
+    from profdeck.config.model import Config
     from profdeck.records.capture import Capture
 
 
@@ -54,18 +56,27 @@ class SharedProfiler:
             ConfigError: the config or an option is wrong, or the first call for that role gave something else.
             PluginError: the backend cannot be used, or cannot record in this process.
         """
-        name = identity.role if identity else role
         given = {"config": config and os.fspath(config), "identity": identity, "settings": settings and dict(settings)}
-        key = os.getpid(), name  # a forked child has its own
+        build = functools.partial(Profiler.from_config, config, role=role, identity=identity, settings=settings)
+        return cls._join(identity.role if identity else role, given, build)
+
+    @classmethod
+    def of(cls, config: Config, *, role: str, identity: Identity | None = None) -> Self:
+        """Take part in this process's profiler of a role by a config that is loaded; see `from_config`."""
+        given = {"config": config, "identity": identity}
+        return cls._join(role, given, functools.partial(Profiler.of, config, role=role, identity=identity))
+
+    @classmethod
+    def _join(cls, role: str, given: Mapping[str, object], build: Callable[[], Profiler]) -> Self:
+        key = os.getpid(), role  # a forked child has its own
         group = cls._groups.get(key)
         if group is None:
-            profiler = Profiler.from_config(config, role=role, identity=identity, settings=settings)
-            group = cls._groups.setdefault(key, _Group(profiler, given))
+            group = cls._groups.setdefault(key, _Group(build(), given))
         for what, value in given.items():
-            if value and value != group.given[what]:
+            if value and value != group.given.get(what):
                 raise ConfigError(
-                    f"{what}: the role '{name}' of this process is shared already, with {group.given[what]!r} and not "
-                    f"{value!r}. Give all wrappers the same, or another role."
+                    f"{what}: the role '{role}' of this process is shared already, with {group.given.get(what)!r} and "
+                    f"not {value!r}. Give all wrappers the same, or another role."
                 )
         return cls(group)
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from profdeck.backends import plugin_host
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.base import entry_points
 from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
 from profdeck.cli import kit
 from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
@@ -22,6 +23,9 @@ from profdeck.config.model import Config, RoleConfig
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load, parse_setting
+
+HOSTS = "profdeck.hosts"
+"""Entry points that say whether a framework loads profdeck, or raise `ConfigError` with what to do."""
 
 
 @attrs.frozen
@@ -41,10 +45,13 @@ def command(  # noqa: PLR0913 - the options of the command line
     settings: Settings = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
     connect: Annotated[bool, typer.Option("--connect", help="Ask the targets, too, whether they answer.")] = False,
+    host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
     json: kit.Json = False,
 ) -> None:
     """Check a config before the job starts; show what is wrong."""
     checks = list(_checks(file, role, settings or (), here=here, connect=connect))
+    if host is not None:
+        checks.append(_attempt(f"host {host}", _host, host))
     wrong = [check for check in checks if check.code]
     if json:
         listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
@@ -98,6 +105,11 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
         return Check(what, str(error), exit_code(error))
     except Exception as error:  # noqa: BLE001  # plugins run here, and one that fails must not hide other problems
         return Check(what, describe(error), ExitCode.PLUGIN)
+
+
+def _host(name: str) -> str:
+    found: str = entry_points.load(HOSTS, name)()
+    return found
 
 
 def _steps(config: Config) -> str:
