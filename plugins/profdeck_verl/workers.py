@@ -39,8 +39,8 @@ def put_in_place(module: ModuleType) -> None:
 
 
 def _own(config: Any) -> Mapping[str, Any] | None:
-    tools = getattr(config, "tool_config", None)
-    found = tools.get(TOOL) if hasattr(tools, "get") else None
+    tools: Any = getattr(config, "tool_config", None)
+    found = tools.get(TOOL) if tools is not None and hasattr(tools, "get") else None
     return found if isinstance(found, Mapping) else None
 
 

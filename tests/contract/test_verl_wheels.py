@@ -1,4 +1,4 @@
-"""What the adapter for verl wraps and reads is there in released wheels; docs/how-to/verl.md says what older ones lack."""
+"""What the adapter for verl wraps and reads is there in released wheels, apart from what docs/how-to/verl.md says."""
 
 from __future__ import annotations
 

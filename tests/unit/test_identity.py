@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 
 from profdeck.base.errors import ConfigError
-from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
+from profdeck.base.identity import (
+    MEGATRON,
+    Identity,
+    distributed_identity,
+    launcher_identity,
+    parallel_from_environment,
+)
 
 
 def test_the_stem_names_rank_and_coordinates() -> None:
@@ -46,3 +55,18 @@ def test_parallel_coordinates_from_the_environment() -> None:
     assert parallel_from_environment({}) == {}
     with pytest.raises(ConfigError, match="expected a form such as 'tp=0,pp=1,dp=3'"):
         parallel_from_environment({"PROFDECK_PARALLEL": "tp0"})
+
+
+@pytest.mark.torch
+def test_the_coordinates_of_megatron_are_taken_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stub in the place of `megatron.core.parallel_state`, whose functions tests/contract finds in the wheel."""
+    sizes = {"tp": 2, "pp": 1, "cp": 1, "ep": 1, "dp": 4}
+    state = ModuleType("megatron.core.parallel_state")
+    state.model_parallel_is_initialized = lambda: True  # type: ignore[attr-defined]
+    for short, name in MEGATRON.items():
+        setattr(state, f"get_{name}_world_size", lambda short=short: sizes[short])
+        setattr(state, f"get_{name}_rank", lambda short=short: sizes[short] - 1)
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    assert distributed_identity().parallel == {"tp": 1, "dp": 3}
+    state.model_parallel_is_initialized = lambda: False  # type: ignore[attr-defined]
+    assert distributed_identity().parallel == {}

@@ -38,8 +38,8 @@ def test_the_version_is_said_once_in_effect() -> None:
     assert profdeck.__version__ == PROJECT["project"]["version"] == metadata.version("profdeck")
 
 
-def test_there_is_an_extra_per_backend_and_none_for_all() -> None:
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"torch", "vllm", "sglang", "npu", "ray"}
+def test_there_is_an_extra_per_library_and_none_for_all() -> None:
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"torch", "vllm", "sglang", "npu", "ray", "verl"}
 
 
 def test_every_entry_point_leads_somewhere() -> None:

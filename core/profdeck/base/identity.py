@@ -106,7 +106,7 @@ def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: in
     )
 
 
-_MEGATRON = {
+MEGATRON = {
     "tp": "tensor_model_parallel",
     "pp": "pipeline_model_parallel",
     "cp": "context_parallel",
@@ -122,8 +122,8 @@ def _of_megatron() -> dict[str, int]:
     try:
         if state is None or not state.model_parallel_is_initialized():
             return {}
-        sizes = {name: getattr(state, f"get_{key}_world_size")() for name, key in _MEGATRON.items()}
-        return {name: getattr(state, f"get_{_MEGATRON[name]}_rank")() for name, size in sizes.items() if size > 1}
+        sizes = {name: getattr(state, f"get_{key}_world_size")() for name, key in MEGATRON.items()}
+        return {name: getattr(state, f"get_{MEGATRON[name]}_rank")() for name, size in sizes.items() if size > 1}
     except (AttributeError, AssertionError, RuntimeError):  # another release, or groups that it did not make
         return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,6 +11,10 @@ from attrs import validators
 from profdeck.base.errors import CaptureError
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.member import target_key
+
+
+def _ranks(ranks: Iterable[int]) -> tuple[int, ...]:
+    return tuple(ranks)
 
 
 @attrs.frozen
@@ -23,7 +27,7 @@ class PlacedEngine:
 
     target: Any
     """What the backend takes: an engine object, a Ray actor that holds one, or a URL."""
-    gpu_ranks: tuple[int, ...] = attrs.field(converter=tuple, validator=validators.min_len(1))
+    gpu_ranks: tuple[int, ...] = attrs.field(converter=_ranks, validator=validators.min_len(1))
     """By the engine's own ranks, which count from 0: the rank in the job of the GPU that each runs on."""
 
 

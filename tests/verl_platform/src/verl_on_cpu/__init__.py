@@ -41,7 +41,7 @@ class PlatformCPU(PlatformBase):
     def is_available(self) -> bool:
         return True
 
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+    def is_platform_available(self, *_: object, **__: object) -> bool:
         return True
 
     def current_device(self) -> str:
@@ -64,7 +64,7 @@ class PlatformCPU(PlatformBase):
 
     def empty_cache(self) -> None: ...
 
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+    def get_device_capability(self, *_: object) -> tuple[None, None]:
         return None, None
 
     def communication_backend_name(self) -> str:
@@ -73,7 +73,7 @@ class PlatformCPU(PlatformBase):
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
 
-    def nvtx_range(self, msg: str) -> contextlib.AbstractContextManager[None]:
+    def nvtx_range(self, _: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def profiler_start(self) -> None: ...
@@ -109,7 +109,7 @@ torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-ass
 
 
 def _keep_weights(module: types.ModuleType) -> None:
-    """Let engines keep their weights: vLLM's linear layers for the CPU take no new ones once they have packed theirs."""
+    """Let engines keep their weights: vLLM's linear layers for the CPU take no new ones once they are packed."""
     module.vLLMColocateWorkerExtension._update_weights = lambda *_, **__: None  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,132 @@
+"""verl: fine-tuning with two ranks, and reinforcement learning with a real engine of vLLM."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_jobs import PPO, SFT, VerlJob, profdeck
+
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+
+Start = Callable[..., VerlJob]
+
+
+def names(path: Path) -> set[str]:
+    """Return the names of all that took time in a trace."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return {event["name"] for event in events if event.get("ph") == "X"}
+
+
+def traces(run: Path, role: str) -> list[Path]:
+    return [
+        artifact.path
+        for capture in read_run(run).captures
+        if capture.role == role
+        for rank in capture.ranks
+        for artifact in rank.artifacts
+    ]
+
+
+def config(path: Path, text: str) -> dict[str, str]:
+    """Write profdeck's config and return the environment that names it."""
+    path.write_text(text)
+    return {"PROFDECK_CONFIG": str(path)}
+
+
+def test_fine_tuning_with_two_ranks(job: Start, tmp_path: Path) -> None:
+    environ = config(
+        tmp_path / "profdeck.yaml",
+        f"output: {tmp_path / 'profiles'}\nrun: sft\nsteps: ['2..3', 5]\nfinal_step: 5\n"
+        "roles: {trainer: {backend: torch, ranks: all}}\n",
+    )
+    log = job(SFT, "profiler.tool=profdeck", **environ).wait()
+    assert "[finish_hook]" not in log
+    report = read_run(tmp_path / "profiles" / "sft")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(one.first_step, one.last_step, [rank.rank for rank in one.ranks]) for one in report.captures] == [
+        (2, 3, [0, 1]),
+        (5, 5, [0, 1]),
+    ]
+    marks = [sorted(name for name in names(path) if name.startswith("Prof")) for path in traces(report.path, "trainer")]
+    assert marks == [["ProfilerStep#2", "ProfilerStep#3"]] * 2 + [["ProfilerStep#5"]] * 2
+    assert "train_batch" in names(traces(report.path, "trainer")[0])
+
+
+def test_a_switch_by_one_word(job: Start, tmp_path: Path) -> None:
+    """Without a config of profdeck, verl's own keys say what to record."""
+    own = ["profiler.enable=True", "profiler.ranks=[1]", f"profiler.save_path={tmp_path / 'traces'}"]
+    job(SFT, "profiler.tool=profdeck", *own, "trainer.profile_interval=[3,4]").wait()
+    (run,) = (tmp_path / "traces").iterdir()
+    report = read_run(run)
+    assert report.status is Status.COMPLETE
+    assert [(one.first_step, one.last_step, [rank.rank for rank in one.ranks]) for one in report.captures] == [
+        (3, 4, [1])
+    ]
+
+
+def check_ppo(run: Path, steps: list[int]) -> None:
+    """Check the captures of a trainer and of its rollouts."""
+    report = read_run(run)
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    found = sorted((one.first_step, one.role, one.replica) for one in report.captures)
+    assert found == sorted((step, *who) for step in steps for who in (("trainer", None), ("rollout", 0)))
+    for path in traces(run, "trainer"):
+        stages = {"actor_update", "actor_compute_log_prob", "ref_compute_log_prob", "mini_batch0", "mini_batch1"}
+        assert stages <= names(path)
+    for path in traces(run, "rollout"):
+        assert any(re.match(r"execute_context_\d+\(\d+\)_generation_\d+", name) for name in names(path))
+
+
+def test_the_trainer_and_a_real_engine_by_config_and_on_demand(job: Start, tmp_path: Path) -> None:
+    environ = config(
+        tmp_path / "profdeck.yaml",
+        f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: [2]\n"
+        "roles: {trainer: {backend: torch}, rollout: {backend: vllm}}\n",
+    )
+    running = job(PPO, "global_profiler.tool=profdeck", "trainer.total_training_steps=8", **environ)
+    run = tmp_path / "profiles" / "rl"
+    running.wait_for(run / "step_000002" / "rollout" / "target.step2.json")
+    asked = profdeck("capture", "--run", str(run), "--in", "2", "--steps", "1", cwd=tmp_path)
+    log = running.wait()
+    assert asked["complete"], (asked, log[-3000:])
+    assert {(process["role"], process["done"]) for process in asked["processes"]} == {
+        ("trainer", True),
+        ("rollout", True),
+    }
+    check_ppo(run, [2, asked["first_step"]])
+
+
+@pytest.mark.long
+def test_the_older_trainer(job: Start, tmp_path: Path) -> None:
+    environ = config(
+        tmp_path / "profdeck.yaml",
+        f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: [2]\n"
+        "roles: {trainer: {backend: torch}, rollout: {backend: vllm}}\n",
+    )
+    options = ("trainer.use_v1=False", "trainer.total_training_steps=3")
+    job(PPO, "global_profiler.tool=profdeck", *options, **environ).wait()
+    check_ppo(tmp_path / "profiles" / "rl", [2])
+
+
+def test_check_says_whether_verl_loads_it(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "c.yaml").write_text("steps: [2]\nroles: {trainer: {backend: torch}}\n")
+
+    def found() -> Any:
+        document = profdeck("check", "c.yaml", "--host", "verl", cwd=tmp_path)
+        (one,) = [check for check in document["checks"] if check["what"] == "host verl"]
+        return one
+
+    assert found() == {
+        "what": "host verl",
+        "ok": True,
+        "detail": "verl 0.9.1 loads profdeck; select it with global_profiler.tool=profdeck",
+    }
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "cpu")
+    assert (found()["ok"], "leaves profdeck out" in found()["detail"]) == (False, True)

@@ -1,0 +1,116 @@
+"""verl's own keys as profdeck's, and which of both wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from profdeck.base.errors import ConfigError
+from profdeck.config.model import Mode
+from profdeck_verl.settings import gathered
+
+TORCH = {"contents": [], "discrete": False}
+
+
+def job(
+    *, tool: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None, **profiler: Any
+) -> dict[str, Any]:
+    """Return verl's config, with the keys that every one has."""
+    own = {"enable": True, "all_ranks": False, "ranks": [], "tool_config": {"torch": TORCH | (tool or {})}}
+    off = {"enable": False, "all_ranks": False, "ranks": [], "tool_config": {}}
+    general = {
+        "steps": None,
+        "profile_continuous_steps": False,
+        "save_path": "outputs/profile",
+        "finish_hook_cmd": None,
+    }
+    return {
+        "global_profiler": general | profiler,
+        "actor_rollout_ref": {
+            "actor": {"profiler": own},
+            "ref": {"profiler": off},
+            "rollout": {"name": "vllm", "profiler": off | (rollout or {})},
+        },
+        "critic": {"profiler": off},
+        "trainer": {"device": "cuda"},
+    }
+
+
+def test_a_job_that_changes_one_word() -> None:
+    config, notes = gathered(
+        job(
+            steps=[2, 3, 7],
+            save_path="/data/traces",
+            finish_hook_cmd='upload "$VERL_PROFILE_SAVE_PATH"',
+            tool={"contents": ["cpu", "shapes", "stack", "memory"], "schedule": {"active": 2, "wait": 1, "repeat": 0}},
+            rollout={
+                "enable": True,
+                "all_ranks": True,
+                "tool_config": {"torch": {"contents": ["shapes"], "profile_token_start": 4, "profile_token_end": 10}},
+            },
+        )
+    )
+    assert notes == []
+    assert (str(config.output), config.steps.to_list(), config.join_steps) == ("/data/traces", [2, 3, 7], False)
+    assert config.finish.command is not None
+    assert "VERL_PROFILE_SAVE_PATH='/data/traces'" in config.finish.command
+    trainer, rollout = config.roles["trainer"], config.roles["rollout"]
+    assert (trainer.backend, trainer.ranks) == ("torch", (0,))
+    assert trainer.options == {
+        "record_shapes": True, "with_stack": True, "profile_memory": True, "activities": ["cpu"],
+    }  # fmt: skip
+    assert trainer.window is not None
+    assert (trainer.window.active, trainer.window.wait, trainer.window.repeat) == (2, 1, 1)
+    assert (rollout.backend, rollout.ranks, rollout.options) == ("vllm", "all", {"record_shapes": True})
+    assert rollout.iterations is not None
+    assert (rollout.iterations.skip, rollout.iterations.count) == (4, 6)
+
+
+def test_keys_of_a_later_verl() -> None:
+    keys = {"step_start": 5, "step_end": 8, "profile_by_stage": True, "merge_profiles": False, "with_stack": True}
+    config, _ = gathered(job(rollout={"enable": True, "ranks": [8]}, **keys))
+    assert config.steps.to_list() == ["5..8"]
+    assert config.roles["rollout"].ranks == (8,)
+    assert config.roles["rollout"].options == {"profile_by_stage": True, "merge_profiles": False, "with_stack": True}
+
+
+def test_stages_and_ascend() -> None:
+    config = job(steps=[1])
+    config["trainer"]["device"] = "npu"
+    npu = {"contents": ["npu", "cpu"], "level": "level1", "analysis": False, "discrete": True}
+    config["actor_rollout_ref"]["actor"]["profiler"]["tool_config"] = {"npu": npu}
+    found, _ = gathered(config)
+    assert found.mode is Mode.DISCRETE
+    assert (found.roles["trainer"].backend, found.roles["trainer"].options) == (
+        "npu", {"level": "level1", "analysis": False},
+    )  # fmt: skip
+
+
+def test_the_config_of_profdeck_wins_and_says_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "steps: [9]\nroles: {trainer: {backend: torch, ranks: all}, rollout: {iterations: {count: 3}}}\n"
+    )
+    monkeypatch.setenv("PROFDECK_CONFIG", str(tmp_path / "c.yaml"))
+    config, notes = gathered(job(steps=[2]))
+    assert config.steps.to_list() == [9]
+    assert config.roles["trainer"].ranks == "all"
+    assert config.roles["rollout"].backend == "vllm"  # which profdeck's config left open
+    assert str(config.output) == "outputs/profile"
+    assert notes == [
+        "global_profiler.steps=[2] has no effect: profdeck's steps is [9].",
+        "actor_rollout_ref.actor.profiler.ranks=[0] has no effect: profdeck's trainer.ranks is 'all'.",
+    ]
+
+
+def test_a_worker_that_is_not_enabled_records_nothing() -> None:
+    config = job(steps=[2])
+    config["actor_rollout_ref"]["actor"]["profiler"]["enable"] = False
+    found, notes = gathered(config)
+    assert found.roles == {}
+    assert notes[0].startswith("nothing is recorded: profdeck's config has no roles, and no profiler of verl's is")
+
+
+def test_a_wrong_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="steps"):
+        gathered(job(steps=[-3]))
