@@ -1,0 +1,92 @@
+"""The Trainer of Hugging Face, with a tiny model: accumulation, resume, several steps in a capture."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pages import ROOT, Shell, blocks
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+from profdeck_trainers.huggingface import ProfdeckCallback
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., None]:
+    """Train a tiny Llama for some steps."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=32,
+        )
+    )  # fmt: skip
+    ids = torch.randint(0, 64, (64, 8))
+    data = [{"input_ids": row, "labels": row} for row in ids]
+
+    def run(steps: int, settings: dict[str, Any], *, resume: bool = False, **arguments: Any) -> None:
+        given = TrainingArguments(
+            output_dir=str(tmp_path / "checkpoints"), max_steps=steps, per_device_train_batch_size=2,
+            gradient_accumulation_steps=2, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, **arguments,
+        )  # fmt: skip
+        base = {"output": str(tmp_path), "run": "hf", "trainer.backend": "torch", "trainer.options.activities": ["cpu"]}
+        callback = ProfdeckCallback(settings=base | settings)
+        Trainer(model=model, args=given, train_dataset=data, callbacks=[callback]).train(resume_from_checkpoint=resume)
+
+    return run
+
+
+def marks(path: Path) -> list[str]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return sorted(event["name"] for event in events if event["name"].startswith("ProfilerStep#"))
+
+
+def test_steps_are_those_of_the_optimizer(train: Callable[..., None], tmp_path: Path) -> None:
+    train(6, {"steps": ["2..3", 6]})
+    report = read_run(tmp_path / "hf")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    found = {one.first_step: one for one in report.captures}
+    assert {first: one.last_step for first, one in found.items()} == {2: 3, 6: 6}
+    (artifact,) = found[2].ranks[0].artifacts
+    assert marks(artifact.path) == ["ProfilerStep#2", "ProfilerStep#3"]
+
+
+def test_micro_batches_of_a_step_are_a_window(train: Callable[..., None], tmp_path: Path) -> None:
+    train(2, {"steps": [2], "trainer.window": {"skip_first": 1, "active": 1}})
+    report = read_run(tmp_path / "hf")
+    assert report.status is Status.COMPLETE
+    (artifact,) = report.captures[0].ranks[0].artifacts
+    assert artifact.iterations == (1, 1)
+
+
+def test_a_trainer_that_resumes_goes_on_counting(train: Callable[..., None], tmp_path: Path) -> None:
+    train(3, {"steps": [5]})
+    train(5, {"steps": [5]}, resume=True)
+    report = read_run(tmp_path / "hf")
+    assert report.status is Status.COMPLETE
+    assert [one.first_step for one in report.captures] == [5]
+
+
+def test_a_training_that_ends_in_mid_capture_is_partial(train: Callable[..., None], tmp_path: Path) -> None:
+    train(2, {"steps": ["2..9"]})
+    report = read_run(tmp_path / "hf")
+    assert report.status is Status.PARTIAL
+    assert "ended after step 2" in report.captures[0].ranks[0].problems[0]
+
+
+def test_the_page_works(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    script, console = blocks(ROOT / "docs" / "how-to" / "trainers.md")
+    (shell.directory / "finetune.py").write_text(script.text)
+    shell.environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    for command, _ in console.commands():
+        shell.run(console, command, [], 0)
+    report = read_run(shell.directory / "profiles" / "hf")
+    assert (report.status, [one.last_step for one in report.captures]) == (Status.COMPLETE, [4])
