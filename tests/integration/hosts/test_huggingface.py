@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pages import ROOT, Shell, blocks
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
-from profdeck_trainers.huggingface import ProfdeckCallback
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., None]:
     """Train a tiny Llama for some steps."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=2, head_dim=16, max_position_embeddings=32,
         )
@@ -32,13 +32,16 @@ def train(tmp_path: Path) -> Callable[..., None]:
     data = [{"input_ids": row, "labels": row} for row in ids]
 
     def run(steps: int, settings: dict[str, Any], *, resume: bool = False, **arguments: Any) -> None:
-        given = TrainingArguments(
+        from profdeck_trainers.huggingface import ProfdeckCallback
+
+        given = transformers.TrainingArguments(
             output_dir=str(tmp_path / "checkpoints"), max_steps=steps, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, **arguments,
         )  # fmt: skip
         base = {"output": str(tmp_path), "run": "hf", "trainer.backend": "torch", "trainer.options.activities": ["cpu"]}
         callback = ProfdeckCallback(settings=base | settings)
-        Trainer(model=model, args=given, train_dataset=data, callbacks=[callback]).train(resume_from_checkpoint=resume)
+        trainer = transformers.Trainer(model=model, args=given, train_dataset=data, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=resume)
 
     return run
 
