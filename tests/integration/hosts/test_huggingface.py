@@ -14,13 +14,15 @@ from pages import ROOT, Shell, blocks
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., None]:
     """Train a tiny Llama for some steps."""
+    import torch  # here, as other sessions collect this module, too
+    import transformers
+
+    from profdeck_trainers.huggingface import ProfdeckCallback
+
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -32,8 +34,6 @@ def train(tmp_path: Path) -> Callable[..., None]:
     data = [{"input_ids": row, "labels": row} for row in ids]
 
     def run(steps: int, settings: dict[str, Any], *, resume: bool = False, **arguments: Any) -> None:
-        from profdeck_trainers.huggingface import ProfdeckCallback
-
         given = transformers.TrainingArguments(
             output_dir=str(tmp_path / "checkpoints"), max_steps=steps, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, **arguments,
