@@ -20,12 +20,9 @@ from profdeck.base.structuring import structure
 from profdeck.config.model import Config
 from profdeck.config.targets import TargetsConfig
 from profdeck_verl import steps
-from profdeck_verl.words import REWARD, ROLLOUT, TOOL, plain
+from profdeck_verl.words import ENGINES, REWARD, ROLLOUT, TOOL, plain
 
 logger = logging.getLogger("profdeck")
-
-ENGINES = {"vllm": "engine", "sglang": "tokenizer_manager"}
-"""By backend: the attribute of verl's server actors that holds the engine (0.6.1 to 0.9.1)."""
 
 
 def put_in_place(module: ModuleType) -> None:

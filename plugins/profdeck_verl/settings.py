@@ -5,6 +5,7 @@ profdeck's config (``PROFDECK_CONFIG``, ``PROFDECK__...``) wins where both say s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,10 +13,12 @@ import attrs
 
 from profdeck.config.model import Config
 from profdeck.config.sources import Draft, gather
-from profdeck_verl.words import plain
+from profdeck.records.run_directory import run_name
+from profdeck_verl.words import ENGINES, plain
+
+logger = logging.getLogger("profdeck")
 
 SOURCE = "verl's config"
-ENGINES = ("vllm", "sglang")
 _CONTENTS = {"shapes": "record_shapes", "stack": "with_stack", "memory": "profile_memory", "module": "with_modules"}
 _OF_ENGINE = ("profile_by_stage", "merge_profiles")
 """Keys of global_profiler that are an engine's (verl #5025)."""
@@ -44,21 +47,29 @@ def gathered(config: Any) -> tuple[Config, list[str]]:
     Raises:
         ConfigError: a key or value is wrong.
     """
-    draft, notes = gather(), []
-    for setting in settings(plain(config)):
+    draft, notes, data = gather(), [], plain(config)
+    for setting in settings(data):
         kept = draft.get(*_key(setting.key))
         if kept is None:
             if setting.value is not None:
                 draft.set(setting.key, setting.value, f"{SOURCE}: {setting.given_by}")
         elif kept != setting.value and not setting.default:
             notes.append(f"{setting.given_by}={setting.value!r} has no effect: profdeck's {setting.key} is {kept!r}.")
-    _backends(draft, plain(config))
+    _backends(draft, data)
     if not draft.get("roles"):
         notes.append(
             "nothing is recorded: profdeck's config has no roles, and no profiler of verl's is enabled, as by "
             "actor_rollout_ref.actor.profiler.enable=True."
         )
     return draft.checked().config, notes
+
+
+def resolved(config: Any) -> Config:
+    """Return what `gathered` finds as all processes of the job are to have it, and log its notes."""
+    found, notes = gathered(config)
+    for note in notes:
+        logger.warning("profdeck: %s", note)
+    return attrs.evolve(found, run=run_name(found.run), output=found.output.absolute())
 
 
 def settings(config: Mapping[str, Any]) -> Iterator[Setting]:

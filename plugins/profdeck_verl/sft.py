@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import attrs
-
 from profdeck.base.structuring import unstructure
-from profdeck.records.run_directory import run_name
-from profdeck_verl.settings import gathered
+from profdeck_verl.settings import resolved
 from profdeck_verl.steps import AnyStep
 from profdeck_verl.words import CONFIG, ROLE, TRAINER
-
-logger = logging.getLogger("profdeck")
 
 _MOST_FRAMES = 20
 
@@ -44,11 +38,8 @@ def prepared(config: Any, frame: FrameType | None) -> Mapping[str, Any] | None:
     else:
         return None
     assert trainer is not None  # noqa: S101  # it has those attributes
-    found, notes = gathered({**_of(trainer), "profiler": vars(config)})
-    for note in notes:
-        logger.warning("profdeck: %s", note)
+    found = resolved({**_of(trainer), "profiler": vars(config)})
     trainer.start_profile_step = trainer.end_profile_step = AnyStep()
-    found = attrs.evolve(found, run=run_name(found.run), output=found.output.absolute())
     return {CONFIG: unstructure(found), ROLE: TRAINER}
 
 

@@ -8,15 +8,12 @@ import logging
 from types import ModuleType
 from typing import Any
 
-import attrs
-
 from profdeck.backends.building import build_backend
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import Config
-from profdeck.records.run_directory import run_name
 from profdeck_verl import steps
 from profdeck_verl.rollouts import Rollouts
-from profdeck_verl.settings import gathered
+from profdeck_verl.settings import resolved
 from profdeck_verl.steps import EveryStep
 from profdeck_verl.words import CONFIG, ROLE, TOOL, TRAINER
 
@@ -89,12 +86,9 @@ def prepare(config: Any) -> None:
     profiler = config.get("global_profiler")
     if profiler is None or profiler.get("tool") != TOOL or is_prepared(config):
         return
-    found, notes = gathered(config)
-    found = attrs.evolve(found, run=run_name(found.run), output=found.output.absolute())
+    found = resolved(config)
     for role in found.roles:
         build_backend(found, role)  # what is wrong is said before anything is trained
-    for note in notes:
-        logger.warning("profdeck: %s", note)
     _fill(config, found)
     logger.info("profdeck captures %s into %s.", ", ".join(found.roles), found.output / str(found.run))
 

@@ -10,6 +10,8 @@ CONFIG, ROLE = "config", "role"
 """Keys of ``tool_config.profdeck``: the whole config as plain data, and whose role the worker has."""
 TRAINER, ROLLOUT, REWARD = "trainer", "rollout", "reward"
 """Roles: of training workers, and of the engines."""
+ENGINES = {"vllm": "engine", "sglang": "tokenizer_manager"}
+"""By backend: the attribute of verl's server actors that holds the engine (0.6.1 to 0.9.1)."""
 
 
 def plain(config: Any) -> Any:
