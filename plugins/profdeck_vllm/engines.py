@@ -15,7 +15,8 @@ from profdeck.base.structuring import structure
 from profdeck.engine.engine import Engine
 from profdeck.engine.worker.frontend import FrontendRecorder
 from profdeck.records.request import Answer, Reply
-from profdeck_vllm.worker import METHOD, installed
+from profdeck_vllm.v1_worker import installed
+from profdeck_vllm.worker import METHOD
 
 _ORIGINAL = "_profdeck_original"
 _SAVE_S = 20.0
@@ -45,6 +46,10 @@ class VllmEngine(Engine):
         """Tell whether the names of its traces begin with the prefix that a start gives."""
         return False
 
+    async def is_pipeline(self) -> bool:
+        """Tell whether it is one of vLLM-Omni, of stages."""
+        return False
+
     async def device_type(self) -> str | None:
         """Return what its workers run on, in torch's words; None where that cannot be known."""
         return None
@@ -55,7 +60,7 @@ class VllmEngine(Engine):
 
 
 class VllmObject(VllmEngine):
-    """An `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` in this process."""
+    """An `LLM` or `AsyncLLM` in this process; what they share with those of vLLM-Omni."""
 
     gives_up = False
 
@@ -78,10 +83,10 @@ class VllmObject(VllmEngine):
     async def has_profdeck(self) -> bool:
         """Tell by this process, in whose environment the workers were started."""
         # Asking a worker that lacks the method would leave unread answers in vLLM's queues.
-        return installed() and self._rpc is not None
+        return installed() and self.rpc is not None
 
     @property
-    def _rpc(self) -> Any:
+    def rpc(self) -> Any:
         """The engine's collective_rpc; Omni has it on the engine that it holds."""
         own = getattr(self._engine, "collective_rpc", None)
         return own or getattr(getattr(self._engine, "engine", None), "collective_rpc", None)
@@ -98,25 +103,47 @@ class VllmObject(VllmEngine):
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         """Call the method of all workers, and the recorder of this process, which is the frontend's."""
-        sent = dict(payload)
-        if command == "start":
-            sent["engine"] = {**payload.get("engine", {}), "data_parallel_size": self.data_parallel_size}
-        try:
-            answers = self._ask_workers(command, sent)
-            if inspect.isawaitable(answers):
-                answers = await answers
-        except Exception as error:
-            raise CaptureError(f"The engine does not answer: {describe(error)}") from error
-        ranks = tuple(structure(answer, Reply, where="reply") for answer in _flat(answers))
+        sent = await self.prepared(payload) if command == "start" else dict(payload)
+        ranks = tuple(structure(answer, Reply, where="reply") for answer in await self.ask(command, sent))
         if any(rank.error for rank in ranks):
             return Answer(ranks=ranks)
         if command == "start":
             self._request = {"request": payload["id"], "token": payload.get("token")}
             self._save_before_shutdown()
         frontend = self._frontend.command(command, sent)
-        return Answer(ranks=ranks, frontends={"frontend": frontend} if frontend else {})
+        return Answer(ranks=ranks, frontends={"frontend": frontend} if frontend else {}, recording=self.recording)
 
-    def _ask_workers(self, *arguments: Any) -> Any:
+    @property
+    def recording(self) -> tuple[int, ...] | None:
+        """The ranks that record, where they are chosen here; see `profdeck.records.request.Answer`."""
+        return None
+
+    async def prepared(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to a request what the workers do not know of their engine.
+
+        Raises:
+            CaptureError: the engine has not what it asks for.
+        """
+        engine = payload.get("engine", {})
+        if engine.get("stages") is not None:
+            raise CaptureError("options.stages choose the stages of a vLLM-Omni pipeline, and this engine has none.")
+        return {**payload, "engine": {**engine, "data_parallel_size": self.data_parallel_size}}
+
+    async def ask(self, *arguments: Any) -> list[Any]:
+        """Call our method in all workers and return their answers.
+
+        Raises:
+            CaptureError: the engine does not answer.
+        """
+        try:
+            answers = self.call_workers(*arguments)
+            if inspect.isawaitable(answers):
+                answers = await answers
+        except Exception as error:
+            raise CaptureError(f"The engine does not answer: {describe(error)}") from error
+        return flat(answers)
+
+    def call_workers(self, *arguments: Any) -> Any:
         """Call our method in the workers of all data-parallel engines.
 
         vLLM's own `collective_rpc` asks them all, too, and returns what the first has answered.
@@ -124,7 +151,7 @@ class VllmObject(VllmEngine):
         client: Any = getattr(self._engine, "engine_core", None)
         engines = getattr(client, "core_engines", ())
         if len(engines) < 2 or self.blocking:  # noqa: PLR2004  # several
-            return self._rpc(METHOD, args=arguments)
+            return self.rpc(METHOD, args=arguments)
         ask = client._call_utility_async  # noqa: SLF001  # what `collective_rpc` calls for each
         return asyncio.gather(*(ask("collective_rpc", METHOD, None, arguments, None, engine=one) for one in engines))
 
@@ -150,9 +177,8 @@ class VllmObject(VllmEngine):
         self._engine.shutdown = shut_down
 
     async def names_traces(self) -> bool:
-        """Tell it by the signature; vLLM-Omni makes directories of its own."""
-        takes = "profile_prefix" in inspect.signature(self._engine.start_profile).parameters
-        return takes and not type(self._engine).__module__.startswith("vllm_omni")
+        """Tell it by the signature."""
+        return "profile_prefix" in inspect.signature(self._engine.start_profile).parameters
 
     async def start_profile(self, **arguments: Any) -> None:
         """Call the engine's method of this name, with what its signature takes."""
@@ -164,8 +190,6 @@ class VllmObject(VllmEngine):
 
     async def _native(self, method: Any, arguments: dict[str, Any]) -> None:
         parameters = inspect.signature(method).parameters
-        if "profile_prefix" not in parameters:  # it only tells files apart, which their times do as well
-            arguments.pop("profile_prefix", None)
         if unknown := sorted(set(arguments) - set(parameters)):
             raise CaptureError(
                 f"{self.name}.{method.__name__} of this vLLM does not take {', '.join(unknown)} "
@@ -178,9 +202,7 @@ class VllmObject(VllmEngine):
         except Exception as error:
             raise CaptureError(f"{self.name}.{method.__name__}: {describe(error)}") from error
         # vLLM-Omni returns failures of its stages.
-        failed = [
-            str(item.get("error")) for item in _flat(result or ()) if isinstance(item, dict) and item.get("error")
-        ]
+        failed = [str(item.get("error")) for item in flat(result or ()) if isinstance(item, dict) and item.get("error")]
         if failed:
             raise CaptureError(f"{self.name}.{method.__name__}: {'; '.join(failed)}")
 
@@ -211,10 +233,8 @@ REMEDY = (
 """What to do about all that vLLM's own profiler cannot do."""
 
 
-def _flat(answers: Any) -> list[Any]:
+def flat(answers: Any) -> list[Any]:
     """Return the answers of all workers, which vLLM-Omni groups by stage."""
     if isinstance(answers, list | tuple):
-        return [
-            item for answer in answers for item in (_flat(answer) if isinstance(answer, list | tuple) else [answer])
-        ]
+        return [item for answer in answers for item in (flat(answer) if isinstance(answer, list | tuple) else [answer])]
     return [answers]

@@ -31,7 +31,8 @@ class VllmOptions(EngineOptions):
     Off records its CPU as a role of its own, `<role>-frontend`."""
 
     stages: tuple[int, ...] | None = None
-    """Stages of a vLLM-Omni pipeline to record. Default: all. Other engines have none."""
+    """Stages of a vLLM-Omni pipeline to record, of each of which `ranks` are chosen. Default: all. Other engines have
+    none."""
 
     @property
     def separates_kinds(self) -> bool:
@@ -45,4 +46,5 @@ class VllmOptions(EngineOptions):
 
     def for_processes(self) -> Mapping[str, Any]:
         """Return what the workers' side and the frontend's read."""
-        return {"detailed": self.detailed_trace_annotation, "frontend": not self.ignore_frontend}
+        asked = {"detailed": self.detailed_trace_annotation, "frontend": not self.ignore_frontend}
+        return asked if self.stages is None else {**asked, "stages": list(self.stages)}

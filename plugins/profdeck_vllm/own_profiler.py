@@ -10,8 +10,10 @@ ends when iteration N + 1 begins, or at the stop.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +30,11 @@ from profdeck_vllm.options import VllmOptions
 # rank1, INSTANCE-rank-1; then the time in nanoseconds.
 _FILE = re.compile(r"(?:.*_)?(?P<place>(?:[a-z]+\d+_)*)rank(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
 _OLD_FILE = re.compile(r".*-rank-(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+# ``OmniTorchProfilerWrapper`` in vllm_omni/profiler/omni_torch_profiler.py: TIME_stage0_rank1_SECONDS/trace_rank1.json,
+# TIME_stage_0_rep_0_diffusion_SECONDS/trace_rank0.json.gz (0.30); stage_0_diffusion_SECONDS_rank0.json (0.18).
+_OMNI_FILE = re.compile(r".*?stage_?(?P<stage>\d+)_.*_rank(?P<rank>\d+)\.json(?:\.gz)?")
+_SETTLED_S = 2.0
+"""So old is a trace that vLLM-Omni does not compress; it begins at once, in another process."""
 
 # Our options, and those of vLLM's ProfilerConfig that must have been on at launch.
 _AT_LAUNCH = {
@@ -50,7 +57,7 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
 
     backend: ClassVar[str] = "vllm"
     title: ClassVar[str] = "vLLM"
-    glob: ClassVar[str] = "*.pt.trace.json*"
+    glob: ClassVar[str] = "**/*.json*"
 
     async def start(self) -> None:
         """Start it.
@@ -68,6 +75,8 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
                 "--profiler-config.torch_profiler_dir=DIRECTORY (profiler_config={...} of an engine object).",
                 Outcome.NOT_ENABLED,
             )
+        if await self._engine.is_pipeline():
+            self._check_pipeline()
         if refused := list(self._refusals(launched)):
             raise CaptureError(f"vLLM's own profiler cannot be told for one capture: {'; '.join(refused)}. {REMEDY}")
         directory = launched["torch_profiler_dir"] if launched else self._options.native_directory
@@ -76,11 +85,11 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
                 f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell "
                 f"which that is: give options.native_directory. {REMEDY}"
             )
-        prefix = self._own_prefix()
-        self.watch(Path(directory), f"{prefix}_" if await self._engine.names_traces() else "")
+        prefix = self._own_prefix() if await self._engine.names_traces() else None
+        self.watch(Path(directory), f"{prefix}_" if prefix else "")
         try:
             self._world = await self._engine.world()
-            await self._engine.start_profile(profile_prefix=prefix, **self._arguments())
+            await self._engine.start_profile(**self._arguments(prefix))
         except BaseException:
             self._unwatch()
             raise
@@ -98,6 +107,9 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
             return TraceOrigin(int(found["rank"]), {name: int(index) for name, index in pairs})
         if found := _OLD_FILE.fullmatch(path.name):
             return TraceOrigin(int(found["rank"]))
+        name = f"{path.parent.name}_{path.name}"
+        if (found := _OMNI_FILE.fullmatch(path.name) or _OMNI_FILE.fullmatch(name)) and not _is_to_be_compressed(path):
+            return TraceOrigin(int(found["rank"]), {"stage": int(found["stage"])})
         return None
 
     @property
@@ -114,8 +126,16 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
         about = re.sub(r"[^A-Za-z0-9.-]", "-", f"{request.run}-{request.role}{replica}-{request.id}")
         return f"p{secrets.token_hex(4)}-{about}"[:120]
 
-    def _arguments(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
+    def _check_pipeline(self) -> None:
+        """Refuse what cannot be told apart: the names of vLLM-Omni's traces have ranks of their stage."""
+        if len(self._options.stages or ()) != 1:
+            raise CaptureError(
+                "vLLM-Omni's own profiler numbers the ranks of each stage from 0: choose one stage, such as "
+                f"options.stages: [0]. {REMEDY}"
+            )
+
+    def _arguments(self, prefix: str | None) -> dict[str, Any]:
+        arguments: dict[str, Any] = {} if prefix is None else {"profile_prefix": prefix}
         if (iterations := self._request.iterations) is not None:
             arguments["delay_iterations"] = iterations.skip + 1 if iterations.skip else 0
             arguments["max_iterations"] = iterations.count
@@ -142,3 +162,12 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
             yield "ignore_frontend: false (launch with --profiler-config.ignore_frontend=false)"
         if launched and launched.get("profiler") != "torch":
             yield f"traces (it was launched with the profiler {launched.get('profiler')}, whose files are no traces)"
+
+
+def _is_to_be_compressed(path: Path) -> bool:
+    """Tell whether vLLM-Omni may be replacing a trace by a compressed one."""
+    if path.suffix == ".gz":
+        return False
+    with contextlib.suppress(OSError):  # it went away
+        return path.with_name(f"{path.name}.gz").exists() or path.stat().st_mtime > time.time() - _SETTLED_S
+    return True

@@ -16,26 +16,32 @@ from profdeck_vllm.engines import REMEDY, VllmEngine
 
 _PER_SESSION = Version("0.32.0")
 """From here on /start_profile has a body; before, it is ignored."""
+_OF_OMNI = "/v1/videos"
+"""A route of vLLM-Omni's servers."""
 
 
 class VllmServer(HttpEngine, VllmEngine):
     """A server of vLLM by URL."""
 
     async def names_traces(self) -> bool:
-        """Tell it by the release, whose route reads a prefix."""
-        return await self._version() >= _PER_SESSION
+        """Tell it by the release, whose route reads a prefix; that of vLLM-Omni reads none."""
+        return await self._version() >= _PER_SESSION and not await self.is_pipeline()
+
+    async def is_pipeline(self) -> bool:
+        """Tell it by a route that vLLM itself has not."""
+        return (await self.request("GET", _OF_OMNI)).status_code != HTTPStatus.NOT_FOUND
 
     async def start_profile(self, **arguments: Any) -> None:
         """Call vLLM's route, which older releases read no arguments from."""
-        if arguments and await self._version() < _PER_SESSION:
-            arguments.pop("profile_prefix", None)  # it only tells files apart, which their times do as well
-            if arguments:
-                raise TargetError(
-                    f"{self.name} runs a vLLM older than {_PER_SESSION}, whose /start_profile passes over "
-                    f"{', '.join(arguments)}. {REMEDY}",
-                    Outcome.REFUSED,
-                    REMEDY,
+        if arguments:
+            old = await self._version() < _PER_SESSION
+            reads = {"stages"} if await self.is_pipeline() else set() if old else set(arguments)
+            if unread := arguments.keys() - reads:
+                what = f"a vLLM older than {_PER_SESSION}" if old else "vLLM-Omni"
+                text = (
+                    f"{self.name} runs {what}, whose /start_profile passes over {', '.join(sorted(unread))}. {REMEDY}"
                 )
+                raise TargetError(text, Outcome.REFUSED, REMEDY)
         self._native(await self.request("POST", "/start_profile", arguments, starts=True))
 
     async def stop_profile(self, **arguments: Any) -> None:

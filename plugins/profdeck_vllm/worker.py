@@ -1,112 +1,102 @@
 """The side of the backend that runs in each worker of an engine, behind one RPC method.
 
-vLLM calls methods of its workers by name on every rank (``collective_rpc``), so a method added to ``WorkerBase`` can be
-called in workers of every kind. An exception in it would leave answers of other ranks unread in vLLM's queues, where
-the next call would take them for its own: it never raises, and refusals are answers.
+vLLM and vLLM-Omni call methods of their workers by name on every rank (``collective_rpc``), so a method added to a
+base class can be called in workers of every kind. An exception in it would leave answers of other ranks unread in
+vLLM's queues, where the next call would take them for its own: it never raises, and refusals are answers.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from profdeck.base.errors import describe as describe_error
+import attrs
+
+from profdeck.base.errors import describe
 from profdeck.base.identity import Identity
 from profdeck.engine.engine_config import EngineConfig
 from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
-from profdeck.records.request import CaptureRequest, Reply, RequestState
-from profdeck_vllm.iterations import describe
+from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
 from profdeck_vllm.library import LIBRARY
-
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.worker.worker_base import WorkerBase
 
 logger = logging.getLogger("profdeck")
 
 METHOD = "profdeck_command"
 """The name of the RPC method."""
+SEAT = "seat"
+"""The command that asks a worker of a vLLM-Omni pipeline who it is: see `WorkerAgent.seat`."""
 
 _AGENT = "_profdeck_agent"
 
 
-def install() -> None:
-    """Add the RPC method to all workers of this process, and the capture that the config arms, if it does."""
-    from vllm.v1.worker.worker_base import WorkerBase
+class WorkerAgent(ABC):
+    """Records in one worker: while a request is under way, its methods are wrapped and report their iterations."""
 
-    if METHOD in vars(WorkerBase):
-        return
-    setattr(WorkerBase, METHOD, _command)
-    armed = EngineConfig.load("vllm")
-    if armed.captures_by_itself:
-        armed.name_run()
-        _arm_new_workers(WorkerBase, armed)
+    iterating: ClassVar[Sequence[str]]
+    """The methods of a worker with which an iteration begins, where it has them."""
 
-
-def installed() -> bool:
-    """Tell whether `install` has run in this process; then it has in the workers that it started, too."""
-    import sys
-
-    module = sys.modules.get("vllm.v1.worker.worker_base")
-    return module is not None and hasattr(module.WorkerBase, METHOD)
-
-
-def _command(worker: WorkerBase, command: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a command in this worker and answer in plain data; see `WorkerAgent.handle`."""
-    try:
-        return _agent(worker).handle(command, payload)
-    except Exception as error:  # noqa: BLE001  # see the head of this module
-        error_text = describe_error(error)
-        return plain(
-            Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=RequestState.IDLE, error=error_text)
-        )
-
-
-def _agent(worker: WorkerBase) -> WorkerAgent:
-    agent: WorkerAgent | None = vars(worker).get(_AGENT)
-    if agent is None:
-        agent = WorkerAgent(worker)
-        setattr(worker, _AGENT, agent)
-    return agent
-
-
-def _arm_new_workers(base: type[WorkerBase], armed: EngineConfig) -> None:
-    build = base.__init__
-
-    def build_armed(self: WorkerBase, *args: Any, **kwargs: Any) -> None:
-        build(self, *args, **kwargs)
-        # Ranks and devices are known only when the first iteration comes, and iterations are counted from it.
-        own = self.execute_model
-
-        def execute_model(output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-            del self.execute_model  # this function itself
-            agent = _agent(self)
-            try:
-                agent.start(armed.own_request())
-            except Exception as error:  # noqa: BLE001  # the engine serves on
-                logger.warning("The capture that the config arms cannot start: %s", describe_error(error))
-            execute = self.execute_model if agent.recorder.active else own
-            return execute(output, *args, **kwargs)
-
-        self.execute_model = execute_model  # on this worker only
-
-    base.__init__ = build_armed  # the only place where workers of all kinds pass
-
-
-class WorkerAgent:
-    """Records in one worker."""
-
-    def __init__(self, worker: WorkerBase) -> None:
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
         device = worker.current_platform.device_type if hasattr(worker, "current_platform") else str(worker.device)
-        self.recorder = EngineRecorder(place(worker, 1), device.partition(":")[0], _versions())
-        self._worker = worker
-        self._detailed = False
+        self.recorder = EngineRecorder(self._identity({}), device.partition(":")[0], _versions())
+        self._wrapped: tuple[str, ...] = ()
         self._open = False
 
-    def handle(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def of(cls, worker: Any) -> WorkerAgent:
+        """Return the agent of a worker, the same for its whole life."""
+        agent: WorkerAgent | None = vars(worker).get(_AGENT)
+        if agent is None:
+            agent = cls(worker)
+            setattr(worker, _AGENT, agent)
+        return agent
+
+    @abstractmethod
+    def place(self, engine: Mapping[str, Any]) -> Identity:
+        """Return the place of the worker in its engine, or in its stage of a pipeline.
+
+        Args:
+            engine: what the request says of the engine.
+        """
+
+    @property
+    @abstractmethod
+    def stage(self) -> int | None:
+        """The stage of a vLLM-Omni pipeline that it works for; None in other engines."""
+
+    @abstractmethod
+    def wrappers(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:
+        """Return what takes the place of methods of the worker while it records."""
+
+    @classmethod
+    def answers(cls, answer: Any) -> Any:
+        """Return what the worker answers for itself, or for all whose answers do not reach the one that asks."""
+        return answer
+
+    @property
+    def seat(self) -> dict[str, Any]:
+        """The worker's rank in its stage, and what tells it from all other workers of the pipeline."""
+        own = self.place({})
+        key = f"{own.host}:{own.pid}:{self.stage}:{own.rank}"
+        return {"key": key, "rank": own.rank, "pid": own.pid}
+
+    def _identity(self, engine: Mapping[str, Any]) -> Identity:
+        """Return the worker's place; in a pipeline its rank counts over the stages that record."""
+        own = self.place(engine)
+        seats = engine.get("seats")
+        seat = seats.get(self.seat["key"]) if seats else None
+        if seats and seat:
+            own = attrs.evolve(own, rank=int(seat["rank"]), world_size=len(seats))
+        stage = self.stage if seat is None else seat["stage"]
+        return own if stage is None else attrs.evolve(own, parallel={"stage": int(stage), **own.parallel})
+
+    def handle(self, command: str, payload: Mapping[str, Any]) -> Any:
         """Carry out a command and answer in plain data; see `profdeck.engine.worker.recorder.handle`."""
+        if command == SEAT:
+            return self.seat
         return plain(handle(command, payload, self.recorder, self.start, self.stop))
 
     def start(self, request: CaptureRequest) -> None:
@@ -116,98 +106,100 @@ class WorkerAgent:
             ProfdeckError: it is refused.
         """
         if self.recorder.reply().state in {RequestState.IDLE, RequestState.ENDED}:
-            self.recorder.identity = place(self._worker, int(request.engine.get("data_parallel_size", 1)))
+            self.recorder.identity = self._identity(request.engine)
         self.recorder.start(request)
-        self._detailed = bool(request.engine.get("detailed"))
         if self.recorder.active:
-            self._wrap()
+            self._wrap(request)
+
+    def start_armed(self, armed: EngineConfig) -> None:
+        """Start the capture that the config arms; what keeps it from starting is logged."""
+        request = armed.own_request()
+        if self.stage is not None:  # nobody has numbered the workers of all stages
+            request = attrs.evolve(request, id=f"{request.id}-stage{self.stage}")
+        try:
+            self.start(request)
+        except Exception as error:  # noqa: BLE001  # the engine serves on
+            logger.warning("The capture that the config arms cannot start: %s", describe(error))
 
     def stop(self, reason: str | None) -> None:
         """End the request and leave the worker as it was, now or, if that must wait, at its next iteration."""
-        self._end_iteration()
+        self.end_iteration()
         self.recorder.stop(reason)
         if not self.recorder.active:
-            self._unwrap()
+            self.unwrap()
 
-    # An iteration is execute_model and, where that returns None, the sample_tokens that follows.
+    def begin_iteration(self, batch: BatchKind | None, label: str) -> None:
+        """Report that an iteration begins."""
+        self._open = True
+        self.recorder.begin(batch, label)
 
-    def _wrap(self) -> None:
-        worker, execute, sample = self._worker, self._worker.execute_model, getattr(self._worker, "sample_tokens", None)
-        shutdown = worker.shutdown
+    def end_iteration(self) -> None:
+        """Report that the iteration has ended, if one is under way."""
+        if self._open:
+            self._open = False
+            self.recorder.end()
+        if not self.recorder.active:
+            self.unwrap()
 
-        def execute_model(output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-            self._end_iteration()  # of the last one, should nothing have been sampled
-            if output.total_num_scheduled_tokens:
-                self._begin_iteration(output)
-            try:
-                result = execute(output, *args, **kwargs)
-            except BaseException:
-                self._end_iteration()
-                raise
-            if result is not None:
-                self._end_iteration()
-            return result
-
-        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return sample(*args, **kwargs)  # type: ignore[misc]  # wrapped only if there is one
-            finally:
-                self._end_iteration()
+    def _wrap(self, request: CaptureRequest) -> None:
+        shutdown = self.worker.shutdown
 
         def shut_down(*args: Any, **kwargs: Any) -> Any:
             self.stop("the engine shut down in mid-capture")
             return shutdown(*args, **kwargs)
 
-        wrappers = {"execute_model": execute_model, "shutdown": shut_down}
-        vars(worker).update(wrappers if sample is None else wrappers | {"sample_tokens": sample_tokens})
+        wrappers = {**self.wrappers(request), "shutdown": shut_down}
+        self._wrapped = tuple(wrappers)
+        vars(self.worker).update(wrappers)
 
-    def _unwrap(self) -> None:
-        for name in ("execute_model", "sample_tokens", "shutdown"):
-            vars(self._worker).pop(name, None)
+    def unwrap(self) -> None:
+        """Leave the worker as it was."""
+        for name in self._wrapped:
+            vars(self.worker).pop(name, None)
+        self._wrapped = ()
 
-    def _begin_iteration(self, output: SchedulerOutput) -> None:
+
+def install(base: type, agent: type[WorkerAgent]) -> None:
+    """Add the RPC method to the workers of a base class, and the capture that the config arms, if it does."""
+    if METHOD in vars(base):
+        return
+
+    def command(worker: Any, command: str, payload: Mapping[str, Any]) -> Any:
+        """Carry out a command in this worker; see `WorkerAgent.handle`."""
         try:
-            batch, label = describe(output, detailed=self._detailed)
-        except Exception as error:  # noqa: BLE001  # a vLLM of which we know too little
-            self.recorder.stop(f"The batch cannot be read: {describe_error(error)}.")
-        else:
-            self._open = True
-            self.recorder.begin(batch, label)
+            answer = agent.of(worker).handle(command, payload)
+        except Exception as error:  # noqa: BLE001  # see the head of this module
+            text, idle = describe(error), RequestState.IDLE
+            answer = plain(Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=idle, error=text))
+        return agent.answers(answer)
 
-    def _end_iteration(self) -> None:
-        if self._open:
-            self._open = False
-            self.recorder.end()
-        if not self.recorder.active:
-            self._unwrap()
+    setattr(base, METHOD, command)
+    armed = EngineConfig.load("vllm")
+    if armed.captures_by_itself:
+        armed.name_run()
+        _arm(base, agent, armed)
 
 
-def place(worker: WorkerBase, data_parallel_size: int) -> Identity:
-    """Return the place of a worker in its engine: ranks count over all data-parallel engines.
+def _arm(base: Any, agent: type[WorkerAgent], armed: EngineConfig) -> None:
+    build = base.__init__
 
-    Args:
-        worker: the worker, whose parallel groups need not exist yet.
-        data_parallel_size: how many data-parallel engines there are; of dense models a worker does not know.
-    """
-    from vllm.distributed import parallel_state
+    def build_armed(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        # Ranks and devices are known only when the first iteration comes, and iterations are counted from it.
+        own = {name: getattr(self, name) for name in agent.iterating if hasattr(self, name)}
 
-    config = worker.vllm_config.parallel_config
-    size = max(config.data_parallel_size, data_parallel_size)
-    index = getattr(config, "data_parallel_index", config.data_parallel_rank)
-    coordinates = {"dp": index} if size > 1 else {}
-    for name in ("pp", "pcp", "tp", "dcp", "ep"):
-        try:
-            group = getattr(parallel_state, f"get_{name}_group")()
-        except (AttributeError, AssertionError):  # not in this release; not initialised
-            continue
-        if group.world_size > 1 and (name != "ep" or config.enable_expert_parallel):
-            coordinates[name] = group.rank_in_group
-    return Identity(
-        rank=index * config.world_size + worker.rank,
-        world_size=max(size, index + 1) * config.world_size,
-        local_rank=worker.local_rank,
-        parallel=coordinates,
-    )
+        def first(name: str) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for wrapped in own:
+                    vars(self).pop(wrapped, None)  # these functions themselves
+                agent.of(self).start_armed(armed)
+                return vars(self).get(name, own[name])(*args, **kwargs)
+
+            return call
+
+        vars(self).update({name: first(name) for name in own})
+
+    base.__init__ = build_armed  # the only place where workers of all kinds pass
 
 
 def _versions() -> dict[str, str]:

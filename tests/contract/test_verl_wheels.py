@@ -90,3 +90,14 @@ def test_a_trainer_for_sft_compares_its_step(wheel, version: str) -> None:
     assert "self.start_profile_step" in str(trainer)
     assert "global_step == self.start_profile_step" in str(trainer.functions["fit"])
     assert "global_step == self.end_profile_step" in str(trainer.functions["fit"])
+
+
+def test_the_driver_gives_its_actors_an_environment(wheel, version: str) -> None:
+    module = wheel("verl/trainer/constants_ppo.py")
+    given = version in {"0.9.0", "0.9.1"}
+    assert module.functions["get_ppo_ray_runtime_env"].parameters == (["config"] if given else [])
+    called = "get_ppo_ray_runtime_env(config)" if given else "get_ppo_ray_runtime_env()"
+    assert called in str(wheel("verl/trainer/main_ppo.py"))
+    assert ("OmegaConf.select(config, 'global_profiler.tool', default=None) == 'torch'" in str(module)) == (
+        version == "0.9.1"
+    )

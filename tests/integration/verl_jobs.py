@@ -18,6 +18,7 @@ from typing import Any, Self
 import attrs
 
 LIMIT_S = 540
+LAST_S = 60
 PPO, SFT = "verl.trainer.main_ppo", "verl.trainer.sft_trainer"
 
 _ENVIRONMENT = {
@@ -70,7 +71,7 @@ _PPO = """
     trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1 trainer.resume_mode=disable
     trainer.default_local_dir={directory}/checkpoints
     transfer_queue.backend.SimpleStorage.num_data_storage_units=1
-    ray_kwargs.ray_init.num_cpus=20 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=False
+    ray_kwargs.ray_init.num_cpus=20 +ray_kwargs.ray_init.num_gpus=2 +ray_kwargs.ray_init.include_dashboard=False
 """
 
 
@@ -161,10 +162,12 @@ class VerlJob:
         return self.words
 
     def wait_for(self, path: Path) -> None:
-        """Wait until it has made a file."""
+        """Wait until it has made a file, or what it leaves behind has."""
         deadline = time.monotonic() + LIMIT_S
         while not path.exists():
-            assert self.process.poll() is None, self.words[-8000:]
+            if (code := self.process.poll()) is not None:
+                deadline = min(deadline, time.monotonic() + LAST_S)
+            assert not code, self.words[-8000:]
             assert time.monotonic() < deadline, self.words[-8000:]
             time.sleep(0.1)  # there is no event to await outside of the job
 

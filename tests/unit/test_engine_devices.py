@@ -153,10 +153,10 @@ def recorded_by(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kind", [Worker, WorkerOfPlatform])
 def test_a_worker_of_vllm_on_an_npu_records_with_its_backend(tmp_path: Path, kind: Callable[[], Worker]) -> None:
-    from profdeck_vllm.worker import WorkerAgent
+    from profdeck_vllm.v1_worker import V1WorkerAgent
 
     worker: Any = kind()
-    agent = WorkerAgent(worker)
+    agent = V1WorkerAgent(worker)
     reply = agent.handle("start", unstructure(request(tmp_path)))
     assert reply["error"] is None
     for _ in range(3):
@@ -188,10 +188,10 @@ def test_a_scheduler_of_sglang_on_an_npu_records_with_its_backend(
 
 @pytest.mark.usefixtures("vllm")
 def test_a_worker_of_vllm_carries_out_a_stop_of_another_thread_at_its_next_iteration(tmp_path: Path) -> None:
-    from profdeck_vllm.worker import WorkerAgent
+    from profdeck_vllm.v1_worker import V1WorkerAgent
 
     worker: Any = Worker()
-    agent = WorkerAgent(worker)
+    agent = V1WorkerAgent(worker)
     agent.handle("start", unstructure(request(tmp_path)))
     worker.execute_model(decode_step())
     with ThreadPoolExecutor(1) as other:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +43,7 @@ def test_a_job_that_changes_one_word() -> None:
     config, notes = gathered(
         job(
             steps=[2, 3, 7],
-            save_path="/data/traces",
+            save_path="/data/the traces",
             finish_hook_cmd='upload "$VERL_PROFILE_SAVE_PATH"',
             tool={"contents": ["cpu", "shapes", "stack", "memory"], "schedule": {"active": 2, "wait": 1, "repeat": 0}},
             rollout={
@@ -52,9 +54,9 @@ def test_a_job_that_changes_one_word() -> None:
         )
     )
     assert notes == []
-    assert (str(config.output), config.steps.to_list(), config.join_steps) == ("/data/traces", [2, 3, 7], False)
+    assert (str(config.output), config.steps.to_list(), config.join_steps) == ("/data/the traces", [2, 3, 7], False)
     assert config.finish.command is not None
-    assert "VERL_PROFILE_SAVE_PATH='/data/traces'" in config.finish.command
+    assert "VERL_PROFILE_SAVE_PATH='/data/the traces'" in config.finish.command
     trainer, rollout = config.roles["trainer"], config.roles["rollout"]
     assert (trainer.backend, trainer.ranks) == ("torch", (0,))
     assert trainer.options == {
@@ -96,11 +98,27 @@ def test_the_config_of_profdeck_wins_and_says_so(tmp_path: Any, monkeypatch: pyt
     assert config.steps.to_list() == [9]
     assert config.roles["trainer"].ranks == "all"
     assert config.roles["rollout"].backend == "vllm"  # which profdeck's config left open
-    assert str(config.output) == "outputs/profile"
+    assert str(config.output) == str(Path("outputs/profile").absolute())
     assert notes == [
         "global_profiler.steps=[2] has no effect: profdeck's steps is [9].",
         "actor_rollout_ref.actor.profiler.ranks=[0] has no effect: profdeck's trainer.ranks is 'all'.",
     ]
+
+
+def test_the_finish_hook_gets_the_directory_that_is_written_to(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFDECK__OUTPUT", str(tmp_path / "o'clock"))
+    config, _ = gathered(job(steps=[2], save_path="/data/traces", finish_hook_cmd='echo "$VERL_PROFILE_SAVE_PATH"'))
+    assert config.finish.command is not None
+    said = subprocess.run(["/bin/sh", "-c", config.finish.command], check=True, capture_output=True, text=True).stdout
+    assert said == f"{tmp_path}/o'clock\n"
+
+
+@pytest.mark.parametrize(("discrete", "repeat"), [(True, 0), (False, 1)])
+def test_a_schedule_without_an_end_repeats_as_verl_does(discrete: bool, repeat: int) -> None:
+    config, _ = gathered(job(steps=[2], tool={"discrete": discrete, "schedule": {"active": 2, "wait": 1, "repeat": 0}}))
+    window = config.roles["trainer"].window
+    assert window is not None
+    assert (window.active, window.wait, window.repeat) == (2, 1, repeat)
 
 
 def test_a_worker_that_is_not_enabled_records_nothing() -> None:

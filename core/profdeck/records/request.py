@@ -139,6 +139,13 @@ class Answer:
     """One per worker whose answer reaches the one that asked."""
     frontends: Mapping[str, Reply] = attrs.field(factory=dict)
     """By name, those of processes that are no worker, as far as they record."""
+    recording: Annotated[tuple[int, ...] | None, override(omit_if_default=True)] = None
+    """The ranks that record, where the engine chose them: `CaptureRequest.ranks` are then those of each of its parts,
+    such as the stages of a pipeline. Left out else, as older readers do not know it."""
+
+    def request(self, request: CaptureRequest) -> CaptureRequest:
+        """Return a request that they have taken, with the ranks that it has come to mean."""
+        return request if self.recording is None else attrs.evolve(request, ranks=self.recording)
 
     @property
     def all(self) -> tuple[Reply, ...]:

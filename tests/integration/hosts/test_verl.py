@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from verl_jobs import PPO, SFT, VerlJob, profdeck
+from verl_jobs import LIMIT_S, PPO, SFT, VerlJob, profdeck
 
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
@@ -114,6 +116,84 @@ def test_the_older_trainer(job: Start, tmp_path: Path) -> None:
     options = ("trainer.use_v1=False", "trainer.total_training_steps=3")
     job(PPO, "global_profiler.tool=profdeck", *options, **environ).wait()
     check_ppo(tmp_path / "profiles" / "rl", [2])
+
+
+@pytest.mark.long
+def test_two_ranks_and_two_replicas_by_own_keys(job: Start, tmp_path: Path) -> None:
+    """A job of verl's own keys changes one word; its finish hook runs once all files are whole."""
+    keys = [
+        f"actor_rollout_ref.{worker}.profiler.{key}=True"
+        for worker in ("actor", "rollout")
+        for key in ("enable", "all_ranks")
+    ]
+    hook = f"'cp $PROFDECK_FINISH_MANIFEST {tmp_path}/given && ls $VERL_PROFILE_SAVE_PATH > {tmp_path}/there'"
+    keys += ["global_profiler.steps=[2]", f"global_profiler.save_path={tmp_path / 'traces'}"]
+    keys += ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", f"global_profiler.finish_hook_cmd={hook}"]
+    running = job(PPO, "global_profiler.tool=profdeck", *keys)
+    running.wait()
+    (run,) = (tmp_path / "traces").iterdir()
+    report = read_run(run)
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    found = {(one.role, one.replica): [rank.rank for rank in one.ranks] for one in report.captures}
+    assert found == {("trainer", None): [0, 1], ("rollout", 0): [0], ("rollout", 1): [0]}
+    running.wait_for(tmp_path / "there")
+    handed_over = json.loads((tmp_path / "given").read_text())
+    assert (handed_over["status"], handed_over["missing"]) == ("complete", [])
+    assert len(traces(run, "trainer")) == len(traces(run, "rollout")) == 2
+    assert {str(path) for role in ("trainer", "rollout") for path in traces(run, role)} <= set(handed_over["files"])
+
+
+@pytest.mark.long
+def test_a_replica_that_is_killed_in_mid_capture(job: Start, tmp_path: Path) -> None:
+    environ = config(
+        tmp_path / "profdeck.yaml",
+        f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: ['2..9']\n"
+        "roles: {trainer: {backend: torch}, rollout: {backend: vllm, ranks: all}}\n",
+    )
+    options = ("trainer.n_gpus_per_node=2", "trainer.total_training_steps=9")
+    running = job(PPO, "global_profiler.tool=profdeck", *options, **environ)
+    run = tmp_path / "profiles" / "rl"
+    manifest = run / "step_000002" / "rollout" / "replica_001" / "rank_0000.step2.json"
+    running.wait_for(manifest)
+    os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
+    code = running.process.wait(LIMIT_S)  # verl 0.9.1 fails with its engine; it must not hang
+    report = read_run(run)
+    killed = [one for one in report.captures if (one.role, one.replica) == ("rollout", 1)]
+    assert [rank.status for one in killed for rank in one.ranks] == [Status.MISSING], (code, running.words[-3000:])
+    (problem,) = killed[0].ranks[0].problems
+    assert "ended without ending the capture" in problem
+    assert report.status is not Status.COMPLETE
+
+
+@pytest.mark.long
+def test_stages_by_own_keys_and_a_job_that_resumes(job: Start, tmp_path: Path) -> None:
+    own = ["actor_rollout_ref.actor.profiler.enable=True", "global_profiler.steps=[2,3]", "trainer.save_freq=1"]
+    own += [f"global_profiler.save_path={tmp_path / 'traces'}", "trainer.use_v1=False", "trainer.resume_mode=auto"]
+    own += ["actor_rollout_ref.actor.profiler.tool_config.torch.discrete=True"]
+    for last in (2, 3):
+        job(
+            PPO, "global_profiler.tool=profdeck", *own, f"trainer.total_training_steps={last}", PROFDECK__RUN="rl"
+        ).wait()
+    report = read_run(tmp_path / "traces" / "rl")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    stages = {(one.first_step, one.stage) for one in report.captures}
+    assert stages >= {(step, stage) for step in (2, 3) for stage in ("actor_update", "actor_compute_log_prob")}
+    assert {(one.first_step, one.last_step) for one in report.captures} == {(2, 2), (3, 3)}
+
+
+@pytest.mark.long
+def test_fine_tuning_that_resumes(job: Start, tmp_path: Path) -> None:
+    environ = config(
+        tmp_path / "profdeck.yaml",
+        f"output: {tmp_path / 'profiles'}\nrun: sft\nsteps: [2, 5]\n"
+        "roles: {trainer: {backend: torch, ranks: all}}\n",
+    )
+    for last in (3, 5):
+        options = ("trainer.save_freq=1", "trainer.resume_mode=auto", f"trainer.total_training_steps={last}")
+        job(SFT, "profiler.tool=profdeck", *options, **environ).wait()
+    report = read_run(tmp_path / "profiles" / "sft")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(one.first_step, one.last_step, len(one.ranks)) for one in report.captures] == [(2, 2, 2), (5, 5, 2)]
 
 
 def test_check_says_whether_verl_loads_it(tmp_path: Path, monkeypatch: Any) -> None:

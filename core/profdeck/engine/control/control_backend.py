@@ -104,13 +104,6 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         if problems:  # of the backend that is meant most likely
             raise ConfigError(min(problems)[-1])
 
-    def check(self) -> None:
-        """Refuse options that mean nothing for an engine whose processes have loaded profdeck.
-
-        Raises:
-            CaptureError: there is such an option.
-        """
-
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Return a capture by the own profiler of an engine whose processes have not loaded profdeck."""
         raise NotImplementedError
@@ -226,7 +219,6 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         self.outcome = Outcome.STARTED
 
     async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
-        self.check()
         capture.notes += self._without_effect()
         await self.engine.arrive()
         for left in reversed(range(_STARTS)):
@@ -242,6 +234,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             for reply in answer.ranks
             if reply.waits_for
         ]
+        request = answer.request(request)
         world = max(reply.world_size for reply in answer.ranks)
         capture.expected_ranks = tuple(rank for rank in range(world) if request.selects(rank))
         self._asked = request
@@ -258,7 +251,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     async def _asked_to_start(self, request: CaptureRequest) -> Answer:
         try:
             answer = await self.engine.command("start", unstructure(request))
-            check_started(request, answer)
+            check_started(answer.request(request), answer)
         except BaseException:  # what has started is stopped, also when the host gave up waiting
             await self._roll_back(request)
             raise

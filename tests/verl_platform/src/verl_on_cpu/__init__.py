@@ -10,7 +10,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from profdeck_verl.imports import after_import
+from profdeck.base.imports import after_import
 
 
 def _device_module() -> types.ModuleType:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from profdeck_verl.imports import after_import
+from profdeck.base.imports import after_import
 
 Write = Callable[[str], str]
 

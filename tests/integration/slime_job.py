@@ -1,0 +1,45 @@
+"""A training process that calls profdeck's functions as slime does: its hooks, and its `TrainProfiler`.
+
+Arguments: first rollout, rollouts, and a JSON object of more of slime's arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+from slime.utils.profile_utils import TrainProfiler
+
+from profdeck_slime import training
+
+
+def main() -> None:
+    """Run it."""
+    first, rollouts = int(sys.argv[1]), int(sys.argv[2])
+    known = {
+        "use_pytorch_profiler": False,
+        "record_memory_history": False,
+        "profile_target": [],
+        "start_rollout_id": first,
+    }
+    args = SimpleNamespace(**known | json.loads(sys.argv[3]))
+    training.init(args)
+    profiler = TrainProfiler(args)
+    profiler.on_init_end()
+    weight = torch.ones(8, 8, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    for rollout in range(first, first + rollouts):
+        for prefix in ("ref_", ""):
+            training.before_log_prob(args, weight, prefix)
+            (weight @ weight).detach()
+        for mini_batch in range(3):
+            training.before_train_step(args, rollout, mini_batch, weight, optimizer, None)
+            torch.nn.functional.softmax(weight @ weight, dim=0).sum().backward()
+            optimizer.step()
+        profiler.step(rollout_id=rollout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""slime's hooks in a training process; with its own `TrainProfiler` where ``PROFDECK_TEST_SLIME`` names a checkout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+
+pytestmark = pytest.mark.torch
+
+JOB = Path(__file__).parent / "slime_job.py"
+CHECKOUT = "PROFDECK_TEST_SLIME"
+# What is called of slime's class (624b824a); all else in it is not.
+STAND_IN = """
+class TrainProfiler:
+    def __init__(self, args): self.steps = []
+    def on_init_end(self): pass
+    def step(self, rollout_id): self.steps.append(rollout_id)
+"""
+CONFIG = """
+output: {output}
+run: rl
+steps: [4, 5, 7]
+join_steps: false
+final_step: 7
+roles: {{trainer: {{backend: torch}}}}
+"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(params=["stand-in", "checkout"])
+def slime(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where the package is."""
+    if request.param == "checkout":
+        if CHECKOUT not in os.environ:
+            pytest.skip(f"{CHECKOUT} names no checkout of slime")
+        return Path(os.environ[CHECKOUT])
+    package = tmp_path / "host" / "slime" / "utils"
+    package.mkdir(parents=True)
+    (package / "profile_utils.py").write_text(STAND_IN)
+    return tmp_path / "host"
+
+
+@pytest.fixture
+def run(slime: Path, tmp_path: Path) -> Run:
+    """Run the job with four rollouts from the fourth on."""
+    config = tmp_path / "profdeck.yaml"
+    config.write_text(CONFIG.format(output=tmp_path / "profiles"))
+
+    def start(**arguments: object) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
+        environ = kept | {"PYTHONPATH": str(slime), "PROFDECK_CONFIG": str(config)}
+        command = [sys.executable, JOB, "4", "4", json.dumps(arguments)]
+        return subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=300)
+
+    return start
+
+
+def test_a_rollout_is_a_global_step_with_its_stages_and_mini_batches(run: Run, tmp_path: Path) -> None:
+    done = run()
+    assert done.returncode == 0, done.stderr
+    report = read_run(tmp_path / "profiles" / "rl")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(one.first_step, one.last_step) for one in report.captures] == [(4, 4), (5, 5), (7, 7)]
+    for capture in report.captures:
+        (artifact,) = capture.ranks[0].artifacts
+        events = json.loads(gzip.decompress(artifact.path.read_bytes()))["traceEvents"]
+        marks = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+        assert {name: marks[name] for name in ("ref_log_probs", "log_probs", "train")} == {
+            "ref_log_probs": 1,
+            "log_probs": 1,
+            "train": 1,
+        }
+        operators = Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
+        assert operators["aten::softmax"] == 3
+
+
+def test_slimes_own_profiler_beside_it_is_refused(run: Run) -> None:
+    done = run(use_pytorch_profiler=True)
+    assert done.returncode == 1
+    assert "ConfigError: --use-pytorch-profiler: profdeck is to record in the same process" in done.stderr
