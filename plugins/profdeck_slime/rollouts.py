@@ -6,13 +6,13 @@ import importlib
 import logging
 import os
 import sys
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
 from profdeck import ProfdeckError, Profiler
 from profdeck.base.errors import ConfigError, describe
-from profdeck.config.model import Config
+from profdeck.config.model import Config, Mode
 from profdeck.config.sources import load
 from profdeck.config.targets import TargetsConfig
 
@@ -38,7 +38,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         ConfigError: profdeck's config is wrong, or no function is found that generates.
     """
     generate = own_function()
-    if evaluation or (profiler := Rollouts.profiler(args)) is None:
+    if evaluation or (profiler := profiler_of(args)) is None:
         return generate(args, rollout_id, data_source, evaluation=evaluation)
     profiler.start(int(rollout_id))
     try:
@@ -47,20 +47,17 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         profiler.stop()
 
 
-class Rollouts:
-    """The profiler of this process's engines."""
+_of_routers: dict[str, Profiler | None] = {}
+"""By router, what captures its engines; None if nothing can."""
 
-    _built: ClassVar[dict[str, Profiler | None]] = {}
-    """By router: None if nothing can be captured there."""
 
-    @classmethod
-    def profiler(cls, args: Any) -> Profiler | None:
-        """Return it; None if the config has no such role, or its engines cannot be captured, which is logged."""
-        router = router_of(args)
-        if router not in cls._built:
-            config = load().config
-            cls._built[router] = _profiler(config, router) if ROLE in config.roles else None
-        return cls._built[router]
+def profiler_of(args: Any) -> Profiler | None:
+    """Return what captures the engines; None if the config has no such role, or they cannot be captured (logged)."""
+    router = router_of(args)
+    if router not in _of_routers:
+        config = load().config
+        _of_routers[router] = _profiler(config, router) if ROLE in config.roles else None
+    return _of_routers[router]
 
 
 def _profiler(config: Config, router: str) -> Profiler | None:
@@ -69,8 +66,9 @@ def _profiler(config: Config, router: str) -> Profiler | None:
     if not where.discovers:
         where = attrs.evolve(where, router=router or None)
     try:
-        role = attrs.evolve(role, targets=where)
-        return Profiler.of(attrs.evolve(config, roles={**config.roles, ROLE: role}), role=ROLE)
+        roles = {**config.roles, ROLE: attrs.evolve(role, targets=where)}
+        # Generating is one stage, also where each stage of the training is a capture.
+        return Profiler.of(attrs.evolve(config, roles=roles, mode=Mode.CONTINUOUS), role=ROLE)
     except ProfdeckError as error:
         logger.warning("profdeck: no rollout is captured: %s", describe(error))
         return None

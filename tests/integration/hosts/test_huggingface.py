@@ -30,6 +30,7 @@ def train(tmp_path: Path) -> Callable[..., None]:
             num_key_value_heads=2, head_dim=16, max_position_embeddings=32,
         )
     )  # fmt: skip
+    kept: list[object] = []
     ids = torch.randint(0, 64, (64, 8))
     data = [{"input_ids": row, "labels": row} for row in ids]
 
@@ -40,6 +41,7 @@ def train(tmp_path: Path) -> Callable[..., None]:
         )  # fmt: skip
         base = {"output": str(tmp_path), "run": "hf", "trainer.backend": "torch", "trainer.options.activities": ["cpu"]}
         callback = ProfdeckCallback(settings=base | settings)
+        kept.append(callback)  # which keeps nothing of the process for itself
         trainer = transformers.Trainer(model=model, args=given, train_dataset=data, callbacks=[callback])
         trainer.train(resume_from_checkpoint=resume)
 

@@ -176,8 +176,9 @@ def test_stages_by_own_keys_and_a_job_that_resumes(job: Start, tmp_path: Path) -
         ).wait()
     report = read_run(tmp_path / "traces" / "rl")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    stages = {(one.first_step, one.stage) for one in report.captures}
-    assert stages >= {(step, stage) for step in (2, 3) for stage in ("actor_update", "actor_compute_log_prob")}
+    stages = {(one.first_step, one.role, one.stage) for one in report.captures}
+    own = {("trainer", "actor_update"), ("trainer", "actor_compute_log_prob"), ("rollout", None)}
+    assert stages >= {(step, *one) for step in (2, 3) for one in own}
     assert {(one.first_step, one.last_step) for one in report.captures} == {(2, 2), (3, 3)}
 
 

@@ -1,0 +1,42 @@
+"""torchtitan's own profiler class, with profdeck in it, in a loop such as that of its Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck.base.errors import ConfigError
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torchtitan
+
+
+@pytest.fixture
+def profiler() -> Any:
+    from profdeck_trainers.torchtitan import ProfdeckProfiler  # here, as other sessions collect this module, too
+
+    return ProfdeckProfiler
+
+
+def test_steps_are_those_that_torchtitan_logs(profiler: Any, tmp_path: Path) -> None:
+    import torch
+
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"output: {tmp_path}\nrun: tt\nsteps: ['102..103', 105]\nroles: {{trainer: {{backend: torch}}}}\n"
+    )
+    with profiler.Config(profdeck_config=str(config)).build(global_step=100, base_folder=str(tmp_path)) as running:
+        for _ in range(5):  # as Trainer.train of a job that has resumed
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            running.step()
+    report = read_run(tmp_path / "tt")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(one.first_step, one.last_step) for one in report.captures] == [(102, 103), (105, 105)]
+
+
+def test_torchtitans_own_recording_beside_it_is_refused(profiler: Any) -> None:
+    with pytest.raises(ConfigError, match="enable_profiling: profdeck is to record in the same process"):
+        profiler.Config(enable_profiling=True).build(global_step=0)
