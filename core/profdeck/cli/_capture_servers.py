@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,16 @@ class _Role:
         return Profiler.of(config, role=self.name, identity=identity, target=one.url if one else None)
 
 
-async def capture(given: ServerOptions) -> ServerCapture:
+Stopped = Callable[[Path, list[dict[str, Any]]], Awaitable[None]]
+"""Told of the run and its servers as soon as they record; returns when they are to stop."""
+
+
+async def capture(given: ServerOptions, stopped: Stopped | None = None) -> ServerCapture:
     """Capture servers.
+
+    Args:
+        given: what to capture.
+        stopped: what says when to stop, if not only their windows and the time do.
 
     Raises:
         ConfigError: what is given is wrong, or the servers do not fit together.
@@ -126,16 +134,24 @@ async def capture(given: ServerOptions) -> ServerCapture:
     config = draft.checked().config
     fleet = Fleet({role.name: role.profiler(config) for role in roles})
     try:
-        captures, sent = await _recorded(given, fleet, servers)
+        captures, sent = await _recorded(given, fleet, servers, stopped)
     except CaptureError as error:
         run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
             error = CaptureError(f"{error} What came of each: profdeck ls {kit.short(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
     made = tuple(captures.values())
-    request = made[0].request
+    return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), sent=sent, error=None)
+
+
+def _run(captures: Mapping[str, Capture]) -> Path:
+    request = next(iter(captures.values())).request
     assert request is not None  # noqa: S101  # it was of servers
-    return ServerCapture(run=request.output / request.run, captures=made, servers=tuple(servers), sent=sent, error=None)
+    return request.output / request.run
+
+
+def _plain(servers: Iterable[CheckedServer]) -> list[dict[str, Any]]:
+    return [server.plain for server in servers]
 
 
 # What is to be captured.
@@ -244,7 +260,7 @@ async def _checked(servers: list[CheckedServer]) -> None:
 
 
 async def _recorded(
-    given: ServerOptions, fleet: Fleet, servers: list[CheckedServer]
+    given: ServerOptions, fleet: Fleet, servers: list[CheckedServer], stopped: Stopped | None
 ) -> tuple[dict[str, Capture], _warm_up.Sent | None]:
     """Start, wait and stop; what is started is stopped, whatever happens.
 
@@ -258,7 +274,7 @@ async def _recorded(
         async with watching(fleet, len(recording), given.iterations) as phase:
             async with _warm_up.sending(given.warmup_requests, recording, given.timeout_s) as sent:
                 try:
-                    await fleet.await_window(given.timeout_s)
+                    await _until(fleet, given.timeout_s, stopped and stopped(_run(captures), _plain(servers)))
                 except CaptureError as error:  # none answers any more; what is there counts
                     lost = describe(error)
             phase.stopping = True
@@ -270,6 +286,25 @@ async def _recorded(
     finally:
         await fleet.aclose("interrupted")  # the servers must not go on recording
     return captures, sent if given.warmup_requests is not None else None
+
+
+async def _until(fleet: Fleet, timeout_s: float, stopped: Awaitable[None] | None) -> None:
+    """Wait until all windows are full, the time is over, or somebody wants to stop.
+
+    Raises:
+        CaptureError: none of the servers answers any more.
+    """
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(fleet.await_window(timeout_s))]
+    if stopped is not None:
+        waits.append(asyncio.ensure_future(stopped))
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            await one
+    finally:
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 def _takes_part(server: CheckedServer, capture: Capture) -> bool:

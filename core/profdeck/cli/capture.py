@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import attrs
 import typer
 
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
-from profdeck.base.errors import ConfigError
-from profdeck.cli import _capture_job, _capture_servers, kit, ls, summary
+from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.cli import _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls, summary
 from profdeck.cli.kit import ExitCode, Settings
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, WorkerType
 from profdeck.on_demand.requests import MOST_STEPS
+from profdeck.records.capture import Capture
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 
@@ -25,8 +28,26 @@ _OF_SERVERS = (
     *("replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("in_steps", "steps")
+_WHERE = ("url", "router", "targets", "config")
 _TIMEOUT_OF_SERVERS_S = 300.0
+_TIMEOUT_OF_HELD_S = 1800.0
 _TIMEOUT_OF_JOBS_S = 3600.0
+
+
+class Action(StrEnum):
+    """What to do with servers at once, and leave the rest for later."""
+
+    START = "start"
+    STOP = "stop"
+
+
+_Action = Annotated[
+    Action | None,
+    typer.Argument(
+        help="start: leave servers recording, and return. stop: end that, as --run RUN says. Default: both.",
+        show_default=False,
+    ),
+]
 
 _Url = Annotated[
     list[str] | None,
@@ -109,6 +130,7 @@ _Timeout = Annotated[
 
 def command(  # noqa: PLR0913  # the options of a command line
     ctx: typer.Context,
+    action: _Action = None,
     *,
     url: _Url = None,
     router: _Router = None,
@@ -134,7 +156,12 @@ def command(  # noqa: PLR0913  # the options of a command line
     json: kit.Json = False,
 ) -> None:
     """Capture running servers or a job; exit with 1 if incomplete."""
+    if action is Action.STOP:
+        _stop(ctx, run, timeout, json=json)
+        return
     if not (url or router or targets or config):
+        if action is Action.START:
+            raise ConfigError("start is for servers: name them by --url, --router, --targets or --config.")
         options = _capture_job.OnDemandOptions(
             run=_run_of_job(ctx, run), in_steps=in_steps, steps=steps, timeout_s=timeout or _TIMEOUT_OF_JOBS_S
         )
@@ -168,11 +195,21 @@ def command(  # noqa: PLR0913  # the options of a command line
         config=config,
         warmup_requests=warmup_requests,
         iterations=iterations,
-        timeout_s=timeout or _TIMEOUT_OF_SERVERS_S,
+        timeout_s=timeout or (_TIMEOUT_OF_HELD_S if action else _TIMEOUT_OF_SERVERS_S),
     )
+    if action is Action.START:
+        _start(given, json=json)
+        return
     with asyncio.Runner() as runner:
         captured = ctrl_c.run(runner, _capture_servers.capture(given))
-    _report(captured, json=json)
+    report = Report(
+        run=captured.run,
+        servers=[server.plain for server in captured.servers],
+        captures=captured.captures,
+        sent=captured.sent,
+        error=captured.error,
+    )
+    _report(report, json=json)
 
 
 def _run_of_job(ctx: typer.Context, run: str | None) -> Path:
@@ -212,13 +249,45 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8.") from None
 
 
-def _report(captured: _capture_servers.ServerCapture, *, json: bool) -> None:
+def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
+    started = _held_capture.start(given)
+    if json:
+        kit.print_json(started)
+        return
+    count = len(started["servers"])
+    kit.say(f"{count} server{'' if count == 1 else 's'} recording. To stop and see what came of it:")
+    kit.stdout().print(f"profdeck capture stop --run {kit.short(Path(started['run']))}")
+
+
+def _stop(ctx: typer.Context, run: str | None, timeout: float | None, *, json: bool) -> None:
+    if run is None:
+        raise ConfigError("Say what to stop: --run RUN, the directory that 'profdeck capture start' has named.")
+    _refuse(
+        ctx, (*_OF_JOBS, *_OF_SERVERS, "url", "router", "targets", "config"), "is for a start, and a stop has --run."
+    )
+    servers = _held_capture.stop(Path(run), timeout or _TIMEOUT_OF_HELD_S)
+    _report(Report(run=Path(run), servers=servers), json=json)
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """What there is to say of a capture that has ended."""
+
+    run: Path
+    servers: list[dict[str, Any]]
+    captures: tuple[Capture, ...] | None = None
+    """As this process has made them; None if another one has."""
+    sent: _warm_up.Sent | None = None
+    error: CaptureError | None = None
+
+
+def _report(captured: Report, *, json: bool) -> None:
     if captured.sent is not None:
         kit.say(str(captured.sent))
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
     with kit.progress("Waiting for the finish"):
         start.await_own()
-    whole = captured.error is None and all(capture.status is Status.COMPLETE for capture in captured.captures)
+    whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures or ())
     complete = whole and report is not None and report.status is Status.COMPLETE
     if json:
         kit.print_json(
@@ -226,7 +295,7 @@ def _report(captured: _capture_servers.ServerCapture, *, json: bool) -> None:
                 "run": str(captured.run),
                 "complete": complete,
                 "problem": None if captured.error is None else str(captured.error),
-                "servers": [server.plain for server in captured.servers],
+                "servers": captured.servers,
                 "requests": None if captured.sent is None else captured.sent.plain,
                 "ls": None if report is None else ls.plain(report),
             }
@@ -235,7 +304,8 @@ def _report(captured: _capture_servers.ServerCapture, *, json: bool) -> None:
         ls.show(report)
         if any(rank.events for found in report.captures for rank in found.ranks):
             kit.stdout().print()
-            summary.command([capture.directory for capture in captured.captures], top=8)
+            made = captured.captures
+            summary.command([captured.run] if made is None else [capture.directory for capture in made], top=8)
     if captured.error is not None:
         raise captured.error
     if not complete:
