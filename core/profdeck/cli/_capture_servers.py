@@ -25,6 +25,7 @@ from profdeck.profiler import Profiler
 from profdeck.records.capture import Capture
 from profdeck.records.run_directory import RUN_FILE, run_name
 from profdeck.replicas.discovery import ReplicaNumbers, discover
+from profdeck.replicas.routers import find_router, is_to_be_found
 
 _ROLE = "server"
 _COMMAND = "command line"
@@ -183,7 +184,7 @@ async def _role(given: ServerOptions, draft: Draft, name: str) -> _Role:
         CaptureError: a router does not answer, or there is no server.
     """
     _check_urls(given.urls)
-    where = {"urls": list(given.urls), "router": given.router, "file": given.file and str(given.file)}
+    where = {"urls": list(given.urls), "router": await _router(given.router), "file": given.file and str(given.file)}
     of_targets = given.of_targets if given.names_one or not given.names_servers else {**where, **given.of_targets}
     _set(draft, {f"roles.{name}.{key}": value for key, value in given.own.items()})
     _set(draft, {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()})
@@ -204,6 +205,19 @@ async def _role(given: ServerOptions, draft: Draft, name: str) -> _Role:
     found = await discover(targets, ReplicaNumbers())
     servers = [CheckedServer.found(name, target, targets, backend) for target in found]
     return _Role(name=name, alone=False, servers=servers)
+
+
+async def _router(given: str | None) -> str | None:
+    """Return a router's URL; find it where that is not known.
+
+    Raises:
+        CaptureError: none is found, or several are.
+    """
+    if given is None or not is_to_be_found(given):
+        return given
+    url = await find_router(given)
+    kit.say(f"The router is {url}.")
+    return url
 
 
 def _set(draft: Draft, values: Mapping[str, Any]) -> None:

@@ -54,7 +54,12 @@ _Url = Annotated[
     typer.Option(metavar="URL", help="A server to capture, such as http://127.0.0.1:8000. Repeatable."),
 ]
 _Router = Annotated[
-    str | None, typer.Option(metavar="URL", help="A router whose workers are to be captured, as at its /workers.")
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="A router whose workers are to be captured, as at its /workers. auto: the one of this host or of its Ray "
+        "job; the path of a log: the one that it mentions.",
+    ),
 ]
 _Targets = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A YAML or TOML file that lists servers to capture.")

@@ -131,7 +131,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
     trusted = WorkerHosts.of(config.worker_hosts, [*listed, *([config.router] if config.router else [])])
     healthy: dict[str, bool] = {}
     if config.router:
-        for worker in await _workers(config.router, os.environ.get(config.router_key_variable)):
+        for worker in await workers_of(config.router, os.environ.get(config.router_key_variable)):
             url, kind = _server(worker.url), _known(worker.worker_type)
             entry = listed.get(url) or _Listed(url=url)
             listed[url] = entry if entry.worker_type else attrs.evolve(entry, worker_type=kind)
@@ -251,8 +251,13 @@ def _unique(listed: Iterable[_Listed]) -> Iterable[_Listed]:
     return found.values()
 
 
-async def _workers(router: str, key: str | None) -> list[_Worker]:
-    client = HttpClient(router, timeout_s=_ROUTER_TIMEOUT_S)
+async def workers_of(router: str, key: str | None, timeout_s: float = _ROUTER_TIMEOUT_S) -> list[_Worker]:
+    """Ask a router for its workers.
+
+    Raises:
+        TargetError: it cannot be reached, or does not answer as routers do.
+    """
+    client = HttpClient(router, timeout_s=timeout_s)
     try:
         response = await client.request("GET", "/workers", token=key, idempotent=True)
     finally:
