@@ -22,7 +22,7 @@ _STAGES = {
 """Our stages, and the names of Lightning's actions in which they are (2.6)."""
 
 
-class ProfdeckCallback(Callback):
+class LightningCallback(Callback):
     """Captures the optimizer steps that profdeck's config selects, numbered as ``trainer.global_step``, from 1.
 
     With ``accumulate_grad_batches`` each batch is reported as a mini-batch of the step. A Trainer that resumes goes on
@@ -88,7 +88,7 @@ class StageProfiler(Profiler):
     capture.
     """
 
-    def __init__(self, callback: ProfdeckCallback) -> None:
+    def __init__(self, callback: LightningCallback) -> None:
         """Args:
         callback: what captures the steps.
         """

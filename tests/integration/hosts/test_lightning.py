@@ -24,7 +24,7 @@ def train(tmp_path: Path) -> Callable[..., None]:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from profdeck_trainers.lightning import ProfdeckCallback
+    from profdeck_trainers.lightning import LightningCallback
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -41,7 +41,7 @@ def train(tmp_path: Path) -> Callable[..., None]:
 
     def run(steps: int, settings: dict[str, Any], *, resume: bool = False) -> None:
         base = {"output": str(tmp_path), "run": "pl", "trainer.backend": "torch"}
-        callback = ProfdeckCallback(settings=base | settings)
+        callback = LightningCallback(settings=base | settings)
         kept.append(callback)  # which keeps nothing of the process for itself
         saved = ModelCheckpoint(dirpath=tmp_path / "checkpoints", save_last=True, every_n_train_steps=1)
         data = torch.utils.data.TensorDataset(torch.randn(64, 8))
