@@ -187,6 +187,12 @@ def bench_vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def bench_verl(session: nox.Session) -> None:
+    """Measure what profdeck adds to a step of a verl job that does not select it."""
+    run(session, environment(session, "hosts"), "-m", "benchmarks.verl_step", *session.posargs)
+
+
+@nox.session
 def bench_traces(session: nox.Session) -> None:
     """Measure reading and merging traces, against the tools that people use for it."""
     run(session, environment(session, "bench_traces"), "-m", "benchmarks.traces.reading", *session.posargs)

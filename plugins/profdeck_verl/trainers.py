@@ -19,6 +19,9 @@ from profdeck_verl.words import CONFIG, ROLE, TOOL, TRAINER
 
 logger = logging.getLogger("profdeck")
 
+_CAPTURED = "_profdeck_captures"
+"""Set in trainers whose config is prepared; asking the config in each step takes longer than all else here."""
+
 WORKERS = {"actor": "actor_rollout_ref.actor", "ref": "actor_rollout_ref.ref", "critic": "critic"}
 """Where verl's config has the profilers of training workers."""
 
@@ -38,6 +41,7 @@ def _prepare_in(cls: Any) -> None:
     @functools.wraps(initialise)
     def init(self: Any, config: Any, *arguments: Any, **keywords: Any) -> None:
         prepare(config)
+        setattr(self, _CAPTURED, is_prepared(config))
         initialise(self, config, *arguments, **keywords)
 
     cls.__init__ = init
@@ -47,7 +51,7 @@ def _prepare_in(cls: Any) -> None:
 
     @functools.wraps(begin)
     def begun(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if is_prepared(self.config):
+        if getattr(self, _CAPTURED, False):
             steps.enter(int(self.global_steps))
             for rollouts in _rollouts(self):  # before the workers, which share their devices and come later in a step
                 rollouts.start(steps.current())
@@ -56,7 +60,7 @@ def _prepare_in(cls: Any) -> None:
     @functools.wraps(end)
     def ended(self: Any, *arguments: Any, **keywords: Any) -> Any:
         result = end(self, *arguments, **keywords)
-        if is_prepared(self.config):
+        if getattr(self, _CAPTURED, False):
             for rollouts in _rollouts(self):
                 rollouts.stop()
         return result
