@@ -101,8 +101,8 @@ class _Role:
         return Profiler.of(config, role=self.name, identity=identity, target=one.url if one else None)
 
 
-Stopped = Callable[[Path, list[dict[str, Any]]], Awaitable[None]]
-"""Told of the run and its servers as soon as they record; returns when they are to stop."""
+Stopped = Callable[[Path, list[dict[str, Any]], int], Awaitable[None]]
+"""Told of the run, its servers and how many of them record as soon as they do; returns when they are to stop."""
 
 
 async def capture(given: ServerOptions, stopped: Stopped | None = None) -> ServerCapture:
@@ -288,7 +288,9 @@ async def _recorded(
         async with watching(fleet, len(recording), given.iterations) as phase:
             async with _warm_up.sending(given.warmup_requests, recording, given.timeout_s) as sent:
                 try:
-                    await _until(fleet, given.timeout_s, stopped and stopped(_run(captures), _plain(servers)))
+                    await _until(
+                        fleet, given.timeout_s, stopped and stopped(_run(captures), _plain(servers), len(recording))
+                    )
                 except CaptureError as error:  # none answers any more; what is there counts
                     lost = describe(error)
             phase.stopping = True

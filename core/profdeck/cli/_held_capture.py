@@ -10,8 +10,10 @@ the directory of the run::
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -41,7 +43,7 @@ def start(given: ServerOptions) -> dict[str, Any]:
     """Start a capture of servers, and leave it to a process of its own.
 
     Returns:
-        Where it is, and its servers: ``run`` and ``servers``.
+        Where it is, all of its servers, and how many record: ``run``, ``servers``, ``recording``.
 
     Raises:
         CaptureError: it has not started.
@@ -51,11 +53,16 @@ def start(given: ServerOptions) -> dict[str, Any]:
         asked.write(json.dumps(unstructure(given)).encode())
         asked.seek(0)
         with os.fdopen(writing, "wb") as voice:
-            start_detached(__name__, stdin=asked.fileno(), stderr=voice)
-        for line in said:
-            if line.startswith(_NEWS):
-                return _told(json.loads(line[len(_NEWS) :]))
-            sys.stderr.write(line)
+            holder = start_detached(__name__, stdin=asked.fileno(), stderr=voice)
+        try:
+            for line in said:
+                if line.startswith(_NEWS):
+                    return _told(json.loads(line[len(_NEWS) :]))
+                sys.stderr.write(line)
+        except KeyboardInterrupt:  # nobody would know of what goes on
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGINT)
+            raise
     raise CaptureError("The process that was to hold the capture has ended.")
 
 
@@ -111,13 +118,13 @@ class Holder:
     def __init__(self) -> None:
         self._run: Path | None = None
 
-    async def until_stopped(self, run: Path, servers: list[dict[str, Any]]) -> None:
-        """Say that servers record, and wait until somebody wants them to stop."""
+    async def until_stopped(self, run: Path, servers: list[dict[str, Any]], recording: int) -> None:
+        """Say that some servers record, and wait until somebody wants them to stop."""
         held = _Held(process=ProcessId(), servers=tuple(servers))
         (run / _STOP).unlink(missing_ok=True)
         replace(run / _FILE, json.dumps(unstructure(held)).encode(), durable=False)
         self._run = run
-        _say({"run": str(run), "servers": servers})
+        _say({"run": str(run), "servers": servers, "recording": recording})
         while not (run / _STOP).exists():  # noqa: ASYNC110  # there is no event in a directory that hosts share
             await asyncio.sleep(_POLL_S)
 

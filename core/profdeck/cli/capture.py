@@ -259,8 +259,9 @@ def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
     if json:
         kit.print_json(started)
         return
-    count = len(started["servers"])
-    kit.say(f"{count} server{'' if count == 1 else 's'} recording. To stop and see what came of it:")
+    count, recording = len(started["servers"]), started["recording"]
+    of = "" if recording == count else f" of {count}"
+    kit.say(f"{recording}{of} server{'' if count == 1 else 's'} recording. To stop and see what came of it:")
     kit.stdout().print(f"profdeck capture stop --run {kit.short(Path(started['run']))}")
 
 

@@ -80,7 +80,8 @@ def check_ppo(run: Path, steps: list[int]) -> None:
     found = sorted((one.first_step, one.role, one.replica) for one in report.captures)
     assert found == sorted((step, *who) for step in steps for who in (("trainer", None), ("rollout", 0)))
     for path in traces(run, "trainer"):
-        stages = {"actor_update", "actor_compute_log_prob", "ref_compute_log_prob", "mini_batch0", "mini_batch1"}
+        stages = {"actor_update", "actor_compute_log_prob", "ref_compute_log_prob"}
+        stages |= {"mini_batch0", "mini_batch1", "micro_batch0"}
         assert stages <= names(path)
     for path in traces(run, "rollout"):
         assert any(re.match(r"execute_context_\d+\(\d+\)_generation_\d+", name) for name in names(path))

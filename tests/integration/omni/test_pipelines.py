@@ -80,3 +80,16 @@ def test_its_own_profiler_where_profdeck_is_not_loaded(run_job: Callable[..., An
     for capture in report.captures:
         assert capture.ranks[0].parallel == {"stage": 0}
         assert "diffusion_forward" in marks(capture.ranks[0].artifacts[0].path)
+
+
+def test_a_config_alone_captures_and_what_it_leaves_out_is_said(run_job: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    window = "{first: 2, count: 2}"
+    config.write_text(f"output: {tmp_path}\nrun: armed\nroles: {{rollout: {{backend: vllm, iterations: {window}}}}}\n")
+    job = run_job("armed", VLLM_PLUGINS="profdeck,cpu", PROFDECK_CONFIG=str(config))
+    assert "VLLM_PLUGINS=profdeck,cpu leaves out plugins of vLLM-Omni itself: vllm_omni_register_models." in job.log
+    report = read_run(tmp_path / "armed")
+    assert report.status is Status.COMPLETE
+    (artifact,) = report.captures[0].ranks[0].artifacts
+    assert artifact.path.name == "rank_0000_stage0.iteration2-stage0.trace.json.gz"
+    assert (artifact.iterations, marks(artifact.path)["diffusion_request(1)"]) == ((2, 3), 2)
