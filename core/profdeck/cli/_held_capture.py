@@ -147,6 +147,7 @@ def _say(news: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Hold a capture: the entry point of the process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
     given = structure(json.load(sys.stdin), ServerOptions, where="")
     holder = Holder()
     try:
