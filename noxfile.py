@@ -32,6 +32,7 @@ PACKAGES = {
     "sglang": ("tests/sglang_platform",),
     "hosts": ("tests/verl_platform", "tests/vllm_name"),
     "omni": ("tests/omni_platform",),
+    "verl_sglang": ("tests/sglang_platform", "tests/verl_platform"),
 }
 TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
 NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet and not hosts and not omni"
@@ -116,8 +117,9 @@ def hosts(session: nox.Session) -> None:
 
 @nox.session
 def hosts_all(session: nox.Session) -> None:
-    """Test the frameworks in more of their ways; takes a quarter of an hour. By hand."""
-    run(session, environment(session, "hosts"), "-m", "pytest", "-m", "hosts", *session.posargs)
+    """Test the frameworks in more of their ways; takes half an hour. By hand."""
+    python, sglang = environment(session, "hosts"), environment(session, "verl_sglang")
+    run(session, python, "-m", "pytest", "-m", "hosts", *session.posargs, PROFDECK_TEST_VERL_SGLANG_PYTHON=sglang)
 
 
 @nox.session

@@ -40,10 +40,11 @@ class Training:
         self._mini_batch: int | None = None
 
     def begin(self, step: int | None = None) -> Profiler:
-        """Begin a global step, unless that has been done; that which comes next, if it is not told which."""
+        """Begin a global step, unless that has been done; which one comes next is known if it is not told."""
         # Built only now, when Megatron's groups are there.
         self._profiler = self._profiler or Profiler.from_config(role="trainer")
-        step = self._next if step is None else step
+        if step is None:
+            step = self._next if self._step is None else self._step
         if step != self._step:
             self._step = step
             self._profiler.start(step)
@@ -65,12 +66,16 @@ class Training:
 
     def end(self, step: int) -> None:
         """End a global step."""
-        profiler = self.begin(step)
+        if self._profiler is None or self._step != step:  # else it would be an empty one
+            raise ConfigError(
+                f"rollout {step} ends, and no hook has said that it begins: give --custom-megatron-before-train-step-"
+                "hook-path profdeck_slime.training.before_train_step"
+            )
         if self._mini_batch is not None:
-            profiler.step(self._mini_batch, "mini_batch")
+            self._profiler.step(self._mini_batch, "mini_batch")
         self._mini_batch = None
         self._stage.close()
-        profiler.stop()
+        self._profiler.stop()
         self._next, self._step = step + 1, None
 
 

@@ -24,7 +24,9 @@ def main() -> None:
         "profile_target": [],
         "start_rollout_id": first,
     }
-    args = SimpleNamespace(**known | json.loads(sys.argv[3]))
+    given = {"start_rollout_id": first} | json.loads(sys.argv[3])
+    hooks = given.pop("hooks", True)
+    args = SimpleNamespace(**known | given)
     training.init(args)
     profiler = TrainProfiler(args)
     profiler.on_init_end()
@@ -32,10 +34,12 @@ def main() -> None:
     optimizer = torch.optim.SGD([weight])
     for rollout in range(first, first + rollouts):
         for prefix in ("ref_", ""):
-            training.before_log_prob(args, weight, prefix)
+            if hooks:
+                training.before_log_prob(args, weight, prefix)
             (weight @ weight).detach()
         for mini_batch in range(3):
-            training.before_train_step(args, rollout, mini_batch, weight, optimizer, None)
+            if hooks:
+                training.before_train_step(args, rollout, mini_batch, weight, optimizer, None)
             torch.nn.functional.softmax(weight @ weight, dim=0).sum().backward()
             optimizer.step()
         profiler.step(rollout_id=rollout)

@@ -85,6 +85,21 @@ def test_a_rollout_is_a_global_step_with_its_stages_and_mini_batches(run: Run, t
         assert operators["aten::softmax"] == 3
 
 
+def test_the_number_of_a_rollout_is_what_the_host_says(run: Run, tmp_path: Path) -> None:
+    done = run(start_rollout_id=None)
+    assert done.returncode == 0, done.stderr
+    report = read_run(tmp_path / "profiles" / "rl")
+    assert report.status is Status.COMPLETE
+    assert [(one.first_step, one.last_step) for one in report.captures] == [(4, 4), (5, 5), (7, 7)]
+
+
+def test_a_hook_that_is_missing_is_said_and_costs_nothing(run: Run, tmp_path: Path) -> None:
+    done = run(hooks=False)
+    assert done.returncode == 0, done.stderr
+    assert "rollout 4 ends, and no hook has said that it begins: give --custom-megatron-before-train" in done.stderr
+    assert not (tmp_path / "profiles").exists()
+
+
 def test_slimes_own_profiler_beside_it_is_refused(run: Run) -> None:
     done = run(use_pytorch_profiler=True)
     assert done.returncode == 1

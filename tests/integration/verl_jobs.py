@@ -176,6 +176,8 @@ class Cluster:
     """Starts jobs, and ends them with the Ray clusters that they began."""
 
     def __init__(self, directory: Path) -> None:
+        self.python = sys.executable
+        """Of the jobs."""
         self._directory = directory
         self._started: list[subprocess.Popen[bytes]] = []
         self._ray = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets have long names
@@ -193,12 +195,12 @@ class Cluster:
         arguments = [part.format(**given) for part in (_SFT if module == SFT else _PPO).split()]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if module == SFT else []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PROFDECK", "VLLM_", "RAY_"))}
-        bin_directory = str(Path(sys.executable).parent)
+        bin_directory = str(Path(self.python).parent)
         own = {"RAY_TMPDIR": str(self._ray), "PATH": os.pathsep.join([bin_directory, os.environ["PATH"]])}
         log = self._directory / f"log{len(self._started)}"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, *launcher, "-m", module, *arguments, *overrides],
+                [self.python, *launcher, "-m", module, *arguments, *overrides],
                 cwd=self._directory,
                 env=kept | _ENVIRONMENT | own | dict(environ),
                 stdout=file,

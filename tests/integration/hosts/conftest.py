@@ -24,7 +24,13 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
 
 
 @pytest.fixture
-def job(material: Material, tmp_path: Path) -> Iterator[Callable[..., VerlJob]]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Start jobs of verl; ended with the test, if they have not."""
-    with Cluster(tmp_path) as cluster:
-        yield lambda module, *overrides, **environ: cluster.start(material, module, overrides, environ)
+    with Cluster(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def job(material: Material, cluster: Cluster) -> Callable[..., VerlJob]:
+    """Start a job of verl."""
+    return lambda module, *overrides, **environ: cluster.start(material, module, overrides, environ)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verl_jobs import LIMIT_S, PPO, SFT, VerlJob, profdeck
+from verl_jobs import LIMIT_S, PPO, SFT, Cluster, VerlJob, profdeck
 
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
 Start = Callable[..., VerlJob]
+SGLANG = "PROFDECK_TEST_VERL_SGLANG_PYTHON"
 
 
 def names(path: Path) -> set[str]:
@@ -181,6 +182,34 @@ def test_stages_by_own_keys_and_a_job_that_resumes(job: Start, tmp_path: Path) -
     own = {("trainer", "actor_update"), ("trainer", "actor_compute_log_prob"), ("rollout", None)}
     assert stages >= {(step, *one) for step in (2, 3) for one in own}
     assert {(one.first_step, one.last_step) for one in report.captures} == {(2, 2), (3, 3)}
+
+
+@pytest.mark.long
+def test_a_real_engine_of_sglang(job: Start, cluster: Cluster, tmp_path: Path) -> None:
+    if SGLANG not in os.environ:
+        pytest.skip(f"{SGLANG} names no interpreter of an environment with verl and SGLang")
+    cluster.python = os.environ[SGLANG]
+    environ = config(
+        tmp_path / "profdeck.yaml",
+        f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: [2]\n"
+        "roles: {trainer: {backend: torch}, rollout: {backend: sglang}}\n",
+    )
+    own = {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+    }
+    own |= {"enable_memory_saver": "False", "disable_cuda_graph": "True", "max_total_tokens": "2048"}
+    keys = [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in own.items()]
+    keys += ["actor_rollout_ref.rollout.name=sglang", "trainer.total_training_steps=3"]
+    environ |= {"SGLANG_PLATFORM": "torchcpu", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    job(PPO, "global_profiler.tool=profdeck", *keys, **environ).wait()
+    report = read_run(tmp_path / "profiles" / "rl")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert [(one.role, one.replica) for one in report.captures] == [("rollout", 0), ("trainer", None)]
+    (path,) = traces(report.path, "rollout")
+    assert {"step[DECODE bs=", "step[EXTEND bs="} <= {name[:15] for name in names(path)}
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+import verl_on_cpu.sglang  # noqa: F401  # what it changes waits for imports
 from profdeck.base.imports import after_import
 
 
