@@ -24,6 +24,8 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
     if _name not in {
         "PROFDECK_TEST_DATA",
         "PROFDECK_TEST_SGLANG_PYTHON",
+        "PROFDECK_TEST_SLIME",
+        "PROFDECK_TEST_VERL_SGLANG_PYTHON",
         "PROFDECK_FUZZ_FILES",
         "PROFDECK_FUZZ_CONFIGS",
         "PROFDECK_CHAOS_JOBS",
