@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_servers import vllm_environment
 from pages import ROOT, Shell, blocks
 
 from profdeck.records.status import Status
@@ -86,9 +89,54 @@ def test_a_training_that_ends_in_mid_capture_is_partial(train: Callable[..., Non
     assert "ended after step 2" in report.captures[0].ranks[0].problems[0]
 
 
+GENERATES = """
+import sys
+import torch
+import transformers
+from engine_servers import tiny_model
+from pathlib import Path
+from vllm import LLM, SamplingParams
+from profdeck_trainers.huggingface import ProfdeckCallback
+
+class Trainer(transformers.Trainer):
+    def training_step(self, *arguments, **keywords):
+        llm.generate(["hello"], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+        return super().training_step(*arguments, **keywords)
+
+if __name__ == "__main__":
+    here = Path(sys.argv[1])
+    (here / "engine").mkdir()
+    llm = LLM(model=str(tiny_model(here / "engine")), load_format="dummy", enforce_eager=True, max_model_len=64,
+              dtype="float32")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2))
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 64, (16, 8))]
+    settings = {"output": str(here), "run": "hf", "steps": [2], "trainer.backend": "torch", "rollout.backend": "vllm"}
+    Trainer(
+        model=model, train_dataset=rows, callbacks=[ProfdeckCallback(settings=settings, engine=llm)],
+        args=transformers.TrainingArguments(str(here / "out"), max_steps=3, report_to=[], use_cpu=True,
+                                            save_strategy="no", disable_tqdm=True),
+    ).train()
+"""
+
+
+def test_an_engine_that_generates_in_the_trainers_process(tmp_path: Path) -> None:
+    """As that of TRL, ``trainer.vllm_generation.llm``."""
+    script = tmp_path / "job.py"
+    script.write_text(GENERATES)
+    environ = vllm_environment(tmp_path) | {"VLLM_PLUGINS": "profdeck", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], env=environ, check=False, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = read_run(tmp_path / "hf")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    assert sorted((one.role, one.first_step) for one in report.captures) == [("rollout", 2), ("trainer", 2)]
+
+
 def test_the_page_works(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
-    script, console = blocks(ROOT / "docs" / "how-to" / "trainers.md")
+    script, console, *_ = blocks(ROOT / "docs" / "how-to" / "trainers.md")  # of other trainers
     (shell.directory / "finetune.py").write_text(script.text)
     shell.environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     for command, _ in console.commands():
