@@ -57,7 +57,8 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
 
     backend: ClassVar[str] = "vllm"
     title: ClassVar[str] = "vLLM"
-    glob: ClassVar[str] = "**/*.json*"
+    glob: ClassVar[str] = "*.json*"
+    in_directories: ClassVar[bool] = True
 
     async def start(self) -> None:
         """Start it.

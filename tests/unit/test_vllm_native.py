@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,6 +122,43 @@ def test_engines_that_share_a_directory_do_not_take_each_others_traces(
     asyncio.run(main())
     assert [one.outcome for one in captures] == [Outcome.FLUSHED, Outcome.FILES_MISSING]
     assert "left no whole file" in captures[1]._capture.problems[0]
+
+
+def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> None:
+    (shared := tmp_path / "native").mkdir()
+    over = threading.Event()
+
+    def others() -> None:
+        while not over.is_set():
+            (shared / "theirs").mkdir()
+            (shared / "theirs").rmdir()
+
+    capture = native(Sharing(shared, writes=True), tmp_path)
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        asyncio.run(capture.start())
+        for _ in range(300):
+            capture.all_there()
+        asyncio.run(capture.stop())
+    finally:
+        over.set()
+        thread.join()
+    assert capture.outcome is Outcome.FLUSHED
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "stage"),
+    [
+        ("20261123-163437_stage_0_rep_0_diffusion_1795453429/trace_rank1.json.gz", 1, 0),
+        ("20261123-163437_stage2_rank0_1795453429/trace_rank0.json.gz", 0, 2),
+        ("stage_1_diffusion_1795453429_rank3.json.gz", 3, 1),
+    ],
+)
+def test_the_names_of_pipelines_say_stage_and_rank(tmp_path: Path, name: str, rank: int, stage: int) -> None:
+    place = native(Sharing(tmp_path, writes=True), tmp_path).place(tmp_path / name)
+    assert place is not None
+    assert (place.rank, place.parallel) == (rank, {"stage": stage})
 
 
 def test_a_directory_whose_traces_cannot_be_told_apart_is_refused(

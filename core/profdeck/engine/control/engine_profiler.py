@@ -12,6 +12,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -75,6 +76,8 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
     """The name of the engine, as it writes itself."""
     glob: ClassVar[str]
     """What the names of traces look like."""
+    in_directories: ClassVar[bool] = False
+    """Whether traces may be in directories that the engine makes in its own."""
 
     def __init__(self, engine: EngineT, options: OptionsT, capture: Capture, request: CaptureRequest) -> None:
         """Args:
@@ -196,8 +199,12 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         return {(place.rank, place.batch) for place in places} >= set(self._wanted())
 
     def _files(self) -> Iterable[Path]:
-        if self._directory is not None and self._directory.is_dir():
-            yield from (path for path in self._directory.glob(self.glob) if path.name.startswith(self._prefix))
+        if self._directory is None:
+            return
+        found = _listed(self._directory)
+        if self.in_directories:
+            found += [path for one in found if one.is_dir() for path in _listed(one)]
+        yield from (path for path in found if path.name.startswith(self._prefix) and fnmatch(path.name, self.glob))
 
     def _wanted(self) -> tuple[RankAndKind, ...]:
         if self._world is not None and self._world > MOST_RANKS:
@@ -269,3 +276,11 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         capture.notes.append(f"Recorded by {self.title}'s own profiler in {self._directory}.")
         adopt(capture, recorder, tuple(artifacts))
         self.manifests.append(capture.manifest_path)
+
+
+def _listed(directory: Path) -> list[Path]:
+    """Return what is in a directory; nothing if it is gone or closed, as those of others may be at any time."""
+    try:
+        return [*directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
