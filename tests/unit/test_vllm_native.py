@@ -130,8 +130,10 @@ def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> Non
 
     def others() -> None:
         while not over.is_set():
-            (shared / "theirs").mkdir()
-            (shared / "theirs").rmdir()
+            for number in range(20):
+                (shared / f"theirs{number}").mkdir()
+            for number in range(20):
+                (shared / f"theirs{number}").rmdir()
 
     capture = native(Sharing(shared, writes=True), tmp_path)
     thread = threading.Thread(target=others)
