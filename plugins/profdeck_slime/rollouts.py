@@ -95,13 +95,14 @@ def own_function() -> Any:
         if named
         else [f"{path}.generate_rollout" for host in _OWN if host in sys.modules for path in _OWN[host]]
     )
+    tried = []
     for path in paths:
         module, _, name = path.rpartition(".")
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            logger.debug("%s cannot be imported: %s", path, error)
+            tried.append(f"{path} ({describe(error)})")
     raise ConfigError(
-        f"There is no function that generates rollouts: tried {', '.join(paths) or 'slime and vime'}. Name it by "
+        f"There is no function that generates rollouts: tried {', '.join(tried) or 'slime and vime'}. Name it by "
         f"{VARIABLE}, such as package.module.generate_rollout."
     )

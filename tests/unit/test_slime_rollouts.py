@@ -1,0 +1,45 @@
+"""Which function generates in a job of slime, and where its router is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from profdeck.base.errors import ConfigError
+from profdeck_slime.rollouts import VARIABLE, generate_rollout, own_function, router_of
+
+
+@pytest.mark.parametrize(
+    ("args", "url"),
+    [
+        ({"sglang_router_ip": "10.0.0.1", "sglang_router_port": 3456}, "http://10.0.0.1:3456"),
+        ({"vllm_router_ip": "fe80::1", "vllm_router_port": 3456}, "http://[fe80::1]:3456"),
+        ({"sglang_router_ip": None, "sglang_router_port": None}, ""),
+    ],
+)
+def test_the_router_is_that_of_the_manager(args: dict[str, object], url: str) -> None:
+    assert router_of(SimpleNamespace(**args)) == url
+
+
+def test_a_function_of_the_users_own_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rollouts.py").write_text(
+        "def generate(args, rollout_id, data, evaluation): return rollout_id, data"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(VARIABLE, "my_rollouts.generate")
+    try:
+        assert generate_rollout(SimpleNamespace(), 7, ["a"]) == (7, ["a"])  # without a role nothing is captured
+    finally:
+        sys.modules.pop("my_rollouts", None)
+
+
+def test_a_function_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "no_such_package.generate")
+    with pytest.raises(ConfigError, match=r"tried no_such_package.generate \(ModuleNotFoundError: No module named"):
+        own_function()
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ConfigError, match=f"tried slime and vime. Name it by {VARIABLE}, such as package.module"):
+        own_function()
