@@ -89,12 +89,9 @@ def own_function() -> Any:
     Raises:
         ConfigError: there is none.
     """
+    modules = [module for host in _OWN if host in sys.modules for module in _OWN[host]]
     named = os.environ.get(VARIABLE)
-    paths = (
-        [named]
-        if named
-        else [f"{path}.generate_rollout" for host in _OWN if host in sys.modules for path in _OWN[host]]
-    )
+    paths = [named] if named else [f"{module}.generate_rollout" for module in modules]
     tried = []
     for path in paths:
         module, _, name = path.rpartition(".")

@@ -1,6 +1,6 @@
 """Finds a router whose URL nobody knows: those of RL jobs listen at random ports, and say them in a log.
 
-What might be one is asked for its workers, without any key; who answers as routers do is one.
+Every server that might be one is asked for its workers, without any key. Routers are told by their answer.
 """
 
 from __future__ import annotations
