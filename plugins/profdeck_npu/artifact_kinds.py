@@ -13,7 +13,7 @@ from profdeck.base.progress import Progress
 from profdeck.traces.kinds import ArtifactCheck, ArtifactKind, PendingWork, StepOnDevice
 
 if TYPE_CHECKING:
-    from profdeck.traces.analysis.model import RecorderTables
+    from profdeck.traces.analysis.recorder_model import RecorderTables
     from profdeck.traces.reading.trace import Trace
 
 _KERNEL_DETAILS = "kernel_details*.csv"

@@ -15,8 +15,8 @@ from profdeck.cli._trace_csv import CsvRows, print_csv
 from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
-    from profdeck.traces.analysis.model import CommunicationSummary, DeviceSummary, GroupSkew, RankSummary, RunSummary
-
+    from profdeck.traces.analysis.model import DeviceSummary, GroupSkew, RankSummary, RunSummary
+    from profdeck.traces.analysis.recorder_model import CommunicationSummary
 _PERCENTILES = {90: 10, 99: 100}
 """How many steps each needs: one that is beyond."""
 _MAX_DETAILED = 4

@@ -32,7 +32,7 @@ import numpy as np
 
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
-from profdeck.traces.analysis.model import CommunicationSummary, LinkSummary
+from profdeck.traces.analysis.recorder_model import CommunicationSummary, LinkSummary
 from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck.traces.reading.integrity import file_size
 

@@ -13,7 +13,7 @@ import attrs
 from profdeck.base.errors import TraceError
 from profdeck.base.files import size_of
 from profdeck.base.progress import Meter, Progress
-from profdeck.traces.analysis.model import RecorderTables
+from profdeck.traces.analysis.recorder_model import RecorderTables
 from profdeck.traces.kinds import StepOnDevice
 from profdeck.traces.reading.all_events import AllEvents
 from profdeck.traces.reading.chrome import MARKS, EventStore, ReadingArguments, read_chrome

@@ -20,7 +20,7 @@ from typing import TextIO
 import attrs
 
 from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.model import DeviceStepSummary
+from profdeck.traces.analysis.recorder_model import DeviceStepSummary
 from profdeck.traces.reading.times import exact_nanoseconds
 
 _DEVICE, _STEP, _COMPUTING, _PREPARING = "Device_id", "Step", "Computing", "Preparing"

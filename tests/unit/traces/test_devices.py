@@ -17,11 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profdeck.traces.analysis.devices import NOT_READ, DeviceTimes
-from profdeck.traces.analysis.host_states import CAUSES, HostEvent, HostStates, innermost
-from profdeck.traces.analysis.model import DeviceSummary, Gap, IdleCause, StreamSummary
+from profdeck.traces.analysis.detail_model import IdleCause
+from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
+from profdeck.traces.analysis.host_states import CAUSES, NOT_READ, HostEvent, HostStates, innermost
+from profdeck.traces.analysis.model import DeviceSummary, Gap, StreamSummary
+from profdeck.traces.analysis.step_names import StepNames
+from profdeck.traces.analysis.steps import find_steps
 from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.reading.columns import Columns, Tables
+from profdeck.traces.reading.columns import Columns, Tables, concatenated
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.time_slices import Slice
 
@@ -180,9 +183,11 @@ def summarise(
     communication = np.array(["nccl" in name for name in tables.names])
     memory = np.array([name.startswith("Mem") for name in tables.names])
     host = HostStates(tables) if with_host else None
-    times = DeviceTimes(tables, communication, memory, {0: "GPU A"}, host=host)
+    work = np.where(communication, COMMUNICATES, np.where(memory, MOVES, COMPUTES))
+    steps = find_steps(concatenated(tables, []), StepNames([]))
+    times = DeviceTimes(tables, work, {0: "GPU A"}, steps, with_host=with_host)
     for part in slices_of(events, tables, cuts):
-        times.add(part)
+        times.add(part, host.of(part) if host else None)
     return times.summaries()
 
 
@@ -233,8 +238,22 @@ def test_times_and_idle_causes_are_worked_out() -> None:
             IdleCause(cause="operators", idle_us=2.5, share=0.125),
         ),
         gaps=(
-            Gap(start_us=30.0, duration_us=10.0, cause="launching", host="cudaLaunchKernel"),
-            Gap(start_us=50.0, duration_us=10.0, cause="synchronising", host="cudaDeviceSynchronize"),
+            Gap(
+                start_us=30.0,
+                duration_us=10.0,
+                cause="launching",
+                host="cudaLaunchKernel",
+                before="nccl",
+                after="nccl",
+            ),
+            Gap(
+                start_us=50.0,
+                duration_us=10.0,
+                cause="synchronising",
+                host="cudaDeviceSynchronize",
+                before="nccl",
+                after="gemm",
+            ),
         ),
     )
     assert (second.device, second.name, second.events, second.span_us, second.busy_us) == (1, None, 1, 1.0, 1.0)
@@ -246,8 +265,8 @@ def test_without_the_host_gaps_are_known_and_causes_are_not() -> None:
 
     assert first.idle == ()
     assert first.gaps == (
-        Gap(start_us=29.0, duration_us=10.0, cause=NOT_READ, host=None),
-        Gap(start_us=49.0, duration_us=10.0, cause=NOT_READ, host=None),
+        Gap(start_us=29.0, duration_us=10.0, cause=NOT_READ, host=None, before="nccl", after="nccl"),
+        Gap(start_us=49.0, duration_us=10.0, cause=NOT_READ, host=None, before="nccl", after="gemm"),
     )
 
 
@@ -266,8 +285,15 @@ def test_a_gap_over_many_slices_is_one_and_knows_what_was_open() -> None:
 
     assert device == summarise(events)[0]
     assert device.gaps == (
-        Gap(start_us=0.01, duration_us=0.79, cause="operators", host="most of it"),
-        Gap(start_us=0.81, duration_us=0.005, cause="Python and other host code", host="outer"),
+        Gap(start_us=0.01, duration_us=0.79, cause="operators", host="most of it", before="gemm", after="gemm"),
+        Gap(
+            start_us=0.81,
+            duration_us=0.005,
+            cause="Python and other host code",
+            host="outer",
+            before="gemm",
+            after="gemm",
+        ),
     )
 
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
+from profdeck.traces.analysis.detail_model import PerStep
 from profdeck.traces.analysis.diff import diff_runs, is_summary, load_summary
 from profdeck.traces.analysis.diff_model import Change, Judge, RoleDiff
 from profdeck.traces.analysis.model import (
     CategorySummary,
     KernelSummary,
     OperatorSummary,
-    PerStep,
     RankSummary,
     RunSummary,
     StepSummary,

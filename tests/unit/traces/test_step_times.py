@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.model import DeviceStepSummary
+from profdeck.traces.analysis.recorder_model import DeviceStepSummary
 from profdeck_npu.traces import step_times
 from profdeck_npu.traces.step_times import AscendStepTimes, read_step_times
 

@@ -392,6 +392,7 @@ def test_statistics_tell_stages_apart() -> None:
             p99_us=40.0,
             max_us=40.0,
             tokens_per_s=200_000.0,
+            tokens_per_wall_s=8 / 50e-6,
         ),
         IterationStatistics(
             kind=ITERATION,
@@ -403,6 +404,7 @@ def test_statistics_tell_stages_apart() -> None:
             p99_us=5.96,
             max_us=6.0,
             tokens_per_s=750_000.0,
+            tokens_per_wall_s=pytest.approx(15 / 46e-6),
         ),
     )
 

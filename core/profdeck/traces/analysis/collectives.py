@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck.traces.analysis.clock_shift import RankCalls, match_calls
+from profdeck.traces.analysis.detail_model import CollectiveCalls
+from profdeck.traces.reading.columns import Columns
 from profdeck.traces.reading.intervals import Int
+from profdeck.traces.reading.stated_collectives import StatedCollectives
+
+_NS_PER_US = 1000
 
 # NCCL's kernels, then HCCL's, whose names end in numbers that differ from call to call.
 _NCCL = re.compile(r"[nr]ccl\w*?Kernel_([A-Za-z]+)")
@@ -136,3 +141,72 @@ def matched_groups(ranks: Sequence[Collectives]) -> list[MatchedGroup]:
         }
         groups.append(MatchedGroup(list(names), leader, members, matched))
     return groups
+
+
+# What nccl-tests multiplies size over time by, so that the result compares with the speed of the link, for n ranks.
+# (a, b) means a (n - b) / n.
+_BUS_FACTORS = {
+    "allreduce": (2, 1),
+    "allgather": (1, 1),
+    "reduce_scatter": (1, 1),
+    "alltoall": (1, 1),
+    "broadcast": (1, 0),
+    "reduce": (1, 0),
+}
+_SPELLINGS = (
+    ("allreduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("allgather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("alltoall", re.compile(r"all_?to_?all", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
+    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
+)
+
+
+def bus_bytes_per_s(collective: str, size_bytes: int, ranks: int, time_ns: int) -> float | None:
+    """Return the bus bandwidth of one call, as nccl-tests defines it (doc/PERFORMANCE.md in NVIDIA/nccl-tests).
+
+    Args:
+        collective: As torch or NCCL calls it.
+        size_bytes: Of the whole of what a rank gives or gets, whichever is more.
+        ranks: How many take part.
+        time_ns: How long it took.
+    """
+    name = next((name for name, pattern in _SPELLINGS if pattern.search(collective)), None)
+    if name is None or not time_ns or ranks < 1:
+        return None
+    times, less = _BUS_FACTORS[name]
+    return size_bytes / time_ns * 1e9 * times * (ranks - less) / ranks
+
+
+def collective_calls(stated: StatedCollectives, calls: Columns) -> tuple[CollectiveCalls, ...]:
+    """Return the collectives that a trace states, by total time, longest first.
+
+    Args:
+        stated: What the kernels say.
+        calls: All kernels of communication.
+    """
+    found = []
+    which = stated.of(calls)
+    duration_ns = calls.end_ns - calls.start_ns
+    for code, one in enumerate(stated.stated):
+        times_ns = duration_ns[which == code]
+        if not len(times_ns):
+            continue
+        shortest_ns = int(times_ns.min())
+        known = one.size_bytes is not None and one.group_size is not None
+        found.append(
+            CollectiveCalls(
+                name=one.name,
+                group=one.group,
+                group_size=one.group_size,
+                size_bytes=one.size_bytes,
+                count=len(times_ns),
+                total_us=int(times_ns.sum()) / _NS_PER_US,
+                min_us=shortest_ns / _NS_PER_US,
+                bus_bytes_per_s=bus_bytes_per_s(one.name, one.size_bytes or 0, one.group_size or 0, shortest_ns)
+                if known
+                else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-one.total_us, one.name, one.group, one.size_bytes or 0)))

@@ -13,8 +13,9 @@ import attrs
 
 from profdeck.base.errors import TraceError
 from profdeck.base.json_files import decode_json
+from profdeck.traces.analysis.detail_model import PerStep
 from profdeck.traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
-from profdeck.traces.analysis.model import PerStep, RankSummary, RunSummary, StepSummary
+from profdeck.traces.analysis.model import RankSummary, RunSummary, StepSummary
 from profdeck.traces.analysis.noise import Measured, TimeSample, change_of, pooled, sample_of
 from profdeck.traces.analysis.pairing import RankPair, RankSummaries, names_of, paired
 from profdeck.traces.analysis.rank_test import RankTest, rank_test

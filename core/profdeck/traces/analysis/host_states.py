@@ -33,6 +33,12 @@ what they do together. A thread that waits for a device tells least of the recor
 every thread all the time, where they are recorded, and tell even less.
 """
 
+NOT_READ = "not read"
+"""The cause of idle time where the host was not read."""
+
+OUTSIDE_OPERATORS = frozenset({"Python and other host code", "nothing recorded"})
+"""The states in which the host is in no operator and in no call of the device's runtime."""
+
 _STATES = tuple(CAUSES)
 _OPERATORS, _SYNCHRONISING = _STATES.index("operators"), _STATES.index("synchronising")
 _NOTHING = len(_STATES) - 1
@@ -169,6 +175,23 @@ def innermost(events: Iterable[HostEvent], begin_ns: int, end_ns: int) -> HostEv
     most.sort(key=lambda event: (event.begin_ns, -event.end_ns, -event.state, event.name))
     of_thread = {event.track: event for event in most}  # the last one of a thread stays
     return min(of_thread.values(), key=lambda event: (event.state, -event.begin_ns, event), default=None)
+
+
+def state_of_call(name: str, category: str) -> str | None:
+    """Return what a call into a device's runtime or driver does; None for every other event."""
+    return _STATES[_state(name, category)] if category in _RUNTIMES else None
+
+
+def by_time(times_ns: Int) -> list[tuple[str, int, float]]:
+    """Return the states that took any of some time, longest first: the state, its time, its share of all.
+
+    Args:
+        times_ns: One of each of ``CAUSES``.
+    """
+    total_ns = int(times_ns.sum())
+    found = [(state, time_ns) for state, time_ns in zip(CAUSES, times_ns.tolist(), strict=True) if time_ns]
+    found.sort(key=lambda item: -item[1])
+    return [(state, time_ns, time_ns / total_ns) for state, time_ns in found]
 
 
 def _working(part: Slice, operators: Int, waits: Int) -> Spans:

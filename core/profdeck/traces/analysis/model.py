@@ -7,28 +7,21 @@ Shares are fractions of 1. Where something cannot be known from the traces, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from profdeck.traces.analysis.detail_model import (
+    CollectiveCalls,
+    DurationBin,
+    HostTimes,
+    IdleCause,
+    PerStep,
+    RuntimeCalls,
+    StepOfDevice,
+)
+from profdeck.traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
 from profdeck.traces.reading.identifiers import Id
-
-
-@attrs.frozen(kw_only=True)
-class PerStep:
-    """How a time varies from step to step, over the steps of one kind and stage: an estimate of its noise."""
-
-    kind: str
-    """Of these steps, as in `StepSummary`."""
-    stage: str | None
-    steps: int
-    """How many steps there are, those without it included."""
-    measured: int
-    """How many of them were looked at: 256 at most."""
-    median_us: float
-    mad_us: float
-    """Median absolute deviation from the median, not scaled."""
 
 
 @attrs.frozen(kw_only=True)
@@ -101,16 +94,6 @@ class StreamSummary:
 
 
 @attrs.frozen(kw_only=True)
-class IdleCause:
-    """A part of a device's idle time, by what the host did then."""
-
-    cause: str
-    idle_us: float
-    share: float
-    """Of the idle time of the device."""
-
-
-@attrs.frozen(kw_only=True)
 class Gap:
     """One of the longest times in which a device did nothing."""
 
@@ -120,6 +103,12 @@ class Gap:
     """What took most of it."""
     host: str | None
     """The name of the host's event that was open for most of it, the innermost one of those."""
+    step: int | None = None
+    """The number of the step on the device that it is in, if that has one."""
+    before: str | None = None
+    """What ran last before it on the device."""
+    after: str | None = None
+    """What ran first after it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -172,6 +161,8 @@ class StepSummary:
     decode_tokens: int | None
     device_us: float | None
     """Time of the kernels, copies and fills that started in it; ``None`` without a device."""
+    devices: tuple[StepOfDevice, ...] = ()
+    """What each device did in it: of the global steps, or of the iterations of a trace without global steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -187,87 +178,11 @@ class IterationStatistics:
     p99_us: float
     max_us: float
     tokens_per_s: float | None
-    """Tokens over the time of the iterations that state them; ``None`` where the batches are not known."""
-
-
-@attrs.frozen(kw_only=True)
-class CoreSummary:
-    """All that ran on one kind of a device's processing units, where the recorder tells them apart."""
-
-    core: str
-    """Such as CANN's ``AI_CORE``, ``AI_VECTOR_CORE``, ``MIX_AIC``, ``AI_CPU`` or ``HCCL``."""
-    count: int
-    total_us: float
-    share: float
-    """Of the total of all cores; they work at the same time, so this is no share of the busy time."""
-
-
-@attrs.frozen(kw_only=True)
-class DeviceStepSummary:
-    """One step on one device, as the recorder's own analysis divides its time, as far as it does."""
-
-    device: int | None
-    step: int | None
-    """Its number; ``None`` for a recording without steps."""
-    compute_us: float | None
-    communication_us: float | None
-    overlap_us: float | None
-    """Communication beside compute."""
-    exposed_communication_us: float | None
-    """Communication with no compute beside it."""
-    exposed_without_receives_us: float | None
-    """The same without the time of ``pipeline_bubble_us``."""
-    idle_us: float | None
-    """Neither compute nor communication."""
-    pipeline_bubble_us: float | None
-    """Sum of the times in which it received what another rank sends: in a pipeline, from the stage before."""
-    pipeline_stage_us: float | None
-    """From the start of the first to the end of the last of these times, without ``pipeline_bubble_us``."""
-    preparation_us: float | None
-    """From the start of the step on the host to its first work on the device."""
-
-
-@attrs.frozen(kw_only=True)
-class LinkSummary:
-    """What the calls of a communication sent over one kind of link."""
-
-    link: str
-    """Such as ``HCCS``, ``PCIE``, ``SIO`` or ``RDMA``. ``SDMA`` is the sum of the first three."""
-    size_bytes: int
-    transit_us: float
-    """Sum of the times in which something was sent; several may send at once."""
-    bytes_per_s: float | None
-    """``size_bytes`` over ``transit_us``; ``None`` without a time."""
-    packets: int | None
-    """``None`` where they were not counted."""
-    large_packet_share: float | None
-    """Of the packets, those above the size from which the recorder counts them as large for this link."""
-
-
-@attrs.frozen(kw_only=True)
-class CommunicationSummary:
-    """All calls of one collective or message of one process group, as the recorder's own analysis divides its time."""
-
-    name: str
-    """Such as ``allReduce``."""
-    kind: str
-    """``collective`` or ``p2p``."""
-    group: str | None
-    """The number by which the recorder knows the process group; names of kernels have its last digits."""
-    count: int
-    total_us: float
-    """From start to end, summed."""
-    max_us: float
-    transit_us: float
-    """Data were sent."""
-    wait_us: float
-    """It waited for other ranks."""
-    synchronisation_us: float
-    """The part of ``wait_us`` before it sent anything: other ranks had not arrived."""
-    idle_us: float
-    """``total_us`` without ``transit_us`` and ``wait_us``."""
-    links: tuple[LinkSummary, ...]
-    """Those over which something was sent, by size, largest first."""
+    """Tokens over the time of the iterations that state them, on the device where there is one; ``None`` where the
+    batches are not known."""
+    tokens_per_wall_s: float | None = None
+    """Tokens over the time from the start of each iteration to that of the next one of any stage, the last one up to
+    its end: what a user sees."""
 
 
 @attrs.frozen(kw_only=True)
@@ -315,6 +230,17 @@ class RankSummary:
     device_steps: tuple[DeviceStepSummary, ...] = ()
     """In the order of the recorder's table: by device and step."""
     communication: tuple[CommunicationSummary, ...] = ()
+    """By total time, longest first."""
+    origin_unix_ns: int | None = None
+    """The Unix time in nanoseconds that ``start_us`` counts from: by the clock anchors of the recorder, else by the
+    trace; ``None`` where neither says it."""
+    host_times: HostTimes | None = None
+    """Where the time of the steps went on the host; ``None`` where only devices were read."""
+    runtime: tuple[RuntimeCalls, ...] = ()
+    """By total time, longest first."""
+    kernel_durations: tuple[DurationBin, ...] = ()
+    """Without the bins that no kernel is in."""
+    collectives: tuple[CollectiveCalls, ...] = ()
     """By total time, longest first."""
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
@@ -375,14 +301,3 @@ class RunSummary:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as dicts, tuples and scalars."""
         return attrs.asdict(self)
-
-
-@attrs.frozen(kw_only=True)
-class RecorderTables:
-    """What a recorder's own analysis has worked out beside the timeline."""
-
-    device_steps: tuple[DeviceStepSummary, ...] = ()
-    communication: tuple[CommunicationSummary, ...] = ()
-    groups: Mapping[str, str] = attrs.field(factory=dict)
-    """The numbers of process groups, by their last digits."""
-    problems: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck.traces.analysis.model import IterationStatistics, PerStep, StepSummary
+from profdeck.traces.analysis.detail_model import PerStep
+from profdeck.traces.analysis.model import IterationStatistics, StepSummary
 from profdeck.traces.analysis.step_names import ITERATION
 from profdeck.traces.analysis.steps import TraceSteps
 from profdeck.traces.reading.intervals import Int
@@ -140,6 +141,7 @@ class StepTimes:
                     p99_us=p99,
                     max_us=float(times_us.max()),
                     tokens_per_s=self._tokens_per_s(of_group),
+                    tokens_per_wall_s=self._tokens_per_wall_s(of_group) if kind == ITERATION else None,
                 )
             )
         statistics.sort(key=lambda group: (group.kind == ITERATION, -group.mean_us * group.count))
@@ -163,6 +165,20 @@ class StepTimes:
         if None in tokens or (times < 0).any() or not times.any():
             return None
         return float(sum(filter(None, tokens)) * _NS_PER_S / int(times.sum()))
+
+    def _tokens_per_wall_s(self, of_group: Int) -> float | None:
+        """Return the tokens over the time until the next iteration of its thread begins, or the last one ends."""
+        steps = self._steps
+        tokens = [steps.marks[name].tokens for name in steps.name[of_group].tolist()]
+        if None in tokens:
+            return None
+        iterations = steps.host[ITERATION].step
+        until = steps.end_ns.copy()
+        for track in np.unique(steps.track[iterations]):
+            of_track = iterations[steps.track[iterations] == track]
+            until[of_track[:-1]] = steps.start_ns[of_track[1:]]
+        wall_ns = int((until - steps.start_ns)[of_group].sum())
+        return sum(filter(None, tokens)) * _NS_PER_S / wall_ns if wall_ns else None
 
     def _per_step(self, row: Int, code: Int, time_ns: Int) -> dict[int, PerStep]:
         """Return how the time of each code varies over the steps of one group; one entry for a row and code or more."""

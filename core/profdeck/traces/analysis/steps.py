@@ -54,6 +54,8 @@ class TraceSteps:
     name: Int
     """Of each step: index into ``names``."""
     pids: tuple[Id, ...]
+    track: Int
+    """Of each step: that of its mark, as the columns number them."""
     start_ns: Int
     end_ns: Int
     host: dict[str, StepWindows]
@@ -99,7 +101,7 @@ def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = No
     is_global[list(marks)] = [mark.kind == GLOBAL_STEP for mark in marks.values()]
     found = columns[np.flatnonzero(is_global[columns.name] >= 0)]
     found = found[np.lexsort((-found.end_ns, found.start_ns))]
-    found = found[_outermost(found.track * 2 + is_global[found.name], found.end_ns)]
+    found = found[outermost(found.track * 2 + is_global[found.name], found.end_ns)]
     used, name = np.unique(found.name, return_inverse=True)
     of_kind = {GLOBAL_STEP: is_global[found.name] == 1, ITERATION: is_global[found.name] == 0}
     host = {
@@ -119,6 +121,7 @@ def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = No
         marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
         name=name,
         pids=tuple(columns.tracks[track][0] for track in found.track.tolist()),
+        track=found.track.astype(np.int64),
         start_ns=found.start_ns,
         end_ns=found.end_ns,
         host=host,
@@ -127,7 +130,7 @@ def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = No
     )
 
 
-def _outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:
+def outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:
     """Return which intervals lie in no earlier one of their lane; they are sorted by start, the longest first."""
     outermost = np.ones(len(lane), dtype=bool)
     for one in np.unique(lane):

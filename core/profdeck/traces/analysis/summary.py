@@ -11,21 +11,14 @@ from numpy.typing import NDArray
 
 from profdeck.base.progress import Progress
 from profdeck.records.artifact import CLOCK_ANCHOR
+from profdeck.traces.analysis.by_name import NameSums
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
-from profdeck.traces.analysis.collectives import Collectives, is_message
-from profdeck.traces.analysis.devices import DeviceTimes
+from profdeck.traces.analysis.collectives import Collectives, collective_calls, is_message
+from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
 from profdeck.traces.analysis.host_states import HostStates
-from profdeck.traces.analysis.model import (
-    CategorySummary,
-    CopySummary,
-    CoreSummary,
-    DeviceSummary,
-    KernelSummary,
-    OperatorSummary,
-    PerStep,
-    RankSummary,
-    RecorderTables,
-)
+from profdeck.traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
+from profdeck.traces.analysis.recorder_model import CoreSummary, RecorderTables
+from profdeck.traces.analysis.stages import StageTimes
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.step_times import StepTimes
 from profdeck.traces.analysis.steps import find_steps
@@ -36,11 +29,11 @@ from profdeck.traces.reading.columns import (
     DEVICE_PROCESSES,
     OPERATOR,
     Columns,
-    Tables,
     concatenated,
 )
 from profdeck.traces.reading.intervals import Int, self_times
 from profdeck.traces.reading.reader import read_trace
+from profdeck.traces.reading.stated_collectives import StatedCollective
 from profdeck.traces.reading.time_slices import Slice
 from profdeck.traces.reading.trace import Trace
 from profdeck.traces.sources import TraceSource
@@ -49,11 +42,8 @@ _NS_PER_US = 1000
 # Kernels of more names than any program has: to classify a long one takes a millisecond.
 _MAX_CLASSIFIED = 5000
 _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
-# Kineto's categories of copies and fills.
-_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
-# What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
-_GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
-_RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
+# 2010 and 2100.
+_EARLIEST_UNIX_NS, _LATEST_UNIX_NS = 1_262_304_000 * 10**9, 4_102_444_800 * 10**9
 
 
 @attrs.frozen
@@ -137,7 +127,6 @@ class _Summary:
         self._analysed = analysed
         tables = trace.tables
         self._on_device = tables.names_of_categories(_DEVICE)
-        self._is_copy = tables.names_of_categories(_COPIES)
         operators, annotations = (tables.names_of_categories(frozenset({kind})) for kind in (OPERATOR, ANNOTATION))
         # Some recorders mark steps by operators, which are no work of the host.
         of_steps = operators.copy()
@@ -155,10 +144,15 @@ class _Summary:
             )
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
-        self._sums = _Sums(len(tables.names))
-        self._steps = StepTimes(find_steps(trace.marks, step_names, trace.annotations.of(trace.marks)))
-        host = None if trace.devices_only else HostStates(tables, of_steps)
-        self._devices = DeviceTimes(tables, self._communicates, moves, trace.device_names, host=host)
+        self._sums = NameSums(tables)
+        steps = find_steps(trace.marks, step_names, trace.annotations.of(trace.marks))
+        self._steps = StepTimes(steps)
+        self._host = None if trace.devices_only else HostStates(tables, of_steps)
+        is_stage = annotations & ~is_own
+        is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
+        self._stages = StageTimes(trace.marks, is_stage, steps)
+        work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
+        self._devices = DeviceTimes(tables, work, trace.device_names, steps, with_host=self._host is not None)
         self._collectives: list[Columns] = []
         self._origin_ns: int | None = None
         self._end_ns = 0
@@ -187,14 +181,18 @@ class _Summary:
         self._steps.add_operators(piece.order_ns[used], columns.name[used], own[operators])
         used = np.flatnonzero(self._is_annotation[columns.name])
         self._steps.add_annotations(piece.order_ns[used], columns.name[used], duration[used])
-        self._devices.add(piece)
+        host = self._host.of(piece) if self._host else None
+        if host is not None:
+            self._stages.add(piece, host)
+        self._devices.add(piece, host)
         self._collectives.append(piece.whole(self._communicates[columns.name] & piece.first))
 
     def _summary(self) -> RankSummary:
         trace, analysed, manifest = self._trace, self._analysed, self._source.manifest
         origin_ns = self._origin_ns or 0
-        kernels, categories = self._kernels()
-        devices = self._devices.summaries()
+        sums, on_host = self._sums, not trace.devices_only
+        devices, of_devices = self._devices.summaries(), self._devices.by_step()
+        steps = enumerate(self._steps.summaries(origin_ns))
         return RankSummary(
             path=str(self._source.path),
             role=manifest.role if manifest else None,
@@ -211,108 +209,53 @@ class _Summary:
             idle_us=_sum_of(devices, lambda device: device.idle_us),
             communication_us=_sum_of(devices, lambda device: device.communication_us),
             overlap_us=_sum_of(devices, lambda device: device.overlap_us),
-            graph_launches=None if trace.devices_only else self._graph_launches(),
-            kernels=kernels,
-            categories=categories,
-            copies=self._copies(),
-            operators=self._operators(self._is_operator, self._steps.operators()),
-            annotations=self._operators(self._is_annotation, self._steps.annotations()),
+            graph_launches=sums.graph_launches() if on_host else None,
+            kernels=sums.kernels(self._classes, trace.kernel_types, self._steps.kernels()),
+            categories=self._categories(),
+            copies=sums.copies(trace.copied),
+            operators=sums.operators(self._is_operator, self._steps.operators(), on_host=on_host),
+            annotations=sums.operators(self._is_annotation, self._steps.annotations(), on_host=on_host),
             devices=devices,
-            steps=self._steps.summaries(origin_ns),
+            steps=tuple(attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in steps),
             iterations=self._steps.statistics(),
             cores=self._cores(),
             device_steps=analysed.device_steps,
             communication=analysed.communication,
+            origin_unix_ns=self._unix_ns(origin_ns),
+            host_times=self._stages.summary(self._end_ns - origin_ns),
+            runtime=sums.runtime_calls(),
+            kernel_durations=sums.kernel_durations(),
+            collectives=collective_calls(trace.collectives, concatenated(trace.tables, self._collectives)),
             unit=self._source.unit,
         )
 
-    def _kernels(self) -> tuple[tuple[KernelSummary, ...], tuple[CategorySummary, ...]]:
-        sums, tables = self._sums, self._trace.tables
-        used = self._on_device & (sums.counts > 0)
-        all_ns = int(sums.total_ns[used].sum())
-        per_step = self._steps.kernels()
-        kernels = tuple(
-            KernelSummary(
-                name=tables.names[code],
-                category=self._classes[code],
-                kind=tables.categories[tables.name_category[code]],
-                count=int(sums.counts[code]),
-                total_us=_us(sums.total_ns[code]),
-                mean_us=_us(sums.total_ns[code]) / int(sums.counts[code]),
-                max_us=_us(sums.max_ns[code]),
-                share=_share(sums.total_ns[code], all_ns),
-                per_step=per_step.get(code),
-                type=self._trace.kernel_types.get(tables.names[code]),
-            )
-            for code in _largest(tables, sums.total_ns, used)
-        )
-        found = sorted({self._classes[code] for code in np.flatnonzero(used).tolist()})
+    def _categories(self) -> tuple[CategorySummary, ...]:
+        found = sorted({self._classes[code] for code in self._sums.ran_on_device()})
         numbers = {name: number for number, name in enumerate(found)}
-        class_of_name = np.array([numbers.get(name, len(found)) for name in self._classes], dtype=np.int64)
-        counts = np.bincount(class_of_name[used], weights=sums.counts[used], minlength=len(found))
-        totals = np.bincount(class_of_name[used], weights=sums.total_ns[used], minlength=len(found))
-        of_classes = self._steps.classes(class_of_name)
-        categories = tuple(
-            CategorySummary(
-                category=found[number],
-                count=int(counts[number]),
-                total_us=_us(totals[number]),
-                share=_share(totals[number], all_ns),
-                per_step=of_classes.get(number),
-            )
-            for number in np.argsort(-totals, kind="stable").tolist()
+        number_of_name = np.array([numbers.get(name, len(found)) for name in self._classes], dtype=np.int64)
+        per_step = self._steps.classes(number_of_name)
+        return tuple(
+            attrs.evolve(of_class, per_step=per_step.get(numbers[of_class.category]))
+            for of_class in self._sums.classes(found, number_of_name)
         )
-        return kernels, categories
 
     def _cores(self) -> tuple[CoreSummary, ...]:
         cores = sorted(self._trace.cores.items(), key=lambda item: -item[1][1])
         all_ns = sum(total_ns for _, (_, total_ns) in cores)
         return tuple(
-            CoreSummary(core=core, count=count, total_us=_us(total_ns), share=_share(total_ns, all_ns))
+            CoreSummary(core=core, count=count, total_us=_us(total_ns), share=total_ns / all_ns if all_ns else 0.0)
             for core, (count, total_ns) in cores
         )
 
-    def _operators(self, of_kind: NDArray[np.bool_], per_step: dict[int, PerStep]) -> tuple[OperatorSummary, ...]:
-        sums, on_host = self._sums, not self._trace.devices_only
-        return tuple(
-            OperatorSummary(
-                name=self._trace.tables.names[code],
-                count=int(sums.counts[code]),
-                self_us=_us(sums.self_ns[code]) if on_host else None,
-                total_us=_us(sums.total_ns[code]),
-                max_us=_us(sums.max_ns[code]),
-                per_step=per_step.get(code),
-            )
-            for code in _largest(
-                self._trace.tables, sums.self_ns if on_host else sums.total_ns, of_kind & (sums.counts > 0)
-            )
-        )
-
-    def _copies(self) -> tuple[CopySummary, ...]:
-        sums, tables = self._sums, self._trace.tables
-        copies = []
-        for code in _largest(tables, sums.total_ns, self._is_copy & (sums.counts > 0)):
-            name, count = tables.names[code], int(sums.counts[code])
-            category = tables.categories[tables.name_category[code]]
-            told, size_bytes = self._trace.copied.get((category, name), (0, 0))
-            copies.append(
-                CopySummary(
-                    name=name,
-                    count=count,
-                    total_us=_us(sums.total_ns[code]),
-                    size_bytes=size_bytes if told == count else None,
-                )
-            )
-        return tuple(copies)
-
-    def _graph_launches(self) -> int:
-        tables = self._trace.tables
-        of_runtime = tables.names_of_categories(_RUNTIME)
-        return sum(
-            int(self._sums.counts[code])
-            for code in np.flatnonzero(of_runtime).tolist()
-            if tables.names[code].startswith(_GRAPH_LAUNCHES)
-        )
+    def _unix_ns(self, time_ns: int) -> int | None:
+        """Return when a time of the trace was."""
+        offset_ns = self._source.clock_offset_ns
+        if offset_ns is None:
+            # Before it wrote a base, Kineto wrote Unix times themselves.
+            offset_ns = self._trace.base_ns
+            if not _EARLIEST_UNIX_NS < time_ns + offset_ns < _LATEST_UNIX_NS:
+                return None
+        return time_ns + offset_ns
 
     def _collected(self, summary: RankSummary) -> Collectives:
         trace = self._trace
@@ -332,7 +275,7 @@ class _Summary:
             anchor_offset_ns=None if offset_ns is None else offset_ns - trace.base_ns,
             names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
             groups=[
-                found[1] if (found := stated[code]) else str(trace.tables.tracks[track][1]) for track, code in streams
+                said.group if (said := stated[code]) else str(trace.tables.tracks[track][1]) for track, code in streams
             ],
             # What HCCL runs has a process group instead of a stream, of which kernels know the last digits only.
             meant={f"group {digits}": group for digits, group in self._analysed.groups.items()},
@@ -343,9 +286,9 @@ class _Summary:
         )
 
 
-def _collective(kernel: str, stated: tuple[str, str] | None) -> str:
+def _collective(kernel: str, stated: StatedCollective | None) -> str:
     """Return what tells most: NCCL carries out some collectives by messages."""
-    return stated[0] if stated and is_message(kernel) else kernel
+    return stated.name if stated and is_message(kernel) else kernel
 
 
 def _pairs(first: NDArray[np.integer], second: Int, seconds: int) -> tuple[list[tuple[int, int]], Int]:
@@ -354,44 +297,9 @@ def _pairs(first: NDArray[np.integer], second: Int, seconds: int) -> tuple[list[
     return [divmod(key, seconds) for key in keys.tolist()], which
 
 
-class _Sums:
-    """Counts and times by name, in nanoseconds."""
-
-    def __init__(self, names: int) -> None:
-        self.counts = np.zeros(names, dtype=np.int64)
-        self.total_ns = np.zeros(names, dtype=np.int64)
-        self.max_ns = np.zeros(names, dtype=np.int64)
-        self.self_ns = np.zeros(names, dtype=np.int64)
-
-    def add(self, name: NDArray[np.int32], duration: NDArray[np.int64]) -> None:
-        self.counts += np.bincount(name, minlength=len(self.counts))
-        self.total_ns += _summed(name, duration, len(self.counts))
-        np.maximum.at(self.max_ns, name, duration)
-
-    def add_self(self, name: NDArray[np.int32], own: NDArray[np.int64]) -> None:
-        self.self_ns += _summed(name, own, len(self.counts))
-
-
-def _summed(name: NDArray[np.int32], time_ns: NDArray[np.int64], names: int) -> NDArray[np.int64]:
-    # A float of 64 bits holds 104 days of nanoseconds exactly.
-    return np.bincount(name, weights=time_ns, minlength=names).astype(np.int64)
-
-
-def _largest(tables: Tables, time_ns: NDArray[np.int64], used: NDArray[np.bool_]) -> list[int]:
-    """Return the codes of names by time, the largest first, of equal ones by name and category."""
-    codes = np.flatnonzero(used)
-    times = dict(zip(codes.tolist(), time_ns[codes].tolist(), strict=True))
-    kind = tables.name_category
-    return sorted(times, key=lambda code: (-times[code], tables.names[code], tables.categories[kind[code]]))
-
-
 def _sum_of(devices: tuple[DeviceSummary, ...], value: Callable[[DeviceSummary], float]) -> float | None:
     return sum(map(value, devices)) if devices else None
 
 
-def _share(part: float | np.number, whole: int) -> float:
-    return float(part) / whole if whole else 0.0
-
-
-def _us(time_ns: float | np.number) -> float:
-    return int(time_ns) / _NS_PER_US
+def _us(time_ns: int) -> float:
+    return time_ns / _NS_PER_US

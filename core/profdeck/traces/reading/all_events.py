@@ -18,9 +18,10 @@ from profdeck.traces.reading.column_builder import (
     FastEvent,
 )
 from profdeck.traces.reading.columns import Columns, Tables
-from profdeck.traces.reading.event_args import AnnotationIds, Copies, StatedCollectives
+from profdeck.traces.reading.event_args import AnnotationIds, Copies
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
+from profdeck.traces.reading.stated_collectives import StatedCollectives
 from profdeck.traces.reading.times import LostDigitsError
 
 PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'

@@ -1,10 +1,9 @@
-"""What the args of some events say, which are not decoded otherwise: sizes of copies, and process groups."""
+"""What the args of some events say, which are not decoded otherwise: sizes of copies, and ids of annotations."""
 
 from __future__ import annotations
 
 import json
 import re
-from array import array
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -13,8 +12,8 @@ import msgspec
 import numpy as np
 import stringzilla
 
-from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH, MAX_NAMES
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
+from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, Columns
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.intervals import Int
 from profdeck.traces.reading.json_patterns import decode_leniently
@@ -36,9 +35,6 @@ _match_copy = re.compile(
     + rb"%b\{%b([0-9]{1,18})\b" % (_member(b"args"), _member(b"bytes"))
 ).match
 _MAX_COPIES = 1000
-
-_COLLECTIVE = b'"Collective name"'
-_MAX_COLLECTIVES = 1_000_000
 
 _ANNOTATION, _EXTERNAL_ID = b'user_annotation"', b'"External id"'
 _ANNOTATIONS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
@@ -118,79 +114,6 @@ def _copies_of_any(text: memoryview | bytes) -> _Told:
 
 def _objects(text: memoryview | bytes) -> list[dict[str, Any]]:
     return [event for event in decode_leniently(text) or () if isinstance(event, dict)]
-
-
-class _CollectiveArgs(msgspec.Struct, gc=False):
-    collective: str = msgspec.field(name="Collective name")
-    group: Any = msgspec.field(default="", name="Process Group Name")
-    ranks: Any = msgspec.field(default="", name="Process Group Ranks")
-
-
-class _CollectiveEvent(msgspec.Struct, gc=False):
-    cat: str
-    pid: int | str
-    tid: int | str
-    ts: Decimal
-    args: _CollectiveArgs
-
-
-class StatedCollectives:
-    """What collectives the kernels of a trace are part of, where their args say it.
-
-    Torch has written that since 2.3, but not for kernels of captured graphs (``CollectiveMetadataFields`` in
-    pytorch/kineto). Of more than a million such kernels the others count as those that say nothing.
-    """
-
-    def __init__(self) -> None:
-        self.stated: list[tuple[str, str]] = []
-        """Distinct ones: the name of the collective, and the name and the ranks of the process group."""
-        self._codes: dict[tuple[str, str], int] = {}
-        self._of_track: dict[tuple[Id, Id], array[int]] = {}  # the start of a kernel, its code, the next start ...
-        self._count = 0
-
-    def add(self, text: memoryview | bytes) -> None:
-        """Take the kernels among some events."""
-        at = stringzilla.find(text, _COLLECTIVE)
-        while at >= 0:
-            # Around the args and the event; with other braces among them, this is no JSON.
-            begin = stringzilla.rfind(text, b"{", 0, max(0, stringzilla.rfind(text, b"{", 0, at)))
-            end = stringzilla.find(text, b"}", stringzilla.find(text, b"}", at) + 1) + 1
-            self._add(text[max(0, begin) : end])
-            at = stringzilla.find(text, _COLLECTIVE, max(at + 1, end))
-
-    def of(self, kernels: Columns) -> Int:
-        """Return which of ``stated`` each kernel is part of; where it does not say, how many there are."""
-        unknown = len(self.stated)
-        which = np.full(len(kernels), unknown, dtype=np.int64)
-        for code, track in enumerate(kernels.tracks):
-            if track in self._of_track:
-                rows = np.array(self._of_track[track]).reshape(-1, 2)
-                rows = rows[np.argsort(rows[:, 0], kind="stable")]
-                mine = np.flatnonzero(kernels.track == code)
-                nearest = np.searchsorted(rows[:-1, 0], kernels.start_ns[mine])
-                which[mine] = np.where(rows[nearest, 0] == kernels.start_ns[mine], rows[nearest, 1], unknown)
-        return which
-
-    def _add(self, event: memoryview | bytes) -> None:
-        try:
-            found = _decode_collective(event)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
-        start_ns = exact_nanoseconds(found.ts)
-        group = f"{found.args.group} {found.args.ranks}".strip()
-        known = found.args.collective[:MAX_NAME_LENGTH], group[:MAX_NAME_LENGTH]
-        if found.cat not in DEVICE_CATEGORIES or start_ns is None or not group or self._count >= _MAX_COLLECTIVES:
-            return
-        if known not in self._codes:
-            if len(self.stated) >= MAX_NAMES:
-                return
-            self._codes[known] = len(self.stated)
-            self.stated.append(known)
-        self._of_track.setdefault((found.pid, found.tid), array("q")).extend((start_ns, self._codes[known]))
-        self._count += 1
-
-
-_decode_collective = msgspec.json.Decoder(_CollectiveEvent).decode
 
 
 class _AnnotationArgs(msgspec.Struct, gc=False):

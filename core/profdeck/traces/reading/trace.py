@@ -13,9 +13,10 @@ from profdeck.traces.reading.columns import (
     Tables,
     concatenated,
 )
-from profdeck.traces.reading.event_args import AnnotationIds, StatedCollectives
+from profdeck.traces.reading.event_args import AnnotationIds
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.integrity import TraceCheck
+from profdeck.traces.reading.stated_collectives import StatedCollectives
 from profdeck.traces.reading.time_slices import Slice, TimeSlices
 
 if TYPE_CHECKING:

@@ -1,0 +1,148 @@
+"""What a summary says beside kernels and operators: where the steps went, on the host and on each device.
+
+Times are microseconds, as in `profdeck.traces.analysis.model`.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from profdeck.traces.reading.identifiers import Id
+
+
+@attrs.frozen(kw_only=True)
+class PerStep:
+    """How a time varies from step to step, over the steps of one kind and stage: an estimate of its noise."""
+
+    kind: str
+    """Of these steps, as in `StepSummary`."""
+    stage: str | None
+    steps: int
+    """How many steps there are, those without it included."""
+    measured: int
+    """How many of them were looked at: 256 at most."""
+    median_us: float
+    mad_us: float
+    """Median absolute deviation from the median, not scaled."""
+
+
+@attrs.frozen(kw_only=True)
+class HostState:
+    """A part of some time, by what the threads of the host did together."""
+
+    state: str
+    """One of the causes of idle time: `profdeck.traces.analysis.host_states.CAUSES`."""
+    time_us: float
+    share: float
+    """Of that time."""
+
+
+@attrs.frozen(kw_only=True)
+class StageSummary:
+    """What the job marks inside its steps, under one name: the outermost marks of the thread that marks the steps."""
+
+    name: str
+    count: int
+    """How often it ran."""
+    steps: int
+    """In how many of the steps."""
+    total_us: float
+    share: float
+    """Of the time of all steps."""
+    median_us: float
+    """Of its time in a step, over the steps that have it."""
+    max_us: float
+    host: tuple[HostState, ...]
+    """By time, longest first; they add up to ``total_us``. Empty where the host was not read."""
+
+
+@attrs.frozen(kw_only=True)
+class HostTimes:
+    """Where the time of the steps went on the host; of a trace without steps, where all of it went."""
+
+    basis: str
+    """What the steps are: ``global_step``, ``iteration``, or ``recording`` for all that was recorded."""
+    steps: int
+    """How many there are; 1 for a recording."""
+    total_us: float
+    """The time of all of them."""
+    states: tuple[HostState, ...]
+    """As in `StageSummary`, of all steps."""
+    stages: tuple[StageSummary, ...]
+    """By total time, longest first. They do not overlap; what they leave of the steps is outside of all stages."""
+
+
+@attrs.frozen(kw_only=True)
+class IdleCause:
+    """A part of a device's idle time, by what the host did then: one of `host_states.CAUSES`."""
+
+    cause: str
+    idle_us: float
+    share: float
+    """Of all idle time of the device, or of its step."""
+
+
+@attrs.frozen(kw_only=True)
+class StepOfDevice:
+    """What one device did in one step: from its first work to that of the next step, or to its own last work.
+
+    The next step must follow at once: a pause between two recordings belongs to none.
+    """
+
+    device: Id
+    start_us: float
+    duration_us: float
+    busy_us: float
+    compute_us: float
+    communication_us: float
+    exposed_communication_us: float
+    memory_us: float
+    idle: tuple[IdleCause, ...]
+    """As of a device; where the host was not read, its cause is ``not read``."""
+
+    @property
+    def idle_us(self) -> float:
+        """Time in which nothing ran."""
+        return self.duration_us - self.busy_us
+
+
+@attrs.frozen(kw_only=True)
+class RuntimeCalls:
+    """All calls of one function of the device's runtime or driver."""
+
+    name: str
+    state: str
+    """What it does: ``launching``, ``synchronising``, ``copying``, ``allocating`` or ``other runtime calls``."""
+    count: int
+    total_us: float
+    max_us: float
+
+
+@attrs.frozen(kw_only=True)
+class DurationBin:
+    """The kernels whose duration is at least ``from_us`` and less than ``to_us``; each bin is twice as wide."""
+
+    from_us: float
+    to_us: float
+    count: int
+    total_us: float
+
+
+@attrs.frozen(kw_only=True)
+class CollectiveCalls:
+    """All calls of one collective with one size in one process group, on one rank, where the trace states them."""
+
+    name: str
+    """Such as ``allreduce``, as torch calls it."""
+    group: str
+    """The name and the ranks of the process group."""
+    group_size: int | None
+    """How many ranks it has."""
+    size_bytes: int | None
+    """Of one call: the larger of what goes in and what comes out, as nccl-tests counts it."""
+    count: int
+    total_us: float
+    """Waiting for the other ranks included."""
+    min_us: float
+    bus_bytes_per_s: float | None
+    """Bus bandwidth of the shortest call, which waited least: see PERFORMANCE.md of NVIDIA/nccl-tests."""

@@ -1,0 +1,130 @@
+"""Where the steps of a trace went on the host: its stages, and what the threads did in each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck.traces.analysis.detail_model import HostState, HostTimes, StageSummary
+from profdeck.traces.analysis.device_steps import step_kind
+from profdeck.traces.analysis.host_states import CAUSES, HostSlice, by_time
+from profdeck.traces.analysis.steps import StepWindows, TraceSteps, outermost
+from profdeck.traces.reading.columns import Columns
+from profdeck.traces.reading.intervals import Int
+from profdeck.traces.reading.time_slices import Slice
+
+RECORDING = "recording"
+"""The basis of a trace without steps."""
+
+_NS_PER_US = 1000
+
+
+class StageTimes:
+    """Adds up what the host did in the steps of a trace and in their stages, slice by slice.
+
+    A stage is whatever the job marks inside a step on the thread that marks the steps; marks inside of it are a part of
+    it. Of several such threads the one with the most time in steps counts.
+    """
+
+    def __init__(self, marks: Columns, is_stage: NDArray[np.bool_], steps: TraceSteps) -> None:
+        """Take where they are.
+
+        Args:
+            marks: All annotations of the trace.
+            is_stage: Of each name, whether it may be one: an annotation of the host, and no mark of a step.
+            steps: Those of the trace.
+        """
+        kind = step_kind(steps)
+        self._basis = kind or RECORDING
+        own = marks[is_stage[marks.name] & (marks.end_ns > marks.start_ns)]
+        own = own[np.lexsort((-own.end_ns, own.start_ns))]
+        self._steps = None if kind is None else _on_main_thread(steps, steps.host[kind])
+        track = _main_track(own) if self._steps is None else int(steps.track[self._steps.step[0]])
+        own = own[own.track == track]
+        own = own[outermost(own.track, own.end_ns)]
+        step = np.zeros(len(own), dtype=np.int64) if self._steps is None else _local(self._steps).of(own.start_ns)
+        own, self._step_of = own[step >= 0], step[step >= 0]
+        codes, self._stage = np.unique(own.name, return_inverse=True)
+        self._names = [marks.names[code] for code in codes.tolist()]
+        self._start, self._end = own.start_ns, own.end_ns
+        if self._steps is not None and self._steps.end_ns is not None:
+            # A mark that ends after its step belongs to it up to there.
+            self._end = np.minimum(self._end, self._steps.end_ns[self._step_of])
+        self._of_stage = np.zeros((len(CAUSES), len(self._names)), dtype=np.int64)
+        self._of_all = np.zeros(len(CAUSES), dtype=np.int64)
+
+    def add(self, part: Slice, host: HostSlice) -> None:
+        """Take a slice."""
+        first = int(np.searchsorted(self._end, part.begin_ns, side="right"))
+        last = int(np.searchsorted(self._start, part.end_ns, side="left"))
+        if first < last:
+            spans = (
+                np.maximum(self._start[first:last], part.begin_ns),
+                np.minimum(self._end[first:last], part.end_ns),
+            )
+            times = host.times(spans)
+            for row in range(len(CAUSES)):
+                np.add.at(self._of_stage[row], self._stage[first:last], times[row])
+        starts, ends = np.array([part.begin_ns]), np.array([part.end_ns])
+        if self._steps is not None and self._steps.end_ns is not None:
+            inside = (self._steps.start_ns < part.end_ns) & (self._steps.end_ns > part.begin_ns)
+            starts = np.maximum(self._steps.start_ns[inside], part.begin_ns)
+            ends = np.minimum(self._steps.end_ns[inside], part.end_ns)
+        self._of_all += host.times((starts, ends)).sum(axis=1)
+
+    def summary(self, recorded_ns: int) -> HostTimes:
+        """Return the sums; the time of the recording counts where there are no steps."""
+        count, total_ns = 1, recorded_ns
+        if self._steps is not None and self._steps.end_ns is not None:
+            count, total_ns = len(self._steps.step), int((self._steps.end_ns - self._steps.start_ns).sum())
+        stages = [self._of(stage, count, total_ns) for stage in range(len(self._names))]
+        stages.sort(key=lambda stage: (-stage.total_us, stage.name))
+        return HostTimes(
+            basis=self._basis,
+            steps=count,
+            total_us=total_ns / _NS_PER_US,
+            states=_states(self._of_all),
+            stages=tuple(stages),
+        )
+
+    def _of(self, stage: int, steps: int, total_ns: int) -> StageSummary:
+        mine = np.flatnonzero(self._stage == stage)
+        duration = (self._end - self._start)[mine]
+        in_step = np.bincount(self._step_of[mine], weights=duration, minlength=steps)
+        in_step = in_step[np.unique(self._step_of[mine])]
+        return StageSummary(
+            name=self._names[stage],
+            count=len(mine),
+            steps=len(in_step),
+            total_us=int(duration.sum()) / _NS_PER_US,
+            share=int(duration.sum()) / total_ns if total_ns else 0.0,
+            median_us=float(np.median(in_step)) / _NS_PER_US,
+            max_us=float(in_step.max()) / _NS_PER_US,
+            host=_states(self._of_stage[:, stage]),
+        )
+
+
+def _on_main_thread(steps: TraceSteps, windows: StepWindows) -> StepWindows:
+    """Return the steps of the thread that has the most time in steps."""
+    track = steps.track[windows.step]
+    ends = windows.start_ns if windows.end_ns is None else windows.end_ns
+    time_ns = np.bincount(track, weights=ends - windows.start_ns)
+    mine = track == int(time_ns.argmax())
+    return StepWindows(windows.step[mine], windows.start_ns[mine], ends[mine])
+
+
+def _local(windows: StepWindows) -> StepWindows:
+    return StepWindows(np.arange(len(windows.step)), windows.start_ns, windows.end_ns)
+
+
+def _main_track(marks: Columns) -> int:
+    if not len(marks):
+        return -1
+    kept = outermost(marks.track, marks.end_ns)
+    return int(np.bincount(marks.track[kept], weights=(marks.end_ns - marks.start_ns)[kept]).argmax())
+
+
+def _states(times_ns: Int) -> tuple[HostState, ...]:
+    return tuple(
+        HostState(state=state, time_us=time_ns / _NS_PER_US, share=share) for state, time_ns, share in by_time(times_ns)
+    )

@@ -1,0 +1,173 @@
+"""Where steps went, on devices and in stages: against sums made instant by instant, however the trace is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.traces.analysis.classes import Classifier
+from profdeck.traces.analysis.model import RankSummary
+from profdeck.traces.analysis.step_names import StepNames
+from profdeck.traces.analysis.summary import summary_of
+from profdeck.traces.reading.reader import read_trace
+from profdeck.traces.sources import TraceSource
+
+Event = dict[str, Any]
+
+
+def mark(name: str, start: float, end: float, thread: int = 1) -> Event:
+    return complete("user_annotation", name, start, end, thread)
+
+
+def complete(category: str, name: str, start: float, end: float, thread: int = 1, **more: Any) -> Event:
+    return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": thread, "ts": start, "dur": end - start, **more}
+
+
+def kernel(name: str, start: float, end: float, *, stream: int = 7, device: int = 0) -> Event:
+    return complete("kernel", name, start, end) | {"pid": device, "tid": stream}
+
+
+def summarised(directory: Path, events: list[Event], slice_events: int = 1 << 16) -> RankSummary:
+    path = directory / "rank0.json"
+    path.write_text(json.dumps(events), encoding="utf-8")
+    names = StepNames.load()
+    trace = read_trace(path, is_step=lambda name: names.parse(name) is not None, slice_events=slice_events)
+    return summary_of(trace, TraceSource(path), classifier=Classifier(), step_names=names).summary
+
+
+def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Path) -> None:
+    summary = summarised(
+        tmp_path,
+        [
+            mark("before", 0, 10),
+            mark("ProfilerStep#1", 10, 110),
+            mark("rollout", 10, 90),
+            mark("inside rollout", 20, 80),
+            mark("elsewhere", 20, 80, thread=2),
+            mark("update", 95, 105),
+            complete("cpu_op", "aten::mm", 95, 100, thread=2),
+            mark("ProfilerStep#2", 110, 150),
+            mark("update", 140, 160),
+        ],
+    )
+
+    found = summary.host_times
+    assert found is not None
+    assert (found.basis, found.steps, found.total_us) == ("global_step", 2, 140)
+    assert [(stage.name, stage.count, stage.steps, stage.total_us, stage.median_us) for stage in found.stages] == [
+        ("rollout", 1, 1, 80, 80),
+        ("update", 2, 2, 20, 10),
+    ]
+    update = found.stages[1]
+    assert [(state.state, state.time_us) for state in update.host] == [
+        ("Python and other host code", 15),
+        ("operators", 5),
+    ]
+    assert update.share == 20 / 140
+
+
+def test_without_steps_all_that_was_recorded_is_one(tmp_path: Path) -> None:
+    summary = summarised(tmp_path, [mark("forward", 10, 20), complete("cpu_op", "aten::mm", 15, 50)])
+
+    found = summary.host_times
+    assert found is not None
+    assert (found.basis, found.steps, found.total_us, [stage.name for stage in found.stages]) == (
+        "recording",
+        1,
+        40,
+        ["forward"],
+    )
+
+
+def test_a_pause_between_recordings_is_in_no_step(tmp_path: Path) -> None:
+    events = []
+    for number, begin in enumerate((0, 1_000, 500_000, 501_000)):
+        events += [mark(f"ProfilerStep#{number}", begin, begin + 1_000), kernel("gemm", begin + 100, begin + 600)]
+
+    steps = summarised(tmp_path, events).steps
+
+    assert [of.duration_us for step in steps for of in step.devices] == [900, 1_000, 1_000, 1_000]
+
+
+def test_a_gap_knows_its_step_and_what_ran_around_it(tmp_path: Path) -> None:
+    summary = summarised(
+        tmp_path,
+        [
+            mark("ProfilerStep#7", 0, 100),
+            kernel("gemm", 10, 20),
+            kernel("softmax", 70, 80),
+        ],
+    )
+
+    (gap,) = summary.devices[0].gaps
+    assert (gap.step, gap.before, gap.after, gap.duration_us) == (7, "gemm", "softmax", 50)
+
+
+TIMES = st.integers(0, 300)
+EVENTS = st.lists(
+    st.builds(
+        lambda build, start, length: build(start, start + length),
+        st.sampled_from(
+            [
+                lambda start, end: kernel("gemm", start, end),
+                lambda start, end: kernel("ncclDevKernel_AllReduce", start, end, stream=9),
+                lambda start, end: kernel("gemm", start, end, device=1),
+                lambda start, end: complete("cpu_op", "aten::mm", start, end),
+                lambda start, end: complete("cuda_runtime", "cudaDeviceSynchronize", start, end, thread=2),
+            ]
+        ),
+        TIMES,
+        st.integers(0, 40),
+    ),
+    max_size=25,
+)
+
+
+@given(EVENTS, st.lists(st.integers(1, 60), min_size=1, max_size=5), st.sampled_from([1, 3, 1000]))
+def test_steps_of_devices_add_up_as_instants_do(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], lengths: list[int], slice_events: int
+) -> None:
+    begins = list(itertools.accumulate([20, *lengths]))
+    steps = [
+        mark(f"ProfilerStep#{number}", begin, end) for number, (begin, end) in enumerate(itertools.pairwise(begins))
+    ]
+
+    summary = summarised(tmp_path_factory.mktemp("trace"), [*steps, *events], slice_events)
+
+    origin = min(event["ts"] for event in (*steps, *events))
+    for step in summary.steps:
+        for of in step.devices:
+            begin = round(of.start_us + origin)
+            instants = range(begin, begin + round(of.duration_us))
+            running = [
+                {work["name"] for work in events if work["pid"] == of.device and _open(work, at)} for at in instants
+            ]
+            assert of.busy_us == sum(bool(names) for names in running)
+            assert of.compute_us == sum("gemm" in names for names in running)
+            assert of.exposed_communication_us == sum(names == {"ncclDevKernel_AllReduce"} for names in running)
+            idle = Counter(_state(events, steps, at) for at, names in zip(instants, running, strict=True) if not names)
+            assert {cause.cause: cause.idle_us for cause in of.idle} == idle
+    found = summary.host_times
+    assert found is not None
+    states = Counter(_state(events, steps, at) for at in range(begins[0], begins[-1]))
+    assert {state.state: state.time_us for state in found.states} == states
+
+
+def _open(event: Event, at: int) -> bool:
+    return bool(event["ts"] <= at < event["ts"] + event["dur"])
+
+
+def _state(events: list[Event], steps: list[Event], at: int) -> str:
+    names = {event["name"] for event in events if _open(event, at) and event["pid"] == 9}
+    if "aten::mm" in names:
+        return "operators"
+    if "cudaDeviceSynchronize" in names:
+        return "synchronising"
+    return "Python and other host code" if any(_open(step, at) for step in steps) else "nothing recorded"
