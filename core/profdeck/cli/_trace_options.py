@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profdeck.base.errors import TraceError
 from profdeck.cli import kit
 
 if TYPE_CHECKING:
@@ -59,25 +58,16 @@ def summarise_paths(
     """
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
-    from profdeck.traces.analysis.run_summary import summarise_run
-    from profdeck.traces.recognition import FileFormat, format_of
-    from profdeck.traces.sources import find_sources
+    from profdeck.traces.loading import summarise
 
-    classifier = Classifier(load_rules(rules)) if rules else None
-    sources = find_sources(paths, on_left_out=left_out)
-    for source in sources:
-        if format_of(source.path) is FileFormat.MERGED:
-            raise TraceError(
-                f"{kit.short(source.path)} holds the traces of several ranks in one. Give those, or the run that they "
-                "are in: here their steps and devices would be added up."
-            )
     with kit.progress("Reading the traces") as on_progress:
-        summary, errors = summarise_run(
-            sources,
+        summary, errors = summarise(
+            paths,
             devices_only=devices_only,
-            classifier=classifier,
+            classifier=Classifier(load_rules(rules)) if rules else None,
             processes=cores(processes),
             ray=ray,
             on_progress=on_progress,
+            on_left_out=left_out,
         )
     return summary, [str(error) for error in errors]

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import rich.table
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from profdeck.cli import _trace_options, kit
+from profdeck.cli import _page, _trace_options, kit
 from profdeck.cli.kit import ExitCode
 from profdeck.traces.analysis.diff_model import Judge
+from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.diff_model import Change, RoleDiff, RunDiff
@@ -22,10 +21,12 @@ if TYPE_CHECKING:
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
 _LEAST_P = 0.0001
+_LONGEST_NAME = 48
 _CALLED_SAME = 0.05
 """A larger change that is not certain is not called the same: it may be chance."""
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
 _SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
+_MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
 
 
@@ -71,7 +72,8 @@ def command(  # noqa: PLR0913 - the options of the command line
             "be repeated; steps alone, if not given.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 15,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 8,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
     json: kit.Json = False,
 ) -> None:
     """Compare two runs: what got slower or faster.
@@ -106,10 +108,15 @@ def command(  # noqa: PLR0913 - the options of the command line
         )
     else:
         console = kit.stdout()
-        for role in diff.roles:
-            _print(console, role, top or None)
+        width = _page.width_of(console, full_names=full_names)
+        lines: list[Text] = []
         for role, change in regressions:
-            console.print(f"Over the limit: {_headline(role, change)}", style="red", soft_wrap=True)
+            lines += _page.wrapped(
+                f"Over the limit: {_headline(role, change)}", width, indent="  ", first="", style="red"
+            )
+        for role in diff.roles:
+            lines += [*([Text()] if lines else []), *_lines(role, top or None, width, named=len(diff.roles) > 1)]
+        _page.show(console, lines)
     undecided = [
         f"{_label(role)}: there are no {_JUDGED[judge]} on both sides to judge by."
         for role in diff.roles
@@ -149,30 +156,73 @@ def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
     return plain
 
 
-def _print(console: Console, role: RoleDiff, limit: int | None) -> None:
-    for change in role.iterations or role.decisive:
-        console.print(_headline(role, change), style=_STYLES.get(change.verdict, ""), soft_wrap=True)
-    console.print(_basis(role), soft_wrap=True)
-    basis = _spaced(role.basis)
-    for note in role.notes:
-        console.print(note, soft_wrap=True)
-    if role.overall:
-        console.print("", _table("", basis, role.overall))
+def _lines(role: RoleDiff, limit: int | None, width: int, *, named: bool) -> list[Text]:
+    """Return what there is to say of a role: the verdict, what it rests on, then what changed most."""
+    lines = _page.wrapped(_verdict(role), width, indent="  ", first="", style=_style_of(role))
+    for change in role.iterations if len(role.iterations) > 1 else ():
+        lines += _page.wrapped(_headline(role, change), width, indent="    ", first="  ")
+    lines += _page.wrapped(" ".join([_basis(role), *role.notes]), width, style="dim")
+    lines += _table(_named("sum", role, named=named), role, role.overall, width)
+    same = []
     for section, heading in _SECTIONS.items():
         changes: tuple[Change, ...] = getattr(role, section)
         changed = [change for change in changes if change.verdict != "same"]
-        if changed:
-            of_category = {change.name: change for change in role.categories} if section == "kernels" else {}
-            console.print("", _table(heading, basis, changed[:limit], of_category))
-        if len(changes) > len(changed[:limit]):
-            more = f"{len(changed) - limit} more that changed, " if limit and len(changed) > limit else ""
-            console.print(f"{section}: {more}{len(changes) - len(changed)} the same")
-    console.print()
+        lines += _table(_named(heading, role, named=named), role, changed[:limit], width, section=section)
+        if more := len(changed) - len(changed[:limit]):
+            lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
+        if len(changes) > len(changed):
+            same.append(f"{len(changes) - len(changed):,} {_MANY[section]}")
+    return [*lines, *([Text(), Text(f"The same: {', '.join(same)}.")] if same else [])]
+
+
+def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
+    return f"{_label(role)}: {heading}" if named else heading
+
+
+def _verdict(role: RoleDiff) -> str:
+    """Say in one sentence what came of it and why: ``trainer is slower: the global step takes ..., mostly gemm``."""
+    decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
+    if not decisive:
+        return f"{_label(role)}: there is nothing on both sides to compare."
+    verdicts = {change.verdict for change in decisive} - {"same"}
+    main = next((change for change in decisive if change.verdict != "same"), decisive[0])
+    word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
+    if not verdicts and abs(main.ratio or 0) > _CALLED_SAME:
+        word = "may differ by chance"
+    ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
+    name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
+    takes = "take" if name.endswith("s") else "takes"
+    why = _why(role, main.verdict)
+    return (
+        f"{_label(role)} {word}: {name} {takes} {_page.ms(main.after_us)} ms, before {_page.ms(main.before_us)} ms"
+        f"{ratio} ({_chance(main)}){f'; {why}' if why else ''}."
+    )
+
+
+def _why(role: RoleDiff, verdict: str) -> str:
+    """Name what changed most in the same direction: the stage, the class, and the kernel or operator."""
+    wanted = {"slower": 1, "faster": -1}.get(verdict, 1)
+    if verdict == "same":
+        inside = _slower_parts(role)
+        return f"slower inside: {inside}" if inside else ""
+    parts = []
+    for section in _SECTIONS:
+        changes = [change for change in getattr(role, section) if change.verdict != "same"]
+        most = max(changes, key=lambda change: change.impact_us * wanted, default=None)
+        if most is not None and most.impact_us * wanted > 0:
+            name = short_kernel(most.name, _LONGEST_NAME) if section == "kernels" else most.name[:_LONGEST_NAME]
+            parts.append(f"{name} {most.impact_us / 1000:+,.3f} ms")
+    return f"most of it: {', '.join(parts)}" if parts else ""
+
+
+def _style_of(role: RoleDiff) -> str:
+    verdicts = {change.verdict for change in role.decisive} - {"same"}
+    return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"
 
 
 def _headline(role: RoleDiff, change: Change) -> str:
     """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``."""
-    times = f"{_ms(change.before_us)} ms -> {_ms(change.after_us)} ms"
+    times = f"{_page.ms(change.before_us)} ms -> {_page.ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     verdict: str = change.verdict
     if verdict == "same":
@@ -186,7 +236,7 @@ def _headline(role: RoleDiff, change: Change) -> str:
 def _slower_parts(role: RoleDiff) -> str:
     """Count what got slower, as a step may be the same while they are not."""
     counts = {name: sum(one.verdict == "slower" for one in getattr(role, name)) for name in _SECTIONS}
-    return ", ".join(f"{count} of {len(getattr(role, name))} {name}" for name, count in counts.items() if count)
+    return ", ".join(f"{count} of {len(getattr(role, name))} {_MANY[name]}" for name, count in counts.items() if count)
 
 
 def _chance(change: Change) -> str:
@@ -210,50 +260,51 @@ def _basis(role: RoleDiff) -> str:
     return f"{times} are per {_spaced(role.basis)}, of {role.steps_before} before and {role.steps_after} after in all."
 
 
-def _table(
-    heading: str, basis: str, changes: Sequence[Change], of_category: dict[str, Change] | None = None
-) -> rich.table.Table:
-    numbers = ("before ms", "after ms", "change", "noise")
-    others: dict[str, list[str]] = {}
-    if any(change.category not in {None, change.name} for change in changes):
-        others["kind"] = [change.category or "" for change in changes]
-    if any(change.per != basis for change in changes):
-        others["per"] = [change.per for change in changes]
-    table = kit.table(heading, *others, *numbers, "", numbers=numbers)
-    for row, change in enumerate(changes):
-        table.add_row(
-            change.name,
-            *(column[row] for column in others.values()),
-            _ms(change.before_us),
-            _ms(change.after_us),
+def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, *, section: str = "") -> list[Text]:
+    if not changes:
+        return []
+    of_category = {change.name: change for change in role.categories} if section == "kernels" else {}
+    with_noise = any(change.p_value is None and change.noise_us is not None for change in changes)
+    rows = [
+        [
+            _page.ms(change.before_us),
+            _page.ms(change.after_us),
             "" if change.ratio is None else f"{change.ratio:+.1%}",
-            _noise(change),
-            Text(_verdict(change, of_category or {}), style=_STYLES.get(change.verdict, "")),
-        )
-    return table
+            _noise(change) if with_noise else "",
+            change.per if change.per != _spaced(role.basis) else "",
+            change.category or "" if change.category != change.name else "",
+            _in_words(change, of_category),
+            change.name,
+        ]
+        for change in changes
+    ]
+    header = ("before ms", "after ms", "change", "noise", "per", "class", "verdict", heading)
+    cut = short_kernel if section == "kernels" else cut_middle
+    if width >= _page.UNLIMITED:
+        cut = lambda name, _: full_name(name)  # noqa: E731 - one of three ways to write a name
+    lines = _page.aligned(header, rows, width, left=("per", "class", "verdict"), cut=cut)
+    for line, change in zip(lines[1:], changes, strict=True):
+        line.stylize(_STYLES.get(change.verdict, ""))
+    return [Text(), *lines]
 
 
-def _verdict(change: Change, of_category: dict[str, Change]) -> str:
-    """Write a verdict, with what explains it: other calls, or the sum of its kind, which shows a mere new name."""
+def _in_words(change: Change, of_category: dict[str, Change]) -> str:
+    """Write a verdict, with what explains it: other calls, or the sum of its class, which shows a mere new name."""
     category = of_category.get(change.category or "")
     if change.verdict in {"appeared", "vanished"}:
         if category is None or category.ratio is None:
             return change.verdict
-        return f"{change.verdict}; its kind {category.ratio:+.1%}"
+        return f"{change.verdict}; its class {category.ratio:+.1%}"
     if change.calls_before is None or change.calls_after is None:
         return change.verdict
     before, after = (f"{calls:,.1f}".removesuffix(".0") for calls in (change.calls_before, change.calls_after))
-    return change.verdict if before == after else f"{change.verdict}; calls {before} -> {after}"
+    return change.verdict if before == after else f"{change.verdict}; calls {before}→{after}"
 
 
 def _noise(change: Change) -> str:
     if change.noise_us is None:
         return "unknown"
     return f"{change.noise_us / (change.before_us or change.after_us or 1):.1%}"
-
-
-def _ms(time_us: float) -> str:
-    return f"{time_us / 1000:,.3f}"
 
 
 def _spaced(word: str) -> str:

@@ -111,7 +111,7 @@ def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[...
         f"0 server/{replica} 0 complete 1.1 kB 10" for replica in range(3)
     ]
     assert any(line.startswith("profiles/run: 3 captures; ranks: 3 complete;") for line in lines)
-    assert "server/2, rank 0, 10 events" in lines  # the summary
+    assert "1 capture, 3 ranks of server, 30 events, all whole" in words(result.stdout)  # the summary
     for server in servers:
         assert f"{server.url} server/" in words(result.stderr)
     assert words(result.stderr).count("simulated 0.1.0 ready") == 3

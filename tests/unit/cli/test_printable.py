@@ -38,7 +38,7 @@ def trace(path: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", [NASTY, "half \ud800 of a pair"])
 def test_names_of_traces(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
     file = trace(tmp_path / "a.json", name)
-    for command in (["summary", file], ["summary", file, file, "--overview"], ["diff", file, file]):
+    for command in (["summary", file], ["summary", file, "--full"], ["diff", file, file]):
         result = cli(*command)
         assert result.exit_code == 0, result.output
         assert not any(ord(one) < 32 and one not in "\n\t" for one in result.output), command
@@ -51,8 +51,3 @@ def test_names_of_files(cli: Callable[..., Any], tmp_path: Path) -> None:
     result = cli("summary", tmp_path / "absent\x1b[2J.json")
     assert result.exit_code == 4
     assert "\x1b" not in result.output + result.stderr
-
-
-def test_one_trace_has_an_overview(cli: Callable[..., Any], tmp_path: Path) -> None:
-    result = cli("summary", trace(tmp_path / "a.json", "x"), "--overview")
-    assert "span ms" in result.stdout

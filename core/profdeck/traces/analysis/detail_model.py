@@ -52,6 +52,9 @@ class StageSummary:
     median_us: float
     """Of its time in a step, over the steps that have it."""
     max_us: float
+    communication_us: float
+    """The part of ``total_us`` in which a collective was open on some thread of the host: among others, it waited for
+    other ranks then."""
     host: tuple[HostState, ...]
     """By time, longest first; they add up to ``total_us``. Empty where the host was not read."""
 

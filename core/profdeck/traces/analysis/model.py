@@ -21,6 +21,7 @@ from profdeck.traces.analysis.detail_model import (
     StepOfDevice,
 )
 from profdeck.traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
+from profdeck.traces.analysis.run_model import CaptureState, Finding
 from profdeck.traces.reading.identifiers import Id
 
 
@@ -297,6 +298,12 @@ class RunSummary:
 
     ranks: tuple[RankSummary, ...]
     skew: tuple[GroupSkew, ...]
+    captures: tuple[CaptureState, ...] = ()
+    """Of the directories that were given, whether their traces can be read or not."""
+    silent_roles: tuple[str, ...] = ()
+    """Roles of a run that recorded nothing."""
+    findings: tuple[Finding, ...] = ()
+    """What stands out: what is missing first, then by what can be gained."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as dicts, tuples and scalars."""

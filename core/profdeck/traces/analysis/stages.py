@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,8 +12,11 @@ from profdeck.traces.analysis.device_steps import step_kind
 from profdeck.traces.analysis.host_states import CAUSES, HostSlice, by_time
 from profdeck.traces.analysis.steps import StepWindows, TraceSteps, outermost
 from profdeck.traces.reading.columns import Columns
-from profdeck.traces.reading.intervals import Int
+from profdeck.traces.reading.intervals import Int, time_before, union
 from profdeck.traces.reading.time_slices import Slice
+
+# What torch calls collectives on the host: its dispatcher's operators, and the marks of their backends.
+_COLLECTIVE = re.compile(r"c10d::\w+_$|(?:gloo|nccl|hccl|ucc|mpi|xccl):\w+")
 
 RECORDING = "recording"
 """The basis of a trace without steps."""
@@ -50,6 +55,8 @@ class StageTimes:
         if self._steps is not None and self._steps.end_ns is not None:
             # A mark that ends after its step belongs to it up to there.
             self._end = np.minimum(self._end, self._steps.end_ns[self._step_of])
+        self._communicates = np.array([_COLLECTIVE.match(name) is not None for name in marks.names], dtype=bool)
+        self._communication = np.zeros(len(self._names), dtype=np.int64)
         self._of_stage = np.zeros((len(CAUSES), len(self._names)), dtype=np.int64)
         self._of_all = np.zeros(len(CAUSES), dtype=np.int64)
 
@@ -65,6 +72,10 @@ class StageTimes:
             times = host.times(spans)
             for row in range(len(CAUSES)):
                 np.add.at(self._of_stage[row], self._stage[first:last], times[row])
+            own = part.columns[np.flatnonzero(self._communicates[part.columns.name])]
+            waits = union(own.start_ns, own.end_ns)
+            waited = time_before(waits, spans[1]) - time_before(waits, spans[0])
+            np.add.at(self._communication, self._stage[first:last], waited)
         starts, ends = np.array([part.begin_ns]), np.array([part.end_ns])
         if self._steps is not None and self._steps.end_ns is not None:
             inside = (self._steps.start_ns < part.end_ns) & (self._steps.end_ns > part.begin_ns)
@@ -100,6 +111,7 @@ class StageTimes:
             share=int(duration.sum()) / total_ns if total_ns else 0.0,
             median_us=float(np.median(in_step)) / _NS_PER_US,
             max_us=float(in_step.max()) / _NS_PER_US,
+            communication_us=int(self._communication[stage]) / _NS_PER_US,
             host=_states(self._of_stage[:, stage]),
         )
 

@@ -1,0 +1,134 @@
+"""Lines of text as wide as the screen: tables whose last column is cut, paragraphs and bars."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from profdeck.cli import kit
+from profdeck.traces.analysis.short_names import cut_middle
+
+PIPED_WIDTH = 120
+UNLIMITED = 1_000_000
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_GAP = 2
+
+
+def width_of(console: Console, *, full_names: bool) -> int:
+    """Return how many columns there are: those of the terminal, or 120 in a pipe or a file."""
+    if full_names:
+        return UNLIMITED
+    return min(console.width, PIPED_WIDTH) if not sys.stdout.isatty() else console.width
+
+
+def aligned(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    left: Sequence[str] = (),
+    cut: Callable[[str, int], str] = cut_middle,
+) -> list[Text]:
+    """Return a table without lines and without padding at the end; empty columns are left out.
+
+    Args:
+        header: The headings.
+        rows: As many cells each. The last one of a row is cut to what is left of the width.
+        width: In columns of the screen.
+        left: The headings of columns, besides the last, that are aligned to the left.
+        cut: Cuts a cell to a width.
+    """
+    cells = [[kit.printable(cell) for cell in row] for row in rows]
+    used = [column for column in range(len(header)) if any(row[column] for row in cells)]
+    last = len(header) - 1
+    sizes = [max([cell_len(header[column]), *(cell_len(row[column]) for row in cells)]) for column in range(last)]
+    room = max(8, width - sum(sizes[column] + _GAP for column in used if column != last))
+
+    def line(row: Sequence[str]) -> str:
+        parts = []
+        for column in used:
+            if column == last:
+                parts.append(cut(row[column], room))
+                continue
+            pad = " " * (sizes[column] - cell_len(row[column]))
+            parts.append(row[column] + pad if header[column] in left else pad + row[column])
+        return (" " * _GAP).join(parts).rstrip()
+
+    if not rows:
+        return []
+    return [Text(line(header), style="bold"), *(Text(line(row)) for row in cells)]
+
+
+def wrapped(text: str, width: int, *, indent: str = "", first: str | None = None, style: str = "") -> list[Text]:
+    """Return a paragraph in lines of this width; words that are longer stay whole."""
+    lines = textwrap.wrap(
+        kit.printable(text),
+        min(width, 10_000),
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [Text(line, style=style) for line in lines]
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar for a share of 1, as long as that part of the width."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[rest] if rest else "")
+
+
+def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
+    """Return two blocks beside each other, or below each other where they do not fit."""
+    size = max((line.cell_len for line in left), default=0) + 2 * _GAP
+    if not left or not right or size + max(line.cell_len for line in right) > width:
+        return [*left, *right]
+    lines = []
+    for row in range(max(len(left), len(right))):
+        line = left[row].copy() if row < len(left) else Text()
+        if row < len(right):
+            line.append(" " * (size - line.cell_len))
+            line.append_text(right[row])
+        lines.append(line)
+    return lines
+
+
+def show(console: Console, lines: Sequence[Text]) -> None:
+    """Print lines as they are."""
+    for line in lines:
+        line.rstrip()
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def ms(time_us: float) -> str:
+    """Write a time in milliseconds with four digits that matter, at most three after the point."""
+    value = time_us / 1000
+    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0  # noqa: PLR2004
+    return f"{value:,.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """Write a share with a digit after the point; what is less than that with a sign."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"  # noqa: PLR2004 - a half of the last digit
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write numbers as ``3..5, 9``."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{first}..{last}" if last > first else f"{first}" for first, last in parts)

@@ -1,0 +1,238 @@
+"""The first screen of `profdeck summary`: which run, what stands out, and where the time went."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from rich.text import Text
+
+from profdeck.cli import _page, kit
+from profdeck.cli._page import aligned, bar, beside, ms, percent, plural, wrapped
+from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
+
+if TYPE_CHECKING:
+    from profdeck.traces.analysis.model import RunSummary
+    from profdeck.traces.analysis.run_model import Finding
+    from profdeck.traces.overview import Team, WorkRow
+
+MOST_FINDINGS = 5
+_STAGES, _LEAST_STAGE = 6, 0.01
+_TIMES, _LEAST_TIME = 5, 0.01
+_FEWEST_ROWS, _USUAL_ROWS = 3, 10
+_LONGEST_BAR, _LONGEST_CLASS = 14, 26
+_STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
+
+
+@attrs.frozen(kw_only=True)
+class Screen:
+    """How much there is room for."""
+
+    width: int
+    """In columns."""
+    height: int | None = None
+    """In lines; None where that does not matter."""
+    top: int | None = None
+    """How many kernels or operators to show of each role; as many as fit if None, 0 for all."""
+    findings: int | None = MOST_FINDINGS
+    """How many to show at most; all if None."""
+
+
+def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
+    """Return the lines of the page.
+
+    Args:
+        run: What there is to show.
+        paths: What was asked for.
+        screen: What it has to fit.
+    """
+    from profdeck.traces.overview import teams_of
+
+    width = screen.width
+    teams = teams_of(run)
+    head = [*_about(run, paths, teams, width), Text(), *_findings(run.findings, width, screen.findings)]
+    blocks = [_of_team(team, len(teams) > 1, width) for team in teams]
+    used = len(head) + sum(len(block) + 1 for before, after in blocks for block in (*before, *after) if block)
+    rows = _USUAL_ROWS
+    if screen.height is not None and teams:
+        # Each table has a heading and an empty line before it; the prompt comes after.
+        rows = max(_FEWEST_ROWS, min(_USUAL_ROWS, (screen.height - 1 - used) // len(teams) - 2))
+    limit = rows if screen.top is None else screen.top or None
+    lines = head
+    for team, (before, after) in zip(teams, blocks, strict=True):
+        for block in (*before, _work(team, limit, width, len(teams) > 1), *after):
+            if block:
+                lines += [Text(), *block]
+    return lines
+
+
+def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width: int) -> list[Text]:
+    names = ", ".join(kit.short(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")  # noqa: PLR2004
+    numbers = sorted({step.step for rank in run.ranks for step in rank.steps if step.step is not None})
+    parts = []
+    captures = {(rank.capture, rank.role, rank.replica) for rank in run.ranks if rank.capture}
+    if captures:
+        parts.append(plural(len({capture for capture, *_ in captures}), "capture"))
+    parts.append(plural(len(run.ranks), "rank" if any(rank.rank is not None for rank in run.ranks) else "trace"))
+    parts[-1] += _of_roles(teams)
+    if numbers:
+        parts.append(f"step{'s' if len(numbers) > 1 else ''} {_page.ranges(numbers)}")
+    events = [rank.events for rank in run.ranks if rank.events is not None]
+    parts.append(f"{sum(events):,} events" if events else "devices only")
+    poor = _states(run)
+    lines = wrapped(f"{names}: {', '.join(parts)}" + ("" if poor else _whole(run)), width, indent="  ", first="")
+    for line in lines[:1]:
+        line.stylize("bold", 0, len(names))
+    return lines + [Text(f"  {text}", style=_STYLES.get(status, "")) for status, text in poor]
+
+
+def _of_roles(teams: Sequence[Team]) -> str:
+    roles: dict[str, int] = {}
+    for team in teams:
+        if team.role:
+            roles[team.role] = max(roles.get(team.role, 0), len(team.views))
+    if len(roles) < 2:  # noqa: PLR2004 - one needs no count
+        return "".join(f" of {name}" for name in roles)
+    return f" ({', '.join(f'{count} {name}' for name, count in roles.items())})"
+
+
+def _whole(run: RunSummary) -> str:
+    if all(rank.whole for rank in run.ranks):
+        return ", all whole"
+    return "" if any(rank.problem for rank in run.ranks) else ", not proved whole"
+
+
+def _states(run: RunSummary) -> list[tuple[str, str]]:
+    """Return what is not complete, a line for each role and status."""
+    poor: dict[tuple[str, str], list[str]] = {}
+    for capture in run.captures:
+        if capture.status != "complete":
+            who = capture.role if capture.replica is None else f"{capture.role}/{capture.replica}"
+            what = "" if capture.rank is None else f" rank {capture.rank}"
+            poor.setdefault((capture.status, who), []).append(f"step {capture.first_step}{what}")
+    lines = [
+        (status, f"{status}: {who} {', '.join(which[:4])}{f' and {len(which) - 4} more' if len(which) > 4 else ''}")  # noqa: PLR2004
+        for (status, who), which in poor.items()
+    ]
+    lines += [("missing", f"missing: {role}, which recorded nothing") for role in run.silent_roles]
+    if not run.captures:
+        broken = [rank for rank in run.ranks if rank.problem]
+        lines += [("partial", f"damaged: {kit.short(Path(rank.path))}") for rank in broken[:3]]
+    return lines
+
+
+def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list[Text]:
+    if not findings:
+        return [Text("Findings: nothing stands out.", style="bold")]
+    lines = [Text("Findings", style="bold")]
+    for number, finding in enumerate(findings[:most], 1):
+        lines += wrapped(finding.text, width, indent="   ", first=f"{number}. ")
+        lines += wrapped(f"{finding.do[:1].upper()}{finding.do[1:]}.", width, indent="   ", style="dim")
+    if most is not None and (more := len(findings) - most) > 0:
+        lines.append(Text(f"   {more} more with --full.", style="dim"))
+    return lines
+
+
+def _of_team(team: Team, named: bool, width: int) -> tuple[list[list[Text]], list[list[Text]]]:  # noqa: FBT001
+    """Return the blocks of a role before its kernels, and those after."""
+    return [_stages(team, named, width), _device(team, named, width)], [_steps(team, named, width)]
+
+
+def _per(team: Team) -> str:
+    return "ms" if team.unit == "recording" else f"ms/{team.unit}"
+
+
+def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
+    return f"{team.name or 'trace'}: {what}" if named else what
+
+
+def _stages(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
+    shown = [row for row in team.stages if row.share >= _LEAST_STAGE]
+    if len(shown) > _STAGES:
+        of_stages = [row for row in shown if row.is_stage][: _STAGES - sum(not row.is_stage for row in shown)]
+        shown = [row for row in shown if row in of_stages or not row.is_stage]
+    ranked = any(row.slowest for row in shown)
+    rows = [
+        [
+            ms(row.mean_us),
+            percent(row.share),
+            f"+{row.spread:.0%}" if ranked and row.spread >= 0.005 else "",  # noqa: PLR2004 - a half percent
+            _short_rank(row.slowest) if ranked and row.spread >= 0.05 else "",  # noqa: PLR2004 - five percent
+            ("" if row.is_stage else "of all: ") + row.name,
+        ]
+        for row in shown
+    ]
+    return aligned((_per(team), "share", "spread", "slowest", _heading(team, "stage", named)), rows, width)
+
+
+def _short_rank(label: str | None) -> str:
+    """Return the rank, with its replica, without the role, which is that of the table."""
+    label = label or ""
+    role, slash, replica = label.partition("/")
+    return f"/{replica}" if slash and role.isidentifier() else label[max(0, label.find("rank ")) :]
+
+
+def _device(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
+    room = min(width, _page.PIPED_WIDTH)
+    blocks: list[list[Text]] = []
+    shown = [row for row in team.device if row.share >= _LEAST_TIME]
+    longest = max((row.share for row in shown), default=1.0)
+    for is_idle, heading in ((False, "device: work"), (True, "device: idle, while the host was")):
+        rows = [row for row in shown if row.is_idle is is_idle][:_TIMES]
+        if not rows:
+            continue
+        size = min(_LONGEST_CLASS, max(len(row.name) for row in rows))
+        length = max(4, min(_LONGEST_BAR, room // 2 - size - 20))
+        lines = [Text(_heading(team, heading, named), style="bold")]
+        for row in rows:
+            name = cut_middle(kit.printable(row.name), size)
+            line = Text(f"{name:<{size}} {ms(row.mean_us):>7} {percent(row.share):>6} ")
+            line.append(bar(row.share / longest, length), style="yellow" if is_idle else "green")
+            lines.append(line)
+        blocks.append(lines)
+    if len(blocks) < 2:  # noqa: PLR2004 - nothing to put beside it
+        return [line for block in blocks for line in block]
+    return beside(blocks[0], blocks[1], room)
+
+
+def _work(team: Team, limit: int | None, width: int, named: bool) -> list[Text]:  # noqa: FBT001
+    rows = team.kernels or team.operators
+    cut = functools.partial(_cut, kernels=bool(team.kernels), full=width >= _page.UNLIMITED)
+    table = [
+        [ms(row.mean_us), percent(row.share), _calls(row), row.category, row.name]
+        for row in rows[:limit]
+        if row.mean_us
+    ]
+    what = "kernel" if team.kernels else "operator, by self time"
+    calls = "calls" if team.unit == "recording" else f"calls/{team.unit}"
+    name = _heading(team, what, named)
+    return aligned((_per(team), "share", calls, "class", name), table, width, left=("class",), cut=cut)
+
+
+def _cut(name: str, width: int, *, kernels: bool, full: bool) -> str:
+    if full:
+        return full_name(name)
+    return short_kernel(name, width) if kernels else cut_middle(name, width)
+
+
+def _calls(row: WorkRow) -> str:
+    return f"{row.calls:,.0f}" if row.calls >= 10 or row.calls == int(row.calls) else f"{row.calls:,.1f}"  # noqa: PLR2004
+
+
+def _steps(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
+    rows = [
+        [
+            f"{row.count:,}",
+            ms(row.median_us),
+            ms(row.min_us) if row.count > 1 else "",
+            ms(row.max_us) if row.count > 1 else "",
+            "" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
+            row.name,
+        ]
+        for row in team.steps
+    ]
+    header = ("count", "median ms", "min ms", "max ms", "tokens/s", _heading(team, "steps on the host", named))
+    return aligned(header, rows, width)

@@ -1,0 +1,62 @@
+"""What a summary of a run says beside its traces: the state of each capture, and what stands out.
+
+Times are microseconds, as in `profdeck.traces.analysis.model`.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class CaptureState:
+    """Whether one rank of one capture is there, or one target of it if that failed."""
+
+    capture: str
+    role: str
+    replica: int | None
+    stage: str | None
+    first_step: int
+    last_step: int
+    rank: int | None
+    """``None`` for a target as a whole, such as a server."""
+    host: str | None
+    status: str
+    """``complete``, ``recording``, ``partial``, ``failed`` or ``missing``, as `profdeck ls` says it."""
+    problem: str | None
+
+
+@attrs.frozen(kw_only=True)
+class Evidence:
+    """Where to look: a part of one trace."""
+
+    path: str
+    start_us: float
+    duration_us: float
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """Something that stands out, in one sentence, and what to do about it."""
+
+    rule: str
+    """Its id, such as ``host-bound``; ``docs/explanation/numbers.md`` says when each applies."""
+    text: str
+    """The sentence, with numbers."""
+    do: str
+    """What to do."""
+    gain_us: float | None
+    """At most so much of a step, or of the recording where it has no steps, can be gained; ``None`` where no bound is
+    known."""
+    share: float | None
+    """The same as a fraction of the step."""
+    ranks: tuple[str, ...]
+    """Whom it is about, worst first, such as ``trainer rank 3``."""
+    evidence: Evidence | None
+
+
+def label_of(role: str | None, replica: int | None, rank: int | None, path: str) -> str:
+    """Return what people call a rank: ``rollout/1 rank 0``, or the name of its file where it has neither."""
+    parts = [role if replica is None else f"{role}/{replica}"] if role else []
+    parts += [f"rank {rank}"] if rank is not None else []
+    return " ".join(parts) or path.rpartition("/")[2]

@@ -1,0 +1,53 @@
+"""Short forms of the names of kernels, so that people can tell them apart in one line."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+_NAMESPACES = re.compile(r"\(anonymous namespace\)::|\b(?:at::native|at::detail|at::cuda|c10|cub::CUB_\w+|std)::")
+# What elementwise kernels of torch all have at their end.
+_POINTERS = re.compile(r", Array<char ?\*, \d+\w*>(?= ?>)")
+_MOST_MANGLED = 4096
+
+
+@functools.lru_cache(maxsize=10_000)
+def full_name(name: str) -> str:
+    """Return a name as C++ writes it, where it is mangled."""
+    if not name.startswith("_Z") or len(name) > _MOST_MANGLED:
+        return name
+    from itanium_demangler import parse
+
+    try:
+        found = parse(name)
+    except (NotImplementedError, ValueError, IndexError, RecursionError):
+        return name
+    return name if found is None else str(found)
+
+
+def short_kernel(name: str, width: int) -> str:
+    """Return the name of a kernel in so many characters: without arguments and usual namespaces, the middle cut."""
+    short = _without_arguments(full_name(" ".join(name.split()))).removeprefix("void ")
+    return cut_middle(_POINTERS.sub("", _NAMESPACES.sub("", short)) or name, width)
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Return a text in so many characters, with an ellipsis in its middle where it is longer."""
+    if len(text) <= width:
+        return text
+    kept = max(0, width - 1)
+    return f"{text[: kept - kept // 3]}…{text[len(text) - kept // 3 :]}" if width > 0 else ""
+
+
+def _without_arguments(name: str) -> str:
+    """Cut off the last pair of parentheses with all in it, if nothing but spaces and ``const`` comes after it."""
+    stripped = name.removesuffix(" const").rstrip()
+    if not stripped.endswith(")"):
+        return name
+    depth = 0
+    for index in range(len(stripped) - 1, -1, -1):
+        depth += (stripped[index] == ")") - (stripped[index] == "(")
+        if not depth:
+            # Not `operator()` and not `(anonymous namespace)` alone.
+            return stripped[:index].rstrip() or name
+    return name

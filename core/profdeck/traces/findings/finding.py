@@ -1,0 +1,65 @@
+"""Asks all rules, and makes one finding of what several ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.run_model import Finding
+from profdeck.traces.findings import device_rules, host_rules, run_rules
+from profdeck.traces.findings.draft import Draft
+from profdeck.traces.findings.rank_view import RankView
+
+# What can gain less is not worth a sentence.
+_LEAST_SHARE = 0.01
+_PAIR = 2
+
+
+def findings_of(run: RunSummary) -> tuple[Finding, ...]:
+    """Return what stands out in a run: what is missing first, then by what share of a step can be gained."""
+    views = [RankView(rank) for rank in run.ranks if rank.span_us]
+    drafts = [draft for view in views for rule in (*device_rules.RULES, *host_rules.RULES) for draft in rule(view)]
+    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(views), *run_rules.slow_links(views)]
+    teams: dict[tuple[str, str], list[Draft]] = {}
+    for draft in drafts:
+        if draft.share is not None and draft.share < _LEAST_SHARE:
+            continue
+        teams.setdefault((draft.rule, draft.key), []).append(draft)
+    found = [_one(team, len(views)) for team in teams.values()]
+    found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
+    return (*run_rules.incomplete(run), *_without_repeats(found), *run_rules.few_steps(views))
+
+
+def _one(team: list[Draft], ranks: int) -> Finding:
+    worst = max(team, key=lambda draft: (draft.share or 0.0, draft.gain_us or 0.0))
+    labels = [draft.label for draft in sorted(team, key=lambda draft: -(draft.share or 0.0))]
+    of_many = dict.fromkeys(labels)
+    if len(of_many) > 1:
+        which = f"{len(of_many)} of {ranks}" if len(of_many) < ranks else "both" if ranks == _PAIR else f"all {ranks}"
+        who = f" ({which} ranks, most on {worst.label})"
+    else:
+        who = f" ({worst.label})" if ranks > 1 and worst.label not in worst.text else ""
+    return Finding(
+        rule=worst.rule,
+        text=f"{worst.text}{who}.",
+        do=worst.do,
+        gain_us=worst.gain_us,
+        share=worst.share,
+        ranks=tuple(of_many),
+        evidence=worst.evidence,
+    )
+
+
+# What a rule says is a part of what another says, which names it more exactly.
+_PART_OF = {
+    "long-gap": {"data-loading", "garbage-collection"},
+    "outside-operators": {"data-loading"},
+    "small-kernels": {"host-bound"},
+    "imbalance": {"straggler"},
+}
+
+
+def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
+    found = list(findings)
+    rules = {finding.rule for finding in found}
+    return [finding for finding in found if not _PART_OF.get(finding.rule, set()) & rules]

@@ -1,0 +1,123 @@
+"""Rules about the host and the steps of one rank."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+
+from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
+from profdeck.traces.analysis.model import StepSummary
+from profdeck.traces.analysis.step_names import DECODE, ITERATION
+from profdeck.traces.findings.draft import Draft, draft, ms, percent
+from profdeck.traces.findings.rank_view import RankView
+
+_LOADER = re.compile(r"data_?load|load_?batch|next_?batch|fetch_?batch|get_?batch", re.IGNORECASE)
+_GARBAGE = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
+_FEWEST_STEPS = 3
+
+
+def data_loading(view: RankView) -> Iterator[Draft]:
+    """Loading data over 5 % of the step (torch-tb-profiler); with a device, as far as that waits."""
+    found = [stage for stage in view.stages if _LOADER.search(stage.name)]
+    steps = view.rank.host_times.steps if view.rank.host_times else 1
+    time_us = sum(stage.total_us for stage in found) / steps
+    gain_us = min(time_us, view.idle_us) if view.rank.devices else time_us
+    if found and gain_us > 0.05 * view.step_us:
+        longest = max(found, key=lambda stage: stage.total_us)
+        yield draft(
+            view,
+            "data-loading",
+            f"Loading data takes {percent(time_us / view.host_step_us)} of each step ({ms(time_us)}) in {longest.name}",
+            "more workers, prefetch_factor, or prepare the data before the job",
+            gain_us=gain_us,
+        )
+
+
+def outside_operators(view: RankView) -> Iterator[Draft]:
+    """Without a device: over 30 % of the step outside of all operators, where the job sleeps, waits or runs Python."""
+    times = view.rank.host_times
+    outside = view.outside_operators_us
+    if times is None or view.rank.devices or outside <= 0.3 * view.host_step_us:
+        return
+    of_stages = {
+        stage.name: sum(state.time_us for state in stage.host if state.state in OUTSIDE_OPERATORS) / times.steps
+        for stage in times.stages
+    }
+    name = max(of_stages, key=lambda name: of_stages[name], default=None)
+    where = f", {ms(of_stages[name])} of it in {name}" if name and of_stages[name] > 0.5 * outside else ""
+    unit = "each step" if times.basis != "recording" else "the recording"
+    yield draft(
+        view,
+        "outside-operators",
+        f"The process runs no operator {percent(outside / view.host_step_us)} of {unit} ({ms(outside)}){where}",
+        "look what it does there: waiting for another process, loading, logging; with_stack shows the Python",
+        gain_us=outside,
+        step_us=view.host_step_us,
+        key=name or "",
+    )
+
+
+def garbage(view: RankView) -> Iterator[Draft]:
+    """Marks of garbage collection longer than 1 ms a step (nsys; the marks come from the job)."""
+    for mark in view.rank.annotations:
+        if _GARBAGE.search(mark.name) and mark.total_us / view.count > 1_000:
+            yield draft(
+                view,
+                "garbage-collection",
+                f"Garbage collection ({mark.name}) takes {ms(mark.total_us / view.count)} a step",
+                "gc.disable() in the loop and gc.collect() every so many steps",
+                gain_us=mark.total_us / view.count,
+                key=mark.name,
+            )
+
+
+def unsteady(view: RankView) -> Iterator[Draft]:
+    """The longest step over 1.25 times the median, or a deviation over 10 %; decode with p99 over twice the median."""
+    steps = [step for step in view.steps if step.kind != ITERATION]
+    if len(steps) >= _FEWEST_STEPS and (text := _unsteady(steps)):
+        slowest = max(steps, key=lambda step: step.duration_us)
+        gain_us = _over_median(steps)
+        yield draft(
+            view,
+            "unsteady-steps",
+            text,
+            f"compare step {slowest.step} with the typical one: `profdeck trim` cuts single steps out",
+            gain_us=gain_us,
+            step_us=statistics.fmean(step.duration_us for step in steps),
+            evidence=view.evidence(slowest),
+        )
+    decode = next((of for of in view.rank.iterations if (of.kind, of.stage) == (ITERATION, DECODE)), None)
+    if decode is not None and decode.count >= 100 and decode.p99_us > 2 * decode.p50_us:
+        slow = max(view.of_kind(ITERATION, DECODE), key=lambda step: step.duration_us)
+        yield draft(
+            view,
+            "unsteady-decode",
+            f"Of {decode.count:,} decode iterations the slowest 1% take over {ms(decode.p99_us)}, the median "
+            f"{ms(decode.p50_us)}",
+            "look at the slow ones: prefills between them, preemption, logging",
+            gain_us=max(0.0, decode.mean_us - decode.p50_us),
+            step_us=decode.mean_us,
+            evidence=view.evidence(slow),
+        )
+
+
+def _unsteady(steps: list[StepSummary]) -> str | None:
+    durations = [step.duration_us for step in steps]
+    median = statistics.median(durations)
+    deviation = statistics.median(abs(duration - median) for duration in durations)
+    slowest = max(steps, key=lambda step: step.duration_us)
+    if slowest.duration_us > 1.25 * median:
+        which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
+        return f"{which} takes {ms(slowest.duration_us)}, {slowest.duration_us / median:.1f} times the median step"
+    if deviation > 0.1 * median:
+        return f"Steps differ by {percent(deviation / median)} from their median of {ms(median)}"
+    return None
+
+
+def _over_median(steps: list[StepSummary]) -> float:
+    durations = [step.duration_us for step in steps]
+    return max(0.0, statistics.fmean(durations) - statistics.median(durations))
+
+
+RULES = (data_loading, outside_operators, garbage, unsteady)

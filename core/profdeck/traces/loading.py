@@ -1,0 +1,65 @@
+"""Everything that there is to say of some traces: the one document behind the terminal, reports, tables and diffs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from profdeck.base.errors import TraceError
+from profdeck.base.progress import Progress
+from profdeck.traces.analysis.classes import Classifier
+from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.run_summary import summarise_run
+from profdeck.traces.captures import captures_below, silent_roles
+from profdeck.traces.findings.finding import findings_of
+from profdeck.traces.recognition import FileFormat, format_of
+from profdeck.traces.sources import find_sources
+
+
+def summarise(  # noqa: PLR0913 - what to read, and where
+    paths: Sequence[Path],
+    *,
+    devices_only: bool = False,
+    classifier: Classifier | None = None,
+    processes: int = 1,
+    ray: str | None = None,
+    on_progress: Progress | None = None,
+    on_left_out: Callable[[Path, str], None] | None = None,
+) -> tuple[RunSummary, list[TraceError]]:
+    """Summarise all traces below some paths: what `summarise_run` says, the captures, and what stands out.
+
+    Args:
+        paths: Runs, captures, directories or trace files.
+        devices_only: See `profdeck.traces.analysis.run_summary.summarise_run`, as for what follows.
+        classifier: As there.
+        processes: As there.
+        ray: As there.
+        on_progress: As there.
+        on_left_out: See `profdeck.traces.sources.find_sources`.
+
+    Returns:
+        The summary of those that could be read, and why the others could not be read.
+
+    Raises:
+        TraceError: There is no trace below a directory, or one holds several ranks.
+    """
+    sources = find_sources(paths, on_left_out=on_left_out)
+    for source in sources:
+        if format_of(source.path) is FileFormat.MERGED:
+            raise TraceError(
+                f"{source.path} holds the traces of several ranks in one. Give those, or the run that they are in: "
+                "here their steps and devices would be added up."
+            )
+    run, errors = summarise_run(
+        sources,
+        devices_only=devices_only,
+        classifier=classifier,
+        processes=processes,
+        ray=ray,
+        on_progress=on_progress,
+    )
+    captures = captures_below(paths, run.ranks)
+    run = attrs.evolve(run, captures=captures, silent_roles=silent_roles(paths, captures))
+    return attrs.evolve(run, findings=findings_of(run)), errors

@@ -1,0 +1,295 @@
+"""The numbers that people see first, per role: stages, device time, kernels and steps, over all of its ranks.
+
+The terminal and the report show these; each comes from the summary alone. Times are microseconds per step, the mean
+of the ranks; of a role without steps, of the whole recording.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
+from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.run_model import label_of
+from profdeck.traces.analysis.step_names import ITERATION
+from profdeck.traces.findings.rank_view import RankView
+
+OUTSIDE_STAGES = "outside stages"
+OUTSIDE = "outside operators"
+NOTHING = "nothing recorded"
+_MOST_CAPTURES = 3
+
+
+@attrs.frozen(kw_only=True)
+class StageRow:
+    """One stage of the steps of a role, or what no stage or no operator covers."""
+
+    name: str
+    is_stage: bool
+    """False for the rows that tell what was outside: they are parts of other rows."""
+    mean_us: float
+    share: float
+    """Of the step on the host."""
+    of_ranks_us: tuple[float, ...]
+    """In the order of the ranks of the role."""
+    slowest: str | None
+    """The rank with the longest one; None for one rank."""
+
+    @property
+    def spread(self) -> float:
+        """How much longer the slowest rank takes than the mean, as a fraction."""
+        return max(self.of_ranks_us) / self.mean_us - 1 if self.mean_us else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class TimeRow:
+    """A part of the time of the devices of a role."""
+
+    name: str
+    is_idle: bool
+    """Whether nothing ran: the name is the cause then, else the class of what ran."""
+    mean_us: float
+    share: float
+    """Of the step on the device. Work of several streams adds up, so that shares may add up to more than all."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkRow:
+    """One kernel or operator, over the ranks of a role."""
+
+    name: str
+    category: str
+    mean_us: float
+    share: float
+    """Of all kernels, or of the self time of all operators."""
+    calls: float
+    """Per step and rank."""
+    max_us: float
+    count: int
+    """In all ranks."""
+
+
+@attrs.frozen(kw_only=True)
+class StepRow:
+    """The steps of one kind and stage, over the ranks of a role."""
+
+    name: str
+    count: int
+    """Of the rank that has most."""
+    median_us: float
+    min_us: float
+    max_us: float
+    tokens_per_s: float | None
+    """Per second of wall time, the sum of the ranks that have tokens of their own."""
+
+
+@attrs.frozen(kw_only=True)
+class Team:
+    """The ranks of one role, of all replicas, in one capture; of more than three captures, in all of them."""
+
+    name: str
+    """The role, with the capture where there are several; empty where the traces have no role."""
+    role: str | None
+    views: tuple[RankView, ...]
+    unit: str
+    """What times are per: ``step``, ``iteration`` or ``recording``."""
+    step_us: float
+    """The mean step on the device, or on the host without one."""
+    stages: tuple[StageRow, ...]
+    device: tuple[TimeRow, ...]
+    """By share: first classes of work, then causes of idle time."""
+    kernels: tuple[WorkRow, ...]
+    operators: tuple[WorkRow, ...]
+    steps: tuple[StepRow, ...]
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a rank has work on a device."""
+        return bool(self.device)
+
+
+def teams_of(run: RunSummary) -> tuple[Team, ...]:
+    """Return the roles of a run in the order of the ranks."""
+    captures: dict[str | None, dict[str | None, None]] = {}
+    for rank in run.ranks:
+        captures.setdefault(rank.role, {})[rank.capture] = None
+    groups: dict[tuple[object, ...], list[RankView]] = {}
+    names: dict[tuple[object, ...], str] = {}
+    for rank in run.ranks:
+        count = len(captures[rank.role])
+        apart = rank.capture if 1 < count <= _MOST_CAPTURES else None
+        key = rank.role, apart, rank.path if rank.role is None and rank.rank is None else None
+        groups.setdefault(key, []).append(RankView(rank))
+        what = rank.role or (label_of(None, None, None, rank.path) if key[2] else "")
+        names[key] = f"{what}, {apart}" if apart else f"{what}, {count} captures" if count > 1 else what
+    return tuple(_team(names[key], views) for key, views in groups.items())
+
+
+def _team(name: str, views: Sequence[RankView]) -> Team:
+    kinds = {view.kind for view in views}
+    unit = "recording" if None in kinds else "iteration" if kinds == {ITERATION} else "step"
+    return Team(
+        name=name,
+        role=views[0].rank.role,
+        views=tuple(views),
+        unit=unit,
+        step_us=statistics.fmean(view.step_us for view in views),
+        stages=_stages(views),
+        device=_device(views),
+        kernels=_work(
+            [
+                [(of.name, of.category, view.per_step(of.total_us), of.count, of.max_us) for of in view.rank.kernels]
+                for view in views
+            ],
+            views,
+        ),
+        operators=_work(
+            [
+                [
+                    (of.name, "", (of.self_us or 0.0) / _steps_on_host(view), of.count, of.max_us)
+                    for of in view.rank.operators
+                ]
+                for view in views
+            ],
+            views,
+        ),
+        steps=_steps(views),
+    )
+
+
+def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
+    timed = [view for view in views if view.rank.host_times is not None and view.host_step_us]
+    if not timed:
+        return ()
+    names = dict.fromkeys(stage.name for view in timed for stage in view.stages)
+
+    def row(name: str, value: Callable[[RankView], float], *, is_stage: bool) -> StageRow:
+        of_ranks = tuple(map(value, timed))
+        mean_us = statistics.fmean(of_ranks)
+        slowest = timed[of_ranks.index(max(of_ranks))]
+        step_us = statistics.fmean(view.host_step_us for view in timed)
+        return StageRow(
+            name=name,
+            is_stage=is_stage,
+            mean_us=mean_us,
+            share=mean_us / step_us,
+            of_ranks_us=of_ranks,
+            slowest=slowest.label if len(timed) > 1 else None,
+        )
+
+    rows = [row(name, lambda view, name=name: _of_stage(view, name), is_stage=True) for name in names]  # type: ignore[misc]  # bound
+    rows.sort(key=lambda one: -one.mean_us)
+    if rows:
+        rows.append(
+            row(OUTSIDE_STAGES, lambda view: view.host_step_us - sum(_of_stage(view, n) for n in names), is_stage=True)
+        )
+    if any(view.rank.host_times and view.rank.host_times.states for view in timed):
+        rows.append(row(OUTSIDE, lambda view: _of_states(view, OUTSIDE_OPERATORS - {NOTHING}), is_stage=False))
+        rows.append(row(NOTHING, lambda view: _of_states(view, {NOTHING}), is_stage=False))
+    return tuple(one for one in rows if one.mean_us > 0)
+
+
+def _of_stage(view: RankView, name: str) -> float:
+    return sum(stage.total_us for stage in view.stages if stage.name == name) / _steps_on_host(view)
+
+
+def _of_states(view: RankView, states: Iterable[str]) -> float:
+    times = view.rank.host_times
+    found = times.states if times else ()
+    return sum(state.time_us for state in found if state.state in states) / _steps_on_host(view)
+
+
+def _steps_on_host(view: RankView) -> int:
+    return max(1, view.rank.host_times.steps) if view.rank.host_times else 1
+
+
+def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
+    with_device = [view for view in views if view.rank.devices]
+    if not with_device:
+        return ()
+    step_us = statistics.fmean(view.step_us for view in with_device)
+    work: dict[str, float] = {}
+    idle: dict[str, float] = {}
+    for view in with_device:
+        for of in view.rank.categories:
+            work[of.category] = work.get(of.category, 0.0) + view.per_step(of.total_us) / len(with_device)
+        known = view.idle or {"not read": view.idle_us}
+        for cause, idle_us in known.items():
+            idle[cause] = idle.get(cause, 0.0) + idle_us / len(with_device)
+    rows = [
+        TimeRow(name=name, is_idle=is_idle, mean_us=time_us, share=time_us / step_us if step_us else 0.0)
+        for is_idle, of_kind in ((False, work), (True, idle))
+        for name, time_us in sorted(of_kind.items(), key=lambda item: -item[1])
+    ]
+    return tuple(row for row in rows if row.mean_us > 0)
+
+
+_Work = tuple[str, str, float, int, float]
+
+
+def _work(of_ranks: Sequence[Sequence[_Work]], views: Sequence[RankView]) -> tuple[WorkRow, ...]:
+    per_step: dict[str, list[float]] = {}
+    categories: dict[str, str] = {}
+    for rows, view in zip(of_ranks, views, strict=True):
+        for name, category, of_step_us, count, max_us in rows:
+            sums = per_step.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+            categories[name] = category
+            sums[0] += of_step_us / len(views)
+            sums[1] += count / view.count / len(views)
+            sums[2] = max(sums[2], max_us)
+            sums[3] += count
+    all_us = sum(sums[0] for sums in per_step.values())
+    found = [
+        WorkRow(
+            name=name,
+            category=categories[name],
+            mean_us=mean_us,
+            share=mean_us / all_us if all_us else 0.0,
+            calls=calls,
+            max_us=max_us,
+            count=int(count),
+        )
+        for name, (mean_us, calls, max_us, count) in per_step.items()
+    ]
+    return tuple(sorted(found, key=lambda row: (-row.mean_us, row.name)))
+
+
+def _steps(views: Sequence[RankView]) -> tuple[StepRow, ...]:
+    durations: dict[tuple[str, str | None], list[list[float]]] = {}
+    for view in views:
+        of_rank: dict[tuple[str, str | None], list[float]] = {}
+        for step in view.rank.steps:
+            of_rank.setdefault((_name(view, step.kind), step.stage), []).append(step.duration_us)
+        for key, times in of_rank.items():
+            durations.setdefault(key, []).append(times)
+    rows = []
+    for (kind, stage), of_ranks in durations.items():
+        every = [duration for times in of_ranks for duration in times]
+        tokens = [
+            found.tokens_per_wall_s
+            for view in views
+            for found in view.rank.iterations
+            if (_name(view, found.kind), found.stage) == (kind, stage) and found.tokens_per_wall_s is not None
+        ]
+        rows.append(
+            StepRow(
+                name=" ".join(filter(None, [stage, kind])),
+                count=max(map(len, of_ranks)),
+                median_us=statistics.median(every),
+                min_us=min(every),
+                max_us=max(every),
+                # The ranks of one engine have the same batch.
+                tokens_per_s=max(tokens, default=None),
+            )
+        )
+    return tuple(rows)
+
+
+def _name(view: RankView, kind: str) -> str:
+    """Return what steps of a kind are called: those of the recorder as what they are of."""
+    if kind == "global_step" and view.rank.unit:
+        kind = "profiler step" if view.rank.unit == "engine_iteration" else view.rank.unit
+    return kind.replace("_", " ")
