@@ -14,7 +14,7 @@ from profdeck.cli._commands import Commands
 app = typer.Typer(
     name="profdeck",
     cls=Commands,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

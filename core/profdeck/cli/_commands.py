@@ -7,7 +7,11 @@ passed on if it has one, or a `typer.Typer` with commands of its own. Plugins of
 
 from __future__ import annotations
 
+import ast
+import itertools
 from importlib import import_module, metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -20,7 +24,19 @@ from profdeck.cli.kit import ExitCode, exit_code
 
 COMMANDS = "profdeck.commands"
 
-_OWN = ("check", "config", "backends", "capture", "ls", "summary", "diff", "merge", "trim")
+_OWN = {
+    "check": "Check a config before the job starts; show what is wrong.",
+    "config": "Show the config.",
+    "backends": "List the installed backends, or explain the options of one.",
+    "capture": "Capture running servers or a job; exit with 1 if incomplete.",
+    "ls": "List a run's captures; exit with 1 if one is incomplete.",
+    "summary": "Say where the time went, and what stands out.",
+    "report": "Write a page with findings, timelines and tables.",
+    "diff": "Compare two runs: what got slower or faster.",
+    "merge": "Merge traces into one that Perfetto opens.",
+    "trim": "Trim a trace to steps, iterations, a time or categories.",
+}
+"""Our commands, with what the list of commands says of each: to list them imports none."""
 
 
 class Commands(TyperGroup):
@@ -30,6 +46,18 @@ class Commands(TyperGroup):
         """Name all commands: profdeck's own, then those of plugins."""
         plugins = {point.name for point in metadata.entry_points(group=COMMANDS)}
         return [*_OWN, *sorted(plugins.difference(_OWN))]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands without importing them, as far as that can be done."""
+        points = {point.name: point for point in metadata.entry_points(group=COMMANDS)}
+        rows = []
+        for name in self.list_commands(ctx):
+            text = _OWN.get(name) or _docstring(points[name])
+            if text is None and (command := self.get_command(ctx, name)) is not None:
+                text = command.get_short_help_str(formatter.width - 6 - max(map(len, (*points, *_OWN))))
+            rows.append((name, text or ""))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command. One that cannot be imported explains itself in the help and when it is called."""
@@ -56,6 +84,27 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             kit.say("interrupted")
             ctx.exit(ExitCode.INTERRUPTED)
+
+
+def _docstring(point: metadata.EntryPoint) -> str | None:
+    """Return the first line that a plugin's command says of itself, read from its source; None if that has none."""
+    spec, path = None, None
+    for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    try:
+        tree = ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    # A function, or a group of commands with a callback.
+    found = [node for node in functions if node.name == point.attr] or [
+        node for node in functions if any(f"{point.attr}.callback" in ast.unparse(one) for one in node.decorator_list)
+    ]
+    text = ast.get_docstring(found[0]) if found else None
+    return text.partition("\n")[0] if text else None
 
 
 def _build(name: str) -> Any:

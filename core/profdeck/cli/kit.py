@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, ProfdeckError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -35,21 +35,22 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-class _Stdout(Console):
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
-
-    def on_broken_pipe(self) -> None:
-        _leave()
-
-
 def stdout() -> Console:
     """Return a console for stdout that prints text as it is: brackets in names are not markup.
 
     In a pipe or a file nothing is folded, so that a search finds it in one line.
     """
+    from rich.console import Console
+
+    class Printable(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+        def on_broken_pipe(self) -> None:
+            _leave()
+
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return _Stdout(markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
+    return Printable(markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
 
 
 def print_json(document: Any) -> None:
@@ -95,6 +96,8 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
     Yields:
         A function to be told what is done and what there is to do; any thread may call it.
     """
+    from rich.console import Console
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _total: None

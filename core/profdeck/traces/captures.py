@@ -13,11 +13,11 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE
 from profdeck.records.status import Status
 from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.analysis.run_model import CaptureState
+from profdeck.traces.analysis.run_model import CaptureStatus
 from profdeck.traces.kinds import files_below
 
 
-def captures_below(paths: Sequence[Path], ranks: Sequence[RankSummary]) -> tuple[CaptureState, ...]:
+def captures_below(paths: Sequence[Path], ranks: Sequence[RankSummary]) -> tuple[CaptureStatus, ...]:
     """Return the state of each rank of each capture below the directories among some paths.
 
     The traces are not read again: a file is whole if its summary says so. `profdeck ls` reads them to their ends and
@@ -42,7 +42,7 @@ def captures_below(paths: Sequence[Path], ranks: Sequence[RankSummary]) -> tuple
     return tuple(sorted([*found, *absent], key=_order))
 
 
-def silent_roles(paths: Sequence[Path], captures: Sequence[CaptureState]) -> tuple[str, ...]:
+def silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tuple[str, ...]:
     """Return the roles that the runs among some paths name and that recorded nothing."""
     roles: dict[str, None] = {}
     for path in paths:
@@ -55,7 +55,7 @@ def silent_roles(paths: Sequence[Path], captures: Sequence[CaptureState]) -> tup
     return tuple(role for role in roles if role not in seen)
 
 
-def _state(file: Path, manifest: Manifest, broken: Mapping[str, str]) -> CaptureState:
+def _state(file: Path, manifest: Manifest, broken: Mapping[str, str]) -> CaptureStatus:
     traces = [file.parent / artifact.name for artifact in manifest.artifacts]
     problems = [*manifest.problems, *(artifact.problem for artifact in manifest.artifacts if artifact.problem)]
     problems += [f"{trace.name}: the file is gone" for trace in traces if not trace.exists()]
@@ -69,7 +69,7 @@ def _state(file: Path, manifest: Manifest, broken: Mapping[str, str]) -> Capture
         status = Status.MISSING if status is Status.COMPLETE else Status.FAILED
     elif status is Status.COMPLETE and problems:
         status = Status.PARTIAL
-    return CaptureState(
+    return CaptureStatus(
         capture=manifest.capture,
         role=manifest.role,
         replica=manifest.replica,
@@ -87,7 +87,7 @@ def _has_content(path: Path) -> bool:
     return path.is_dir() or (path.is_file() and path.stat().st_size > 0)
 
 
-def _absent(manifests: dict[Path, Manifest]) -> Iterator[CaptureState]:
+def _absent(manifests: dict[Path, Manifest]) -> Iterator[CaptureStatus]:
     """Yield the ranks that should have recorded and left no manifest, by those of their capture or of its target."""
     captures: dict[tuple[Path, str | None], list[Manifest]] = {}
     for file, manifest in manifests.items():
@@ -99,12 +99,12 @@ def _absent(manifests: dict[Path, Manifest]) -> Iterator[CaptureState]:
         yield from (_missing(directory, group[0], rank) for rank in sorted(expected - there))
 
 
-def _missing(directory: Path, manifest: Manifest, rank: int) -> CaptureState:
+def _missing(directory: Path, manifest: Manifest, rank: int) -> CaptureStatus:
     state = _state(directory / RUN_FILE, manifest, {})
     problem = "It should have recorded and left nothing: its process ended before, or never took part."
     return attrs.evolve(state, rank=rank, host=None, status=str(Status.MISSING), problem=problem)
 
 
-def _order(state: CaptureState) -> tuple[object, ...]:
+def _order(state: CaptureStatus) -> tuple[object, ...]:
     replica = -1 if state.replica is None else state.replica
     return state.first_step, state.role, replica, state.capture, -1 if state.rank is None else state.rank

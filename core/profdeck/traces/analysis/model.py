@@ -21,7 +21,7 @@ from profdeck.traces.analysis.detail_model import (
     StepOfDevice,
 )
 from profdeck.traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
-from profdeck.traces.analysis.run_model import CaptureState, Finding
+from profdeck.traces.analysis.run_model import CaptureStatus, Finding
 from profdeck.traces.reading.identifiers import Id
 
 
@@ -298,7 +298,7 @@ class RunSummary:
 
     ranks: tuple[RankSummary, ...]
     skew: tuple[GroupSkew, ...]
-    captures: tuple[CaptureState, ...] = ()
+    captures: tuple[CaptureStatus, ...] = ()
     """Of the directories that were given, whether their traces can be read or not."""
     silent_roles: tuple[str, ...] = ()
     """Roles of a run that recorded nothing."""

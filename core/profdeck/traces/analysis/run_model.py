@@ -9,7 +9,7 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class CaptureState:
+class CaptureStatus:
     """Whether one rank of one capture is there, or one target of it if that failed."""
 
     capture: str

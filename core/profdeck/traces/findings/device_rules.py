@@ -14,7 +14,7 @@ from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_
 from profdeck.traces.analysis.run_model import Evidence
 from profdeck.traces.analysis.short_names import short_kernel
 from profdeck.traces.analysis.step_names import DECODE, ITERATION
-from profdeck.traces.findings.draft import Draft, draft, ms, percent
+from profdeck.traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck.traces.findings.rank_view import RankView
 
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
@@ -27,7 +27,7 @@ _NO_COMPUTE = (COMMUNICATION, MEMORY_COPY, MEMORY_SET)
 _POINTWISE = ("elementwise", "activation", "copy")
 
 
-def host_bound(view: RankView) -> Iterator[Draft]:
+def host_bound(view: RankView) -> Iterator[RankFinding]:
     """Idle for more than 15 % of the step, of which 60 % or more the host worked (HTA idle time; TraceLens)."""
     of_host = sum(view.idle.get(cause, 0.0) for cause in HOST_CAUSES)
     if view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us:
@@ -49,7 +49,7 @@ def _doing(cause: str) -> str:
     return doing[cause]
 
 
-def decode_launch_bound(view: RankView) -> Iterator[Draft]:
+def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
     """Decode iterations whose device works less than 70 % of their time, without graphs (docs of vLLM, SGLang)."""
     steps = [step for step in view.of_kind(ITERATION, DECODE) if step.device_us is not None]
     if len(steps) < 3 or view.rank.graph_launches != 0:
@@ -69,7 +69,7 @@ def decode_launch_bound(view: RankView) -> Iterator[Draft]:
         )
 
 
-def exposed_communication(view: RankView) -> Iterator[Draft]:
+def exposed_communication(view: RankView) -> Iterator[RankFinding]:
     """Communication with nothing beside it over 10 % of the step (torch-tb-profiler), or overlapped by less than half
     though there is as much compute (HTA overlap).
     """
@@ -96,7 +96,7 @@ def exposed_communication(view: RankView) -> Iterator[Draft]:
         )
 
 
-def synchronisation(view: RankView) -> Iterator[Draft]:
+def synchronisation(view: RankView) -> Iterator[RankFinding]:
     """Idle while the host waits for the device over 5 %, or a synchronisation for less than 20 launches
     (nsys cuda_api_sync).
     """
@@ -118,7 +118,7 @@ def synchronisation(view: RankView) -> Iterator[Draft]:
         )
 
 
-def pageable_copies(view: RankView) -> Iterator[Draft]:
+def pageable_copies(view: RankView) -> Iterator[RankFinding]:
     """Copies from or to pageable memory over 0.5 % of the step (nsys cuda_memcpy_async)."""
     copies = [copy for copy in view.rank.copies if _PAGEABLE.search(copy.name)]
     total_us = sum(copy.total_us for copy in copies)
@@ -135,7 +135,7 @@ def pageable_copies(view: RankView) -> Iterator[Draft]:
         )
 
 
-def allocation(view: RankView) -> Iterator[Draft]:
+def allocation(view: RankView) -> Iterator[RankFinding]:
     """Idle while the host allocates device memory over 2 % (msprof; TraceLens)."""
     idle = view.idle.get("allocating", 0.0)
     if idle > 0.02 * view.step_us:
@@ -149,7 +149,7 @@ def allocation(view: RankView) -> Iterator[Draft]:
         )
 
 
-def long_gap(view: RankView) -> Iterator[Draft]:
+def long_gap(view: RankView) -> Iterator[RankFinding]:
     """A gap longer than 10 ms and than 5 % of a step (nsys gpu_gaps)."""
     limit_us = max(10_000, 0.05 * view.step_us)
     gaps = [gap for device in view.rank.devices for gap in device.gaps if gap.duration_us > limit_us]
@@ -176,7 +176,7 @@ def _gap_evidence(view: RankView, start_us: float, duration_us: float) -> Eviden
     return Evidence(path=view.rank.path, start_us=start_us - margin_us, duration_us=duration_us + 2 * margin_us)
 
 
-def small_kernels(view: RankView) -> Iterator[Draft]:
+def small_kernels(view: RankView) -> Iterator[RankFinding]:
     """More than 500 kernels, over half of them below 10 us (TraceLens; HTA)."""
     bins = view.rank.kernel_durations
     count = sum(one.count for one in bins)
@@ -195,7 +195,7 @@ def small_kernels(view: RankView) -> Iterator[Draft]:
         )
 
 
-def kernel_mix(view: RankView) -> Iterator[Draft]:
+def kernel_mix(view: RankView) -> Iterator[RankFinding]:
     """One kernel, FP32 matrix products, or pointwise work and copies take much of the device (torch-tb-profiler)."""
     total_us = view.kernel_us
     if not total_us or not view.rank.kernels:
@@ -240,7 +240,7 @@ def kernel_mix(view: RankView) -> Iterator[Draft]:
         )
 
 
-def slow_cores(view: RankView) -> Iterator[Draft]:
+def slow_cores(view: RankView) -> Iterator[RankFinding]:
     """Over 5 % of the work of an Ascend device on its AI_CPU (msprof's advisor)."""
     share = next((core.share for core in view.rank.cores if core.core == "AI_CPU"), 0.0)
     if share > 0.05:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_model import Finding
 from profdeck.traces.findings import device_rules, host_rules, run_rules
-from profdeck.traces.findings.draft import Draft
+from profdeck.traces.findings.rank_finding import RankFinding
 from profdeck.traces.findings.rank_view import RankView
 
 # What can gain less is not worth a sentence.
@@ -20,7 +20,7 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     views = [RankView(rank) for rank in run.ranks if rank.span_us]
     drafts = [draft for view in views for rule in (*device_rules.RULES, *host_rules.RULES) for draft in rule(view)]
     drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(views), *run_rules.slow_links(views)]
-    teams: dict[tuple[str, str], list[Draft]] = {}
+    teams: dict[tuple[str, str], list[RankFinding]] = {}
     for draft in drafts:
         if draft.share is not None and draft.share < _LEAST_SHARE:
             continue
@@ -30,7 +30,7 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     return (*run_rules.incomplete(run), *_without_repeats(found), *run_rules.few_steps(views))
 
 
-def _one(team: list[Draft], ranks: int) -> Finding:
+def _one(team: list[RankFinding], ranks: int) -> Finding:
     worst = max(team, key=lambda draft: (draft.share or 0.0, draft.gain_us or 0.0))
     labels = [draft.label for draft in sorted(team, key=lambda draft: -(draft.share or 0.0))]
     of_many = dict.fromkeys(labels)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck.traces.analysis.model import StepSummary
 from profdeck.traces.analysis.step_names import DECODE, ITERATION
-from profdeck.traces.findings.draft import Draft, draft, ms, percent
+from profdeck.traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck.traces.findings.rank_view import RankView
 
 _LOADER = re.compile(r"data_?load|load_?batch|next_?batch|fetch_?batch|get_?batch", re.IGNORECASE)
@@ -17,7 +17,7 @@ _GARBAGE = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.I
 _FEWEST_STEPS = 3
 
 
-def data_loading(view: RankView) -> Iterator[Draft]:
+def data_loading(view: RankView) -> Iterator[RankFinding]:
     """Loading data over 5 % of the step (torch-tb-profiler); with a device, as far as that waits."""
     found = [stage for stage in view.stages if _LOADER.search(stage.name)]
     steps = view.rank.host_times.steps if view.rank.host_times else 1
@@ -34,7 +34,7 @@ def data_loading(view: RankView) -> Iterator[Draft]:
         )
 
 
-def outside_operators(view: RankView) -> Iterator[Draft]:
+def outside_operators(view: RankView) -> Iterator[RankFinding]:
     """Without a device: over 30 % of the step outside of all operators, where the job sleeps, waits or runs Python."""
     times = view.rank.host_times
     outside = view.outside_operators_us
@@ -58,7 +58,7 @@ def outside_operators(view: RankView) -> Iterator[Draft]:
     )
 
 
-def garbage(view: RankView) -> Iterator[Draft]:
+def garbage(view: RankView) -> Iterator[RankFinding]:
     """Marks of garbage collection longer than 1 ms a step (nsys; the marks come from the job)."""
     for mark in view.rank.annotations:
         if _GARBAGE.search(mark.name) and mark.total_us / view.count > 1_000:
@@ -72,7 +72,7 @@ def garbage(view: RankView) -> Iterator[Draft]:
             )
 
 
-def unsteady(view: RankView) -> Iterator[Draft]:
+def unsteady(view: RankView) -> Iterator[RankFinding]:
     """The longest step over 1.25 times the median, or a deviation over 10 %; decode with p99 over twice the median."""
     steps = [step for step in view.steps if step.kind != ITERATION]
     if len(steps) >= _FEWEST_STEPS and (text := _unsteady(steps)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from profdeck.traces.analysis.model import GroupSkew, RunSummary
 from profdeck.traces.analysis.run_model import Finding
-from profdeck.traces.findings.draft import Draft, ms, percent
+from profdeck.traces.findings.rank_finding import RankFinding, ms, percent
 from profdeck.traces.findings.rank_view import RankView
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
@@ -56,7 +56,7 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
     return Finding(rule=rule, text=f"{text}.", do=do, gain_us=None, share=None, ranks=(), evidence=None)
 
 
-def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[Draft]:
+def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
     """One rank that the others wait for: skew over 10 % of the time of collectives (HTA; msprof slow rank). No such
     rank, but over 30 % skew: the ranks differ (TraceLens).
     """
@@ -70,7 +70,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[Draft]:
         gain_us = skew_us / view.count
         if group.straggler is not None and skew_us >= 0.1 * total_us:
             slow = next(rank for rank in group.ranks if rank.rank == group.straggler)
-            yield Draft(
+            yield RankFinding(
                 rule="straggler",
                 text=f"The others wait for rank {group.straggler}: it arrives last at {slow.last} of "
                 f"{slow.collectives} collectives, {ms(gain_us)} a step are lost",
@@ -81,7 +81,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[Draft]:
                 evidence=view.evidence(),
             )
         elif group.straggler is None and skew_us > 0.3 * total_us:
-            yield Draft(
+            yield RankFinding(
                 rule="imbalance",
                 text=f"Ranks wait for each other {percent(skew_us / total_us)} of the time in collectives "
                 f"({ms(gain_us)} a step), no rank more than the others",
@@ -100,7 +100,7 @@ def _slow_view(group: GroupSkew, views: Sequence[RankView]) -> RankView | None:
     return next(iter(slow or mine), None)
 
 
-def slow_stage(views: Sequence[RankView]) -> Iterator[Draft]:
+def slow_stage(views: Sequence[RankView]) -> Iterator[RankFinding]:
     """A stage that takes one rank 10 % of the step longer than the median of the other ranks, without the time in which
     a collective of the host was open: that waits for others.
     """
@@ -118,7 +118,7 @@ def slow_stage(views: Sequence[RankView]) -> Iterator[Draft]:
             view = team[slow]
             excess = times[slow] - others
             if excess > 0.1 * view.host_step_us and excess > 0.1 * others:
-                yield Draft(
+                yield RankFinding(
                     rule="slow-stage",
                     text=f"{name} takes {view.label} {ms(times[slow])} a step, the other"
                     f"{'s' if len(team) > 2 else ''} {ms(others)}",
@@ -136,7 +136,7 @@ def _own_time(view: RankView, name: str) -> float:
     return sum(stage.total_us - stage.communication_us for stage in view.stages if stage.name == name) / steps
 
 
-def slow_links(views: Sequence[RankView]) -> Iterator[Draft]:
+def slow_links(views: Sequence[RankView]) -> Iterator[RankFinding]:
     """Ascend's links: SDMA below 80 % of 18 GB/s, or over 20 % small packets (msprof's advisor)."""
     for view in views:
         for operation in view.rank.communication:
@@ -159,8 +159,8 @@ def slow_links(views: Sequence[RankView]) -> Iterator[Draft]:
                     )
 
 
-def _link(view: RankView, text: str, key: str, gain_us: float | None) -> Draft:
-    return Draft(
+def _link(view: RankView, text: str, key: str, gain_us: float | None) -> RankFinding:
+    return RankFinding(
         rule="slow-link",
         text=text,
         do="larger buckets; look at the topology: which ranks share a link",

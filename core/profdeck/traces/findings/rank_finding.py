@@ -9,7 +9,7 @@ from profdeck.traces.findings.rank_view import RankView
 
 
 @attrs.frozen(kw_only=True)
-class Draft:
+class RankFinding:
     """A finding of one rank."""
 
     rule: str
@@ -28,10 +28,10 @@ class Draft:
         return None if self.gain_us is None or not self.step_us else min(1.0, self.gain_us / self.step_us)
 
 
-def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> Draft:
+def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> RankFinding:
     """Return a finding of a rank, with its typical step as evidence unless another is given."""
     defaults = {"label": view.label, "step_us": view.step_us, "evidence": view.evidence()}
-    return Draft(rule=rule, text=text, do=do, **(defaults | more))  # type: ignore[arg-type]  # the fields are checked
+    return RankFinding(rule=rule, text=text, do=do, **(defaults | more))  # type: ignore[arg-type]  # the fields are checked
 
 
 def ms(time_us: float) -> str:
