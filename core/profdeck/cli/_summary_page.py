@@ -11,13 +11,14 @@ import attrs
 from rich.text import Text
 
 from profdeck.cli import _page, kit
-from profdeck.cli._page import aligned, bar, beside, ms, percent, plural, wrapped
+from profdeck.cli._page import aligned, bar, beside, wrapped
+from profdeck.traces.analysis.formatting import ms, percent
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
+from profdeck.traces.overview import Team, WorkRow, about, not_complete, teams_of
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
     from profdeck.traces.analysis.run_model import Finding
-    from profdeck.traces.overview import Team, WorkRow
 
 MOST_FINDINGS = 5
 _STAGES, _LEAST_STAGE = 6, 0.01
@@ -49,8 +50,6 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
         paths: What was asked for.
         screen: What it has to fit.
     """
-    from profdeck.traces.overview import teams_of
-
     width = screen.width
     teams = teams_of(run)
     head = [*_about(run, paths, teams, width), Text(), *_findings(run.findings, width, screen.findings)]
@@ -71,57 +70,13 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
 
 def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width: int) -> list[Text]:
     names = ", ".join(kit.short(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")  # noqa: PLR2004
-    numbers = sorted({step.step for rank in run.ranks for step in rank.steps if step.step is not None})
-    parts = []
-    captures = {(rank.capture, rank.role, rank.replica) for rank in run.ranks if rank.capture}
-    if captures:
-        parts.append(plural(len({capture for capture, *_ in captures}), "capture"))
-    parts.append(plural(len(run.ranks), "rank" if any(rank.rank is not None for rank in run.ranks) else "trace"))
-    parts[-1] += _of_roles(teams)
-    if numbers:
-        parts.append(f"step{'s' if len(numbers) > 1 else ''} {_page.ranges(numbers)}")
-    events = [rank.events for rank in run.ranks if rank.events is not None]
-    parts.append(f"{sum(events):,} events" if events else "devices only")
-    poor = _states(run)
-    lines = wrapped(f"{names}: {', '.join(parts)}" + ("" if poor else _whole(run)), width, indent="  ", first="")
+    lines = wrapped(f"{names}: {about(run, teams)}", width, indent="  ", first="")
     for line in lines[:1]:
         line.stylize("bold", 0, len(names))
-    return lines + [Text(f"  {text}", style=_STYLES.get(status, "")) for status, text in poor]
-
-
-def _of_roles(teams: Sequence[Team]) -> str:
-    roles: dict[str, int] = {}
-    for team in teams:
-        if team.role:
-            roles[team.role] = max(roles.get(team.role, 0), len(team.views))
-    if len(roles) < 2:  # noqa: PLR2004 - one needs no count
-        return "".join(f" of {name}" for name in roles)
-    return f" ({', '.join(f'{count} {name}' for name, count in roles.items())})"
-
-
-def _whole(run: RunSummary) -> str:
-    if all(rank.whole for rank in run.ranks):
-        return ", all whole"
-    return "" if any(rank.problem for rank in run.ranks) else ", not proved whole"
-
-
-def _states(run: RunSummary) -> list[tuple[str, str]]:
-    """Return what is not complete, a line for each role and status."""
-    poor: dict[tuple[str, str], list[str]] = {}
-    for capture in run.captures:
-        if capture.status != "complete":
-            who = capture.role if capture.replica is None else f"{capture.role}/{capture.replica}"
-            what = "" if capture.rank is None else f" rank {capture.rank}"
-            poor.setdefault((capture.status, who), []).append(f"step {capture.first_step}{what}")
-    lines = [
-        (status, f"{status}: {who} {', '.join(which[:4])}{f' and {len(which) - 4} more' if len(which) > 4 else ''}")  # noqa: PLR2004
-        for (status, who), which in poor.items()
+    poor = [
+        wrapped(text, width, indent="    ", first="  ", style=_STYLES[status]) for status, text in not_complete(run)
     ]
-    lines += [("missing", f"missing: {role}, which recorded nothing") for role in run.silent_roles]
-    if not run.captures:
-        broken = [rank for rank in run.ranks if rank.problem]
-        lines += [("partial", f"damaged: {kit.short(Path(rank.path))}") for rank in broken[:3]]
-    return lines
+    return [*lines, *(line for block in poor for line in block)]
 
 
 def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list[Text]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from profdeck.cli import _page, kit
-from profdeck.cli._page import aligned, percent
+from profdeck.cli._page import aligned
+from profdeck.traces.analysis.formatting import percent
 from profdeck.traces.analysis.run_model import label_of
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
 

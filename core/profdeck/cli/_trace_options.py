@@ -42,11 +42,12 @@ def left_out(path: Path, why: str) -> None:
     kit.warn(f"{kit.short(path)} {why}.")
 
 
-def summarise_paths(
+def summarise_paths(  # noqa: PLR0913 - the options of commands
     paths: Sequence[Path],
     *,
     devices_only: bool = False,
     rules: Path | None = None,
+    buckets: int = 0,
     processes: int = 0,
     ray: str | None = None,
 ) -> tuple[RunSummary, list[str]]:
@@ -65,6 +66,7 @@ def summarise_paths(
             paths,
             devices_only=devices_only,
             classifier=Classifier(load_rules(rules)) if rules else None,
+            buckets=buckets,
             processes=cores(processes),
             ray=ray,
             on_progress=on_progress,

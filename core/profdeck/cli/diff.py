@@ -13,6 +13,17 @@ from rich.text import Text
 from profdeck.cli import _page, _trace_options, kit
 from profdeck.cli.kit import ExitCode
 from profdeck.traces.analysis.diff_model import Judge
+from profdeck.traces.analysis.diff_words import (
+    MANY,
+    SECTIONS,
+    basis_of,
+    headline_of,
+    label_of_role,
+    noise_of,
+    spaced,
+    verdict_of,
+)
+from profdeck.traces.analysis.formatting import ms
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
 
 if TYPE_CHECKING:
@@ -20,13 +31,7 @@ if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
-_LEAST_P = 0.0001
-_LONGEST_NAME = 48
-_CALLED_SAME = 0.05
-"""A larger change that is not certain is not called the same: it may be chance."""
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
-_SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
-_MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
 
 
@@ -112,13 +117,13 @@ def command(  # noqa: PLR0913 - the options of the command line
         lines: list[Text] = []
         for role, change in regressions:
             lines += _page.wrapped(
-                f"Over the limit: {_headline(role, change)}", width, indent="  ", first="", style="red"
+                f"Over the limit: {headline_of(role, change)}", width, indent="  ", first="", style="red"
             )
         for role in diff.roles:
             lines += [*([Text()] if lines else []), *_lines(role, top or None, width, named=len(diff.roles) > 1)]
         _page.show(console, lines)
     undecided = [
-        f"{_label(role)}: there are no {_JUDGED[judge]} on both sides to judge by."
+        f"{label_of_role(role)}: there are no {_JUDGED[judge]} on both sides to judge by."
         for role in diff.roles
         for judge in (judges if fail_over is not None else ())
         if not role.judged(judge)
@@ -152,112 +157,36 @@ def _warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> N
 def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
     plain = diff.to_dict()
     for role in plain["roles"]:
-        role |= {section: role[section][:limit] for section in _SECTIONS}
+        role |= {section: role[section][:limit] for section in SECTIONS}
     return plain
 
 
 def _lines(role: RoleDiff, limit: int | None, width: int, *, named: bool) -> list[Text]:
     """Return what there is to say of a role: the verdict, what it rests on, then what changed most."""
-    lines = _page.wrapped(_verdict(role), width, indent="  ", first="", style=_style_of(role))
+    lines = _page.wrapped(verdict_of(role), width, indent="  ", first="", style=_style_of(role))
     for change in role.iterations if len(role.iterations) > 1 else ():
-        lines += _page.wrapped(_headline(role, change), width, indent="    ", first="  ")
-    lines += _page.wrapped(" ".join([_basis(role), *role.notes]), width, style="dim")
+        lines += _page.wrapped(headline_of(role, change), width, indent="    ", first="  ")
+    lines += _page.wrapped(" ".join([basis_of(role), *role.notes]), width, style="dim")
     lines += _table(_named("sum", role, named=named), role, role.overall, width)
     same = []
-    for section, heading in _SECTIONS.items():
+    for section, heading in SECTIONS.items():
         changes: tuple[Change, ...] = getattr(role, section)
         changed = [change for change in changes if change.verdict != "same"]
         lines += _table(_named(heading, role, named=named), role, changed[:limit], width, section=section)
         if more := len(changed) - len(changed[:limit]):
             lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
         if len(changes) > len(changed):
-            same.append(f"{len(changes) - len(changed):,} {_MANY[section]}")
+            same.append(f"{len(changes) - len(changed):,} {MANY[section]}")
     return [*lines, *([Text(), Text(f"The same: {', '.join(same)}.")] if same else [])]
 
 
 def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
-    return f"{_label(role)}: {heading}" if named else heading
-
-
-def _verdict(role: RoleDiff) -> str:
-    """Say in one sentence what came of it and why: ``trainer is slower: the global step takes ..., mostly gemm``."""
-    decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
-    if not decisive:
-        return f"{_label(role)}: there is nothing on both sides to compare."
-    verdicts = {change.verdict for change in decisive} - {"same"}
-    main = next((change for change in decisive if change.verdict != "same"), decisive[0])
-    word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
-    if not verdicts and abs(main.ratio or 0) > _CALLED_SAME:
-        word = "may differ by chance"
-    ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
-    name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
-    takes = "take" if name.endswith("s") else "takes"
-    why = _why(role, main.verdict)
-    return (
-        f"{_label(role)} {word}: {name} {takes} {_page.ms(main.after_us)} ms, before {_page.ms(main.before_us)} ms"
-        f"{ratio} ({_chance(main)}){f'; {why}' if why else ''}."
-    )
-
-
-def _why(role: RoleDiff, verdict: str) -> str:
-    """Name what changed most in the same direction: the stage, the class, and the kernel or operator."""
-    wanted = {"slower": 1, "faster": -1}.get(verdict, 1)
-    if verdict == "same":
-        inside = _slower_parts(role)
-        return f"slower inside: {inside}" if inside else ""
-    parts = []
-    for section in _SECTIONS:
-        changes = [change for change in getattr(role, section) if change.verdict != "same"]
-        most = max(changes, key=lambda change: change.impact_us * wanted, default=None)
-        if most is not None and most.impact_us * wanted > 0:
-            name = short_kernel(most.name, _LONGEST_NAME) if section == "kernels" else most.name[:_LONGEST_NAME]
-            parts.append(f"{name} {most.impact_us / 1000:+,.3f} ms")
-    return f"most of it: {', '.join(parts)}" if parts else ""
+    return f"{label_of_role(role)}: {heading}" if named else heading
 
 
 def _style_of(role: RoleDiff) -> str:
     verdicts = {change.verdict for change in role.decisive} - {"same"}
     return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"
-
-
-def _headline(role: RoleDiff, change: Change) -> str:
-    """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``."""
-    times = f"{_page.ms(change.before_us)} ms -> {_page.ms(change.after_us)} ms"
-    ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
-    verdict: str = change.verdict
-    if verdict == "same":
-        inside = _slower_parts(role)
-        large = abs(change.ratio or 0) > _CALLED_SAME
-        verdict = "may be chance" if large else "same in all" if inside else "same"
-        verdict += f"; slower inside: {inside}" if inside else ""
-    return f"{_label(role)}: {change.name} {times}{ratio} ({_chance(change)}): {verdict}"
-
-
-def _slower_parts(role: RoleDiff) -> str:
-    """Count what got slower, as a step may be the same while they are not."""
-    counts = {name: sum(one.verdict == "slower" for one in getattr(role, name)) for name in _SECTIONS}
-    return ", ".join(f"{count} of {len(getattr(role, name))} {_MANY[name]}" for name, count in counts.items() if count)
-
-
-def _chance(change: Change) -> str:
-    """Say what decided: how likely chance is, where there are enough steps, else the noise."""
-    if change.p_value is None:
-        return f"noise {_noise(change)}"
-    return "p < 0.0001" if change.p_value < _LEAST_P else f"p {change.p_value:.2g}"
-
-
-def _label(role: RoleDiff) -> str:
-    parts = [part for part in (role.role, role.stage) if part]
-    if not parts:
-        parts = ["trace" if len(role.ranks) == 1 else "traces"]
-    return ", ".join(parts)
-
-
-def _basis(role: RoleDiff) -> str:
-    times = "Times" if len(role.ranks) == 1 else f"Times are means of {len(role.ranks)} ranks; they"
-    if role.basis == "total":
-        return f"{times} are totals, as not all traces have steps."
-    return f"{times} are per {_spaced(role.basis)}, of {role.steps_before} before and {role.steps_after} after in all."
 
 
 def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, *, section: str = "") -> list[Text]:
@@ -267,11 +196,11 @@ def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, 
     with_noise = any(change.p_value is None and change.noise_us is not None for change in changes)
     rows = [
         [
-            _page.ms(change.before_us),
-            _page.ms(change.after_us),
+            ms(change.before_us),
+            ms(change.after_us),
             "" if change.ratio is None else f"{change.ratio:+.1%}",
-            _noise(change) if with_noise else "",
-            change.per if change.per != _spaced(role.basis) else "",
+            noise_of(change) if with_noise else "",
+            change.per if change.per != spaced(role.basis) else "",
             change.category or "" if change.category != change.name else "",
             _in_words(change, of_category),
             change.name,
@@ -299,13 +228,3 @@ def _in_words(change: Change, of_category: dict[str, Change]) -> str:
         return change.verdict
     before, after = (f"{calls:,.1f}".removesuffix(".0") for calls in (change.calls_before, change.calls_after))
     return change.verdict if before == after else f"{change.verdict}; calls {before}→{after}"
-
-
-def _noise(change: Change) -> str:
-    if change.noise_us is None:
-        return "unknown"
-    return f"{change.noise_us / (change.before_us or change.after_us or 1):.1%}"
-
-
-def _spaced(word: str) -> str:
-    return word.replace("_", " ")

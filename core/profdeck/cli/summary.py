@@ -10,8 +10,6 @@ import typer
 from rich.text import Text
 
 from profdeck.cli import _page, _trace_options, kit
-from profdeck.cli._summary_page import MOST_FINDINGS, Screen, page
-from profdeck.cli._summary_tables import tables
 from profdeck.cli._trace_csv import CsvRows, print_csv
 from profdeck.cli.kit import ExitCode
 
@@ -53,6 +51,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     elif as_csv:
         print_csv(run.ranks, rows or CsvRows.KERNELS)
     else:
+        # What only a terminal needs takes a tenth of a second to import.
+        from profdeck.cli._summary_page import MOST_FINDINGS, Screen, page
+        from profdeck.cli._summary_tables import tables
+
         console = kit.stdout()
         width = _page.width_of(console, full_names=full_names)
         height = console.height if sys.stdout.isatty() and not full else None

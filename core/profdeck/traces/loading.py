@@ -23,6 +23,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     *,
     devices_only: bool = False,
     classifier: Classifier | None = None,
+    buckets: int = 0,
     processes: int = 1,
     ray: str | None = None,
     on_progress: Progress | None = None,
@@ -34,6 +35,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         paths: Runs, captures, directories or trace files.
         devices_only: See `profdeck.traces.analysis.run_summary.summarise_run`, as for what follows.
         classifier: As there.
+        buckets: As there.
         processes: As there.
         ray: As there.
         on_progress: As there.
@@ -56,6 +58,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         sources,
         devices_only=devices_only,
         classifier=classifier,
+        buckets=buckets,
         processes=processes,
         ray=ray,
         on_progress=on_progress,

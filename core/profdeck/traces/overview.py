@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from profdeck.traces.analysis.formatting import plural, ranges
 from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_model import label_of
@@ -20,7 +21,7 @@ from profdeck.traces.findings.rank_view import RankView
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 NOTHING = "nothing recorded"
-_MOST_CAPTURES = 3
+_MOST_CAPTURES, _MOST_NAMED = 3, 4
 
 
 @attrs.frozen(kw_only=True)
@@ -158,6 +159,51 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         ),
         steps=_steps(views),
     )
+
+
+def about(run: RunSummary, teams: Sequence[Team]) -> str:
+    """Say what there is: captures, ranks, steps, events, and whether all is whole where nothing else is wrong."""
+    captures = {rank.capture for rank in run.ranks if rank.capture}
+    parts = [plural(len(captures), "capture")] if captures else []
+    ranked = any(rank.rank is not None for rank in run.ranks)
+    parts.append(plural(len(run.ranks), "rank" if ranked else "trace") + _of_roles(teams))
+    if numbers := [step.step for rank in run.ranks for step in rank.steps if step.step is not None]:
+        parts.append(f"step{'s' if len(set(numbers)) > 1 else ''} {ranges(numbers)}")
+    events = [rank.events for rank in run.ranks if rank.events is not None]
+    parts.append(f"{sum(events):,} events" if events else "devices only")
+    if all(rank.whole for rank in run.ranks) and not not_complete(run):
+        parts.append("all whole")
+    elif not any(rank.whole or rank.problem for rank in run.ranks):
+        parts.append("not proved whole")
+    return ", ".join(parts)
+
+
+def _of_roles(teams: Sequence[Team]) -> str:
+    roles: dict[str, int] = {}
+    for team in teams:
+        if team.role:
+            roles[team.role] = max(roles.get(team.role, 0), len(team.views))
+    if len(roles) < 2:  # noqa: PLR2004 - one needs no count
+        return "".join(f" of {name}" for name in roles)
+    return f" ({', '.join(f'{count} {name}' for name, count in roles.items())})"
+
+
+def not_complete(run: RunSummary) -> list[tuple[str, str]]:
+    """Return the status and a line about each role, or trace, that is not complete."""
+    poor: dict[tuple[str, str], list[str]] = {}
+    for capture in run.captures:
+        if capture.status != "complete":
+            who = label_of(capture.role, capture.replica, None, "")
+            what = "" if capture.rank is None else f" rank {capture.rank}"
+            poor.setdefault((capture.status, who), []).append(f"step {capture.first_step}{what}")
+    lines = []
+    for (status, who), which in poor.items():
+        more = f" and {len(which) - _MOST_NAMED} more" if len(which) > _MOST_NAMED else ""
+        lines.append((status, f"{status}: {who} {', '.join(which[:_MOST_NAMED])}{more}"))
+    lines += [("missing", f"missing: {role}, which recorded nothing") for role in run.silent_roles]
+    if not run.captures:
+        lines += [("partial", f"damaged: {rank.path}") for rank in run.ranks if rank.problem][:_MOST_NAMED]
+    return lines
 
 
 def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:

@@ -149,3 +149,58 @@ class CollectiveCalls:
     min_us: float
     bus_bytes_per_s: float | None
     """Bus bandwidth of the shortest call, which waited least: see PERFORMANCE.md of NVIDIA/nccl-tests."""
+
+
+@attrs.frozen(kw_only=True)
+class TimelineMark:
+    """A step, an iteration or a stage in a picture."""
+
+    name: str
+    kind: str
+    """``global_step``, ``iteration`` or ``stage``."""
+    start_us: float
+    duration_us: float
+
+
+@attrs.frozen(kw_only=True)
+class TimelineEvent:
+    """An event that is long enough to be seen by itself."""
+
+    lane: int
+    """Index into the lanes of the picture."""
+    name: str
+    """Cut at 160 characters."""
+    start_us: float
+    duration_us: float
+
+
+@attrs.frozen(kw_only=True)
+class TimelineLane:
+    """What one device, stream or thread did, over equal parts of the time."""
+
+    kind: str
+    """``device``, whose classes are its states and the causes of its idle time; ``stream``, whose classes are those of
+    kernels; or ``thread``, whose classes are states of the host."""
+    name: str
+    group: str
+    """The device, or the process of a thread."""
+    classes: tuple[str, ...]
+    shares: str
+    """Base64 of zlib of bytes: for each class a row of one byte for each part, the share of it in 255ths."""
+
+
+@attrs.frozen(kw_only=True)
+class Timeline:
+    """A picture of a part of a trace."""
+
+    title: str
+    """``recording`` for all of it, else the name of a step."""
+    start_us: float
+    duration_us: float
+    buckets: int
+    """How many equal parts it has."""
+    lanes: tuple[TimelineLane, ...]
+    marks: tuple[TimelineMark, ...]
+    """The 400 longest, in the order of time."""
+    events: tuple[TimelineEvent, ...]
+    """The 300 longest of each lane, in the order of time."""

@@ -19,6 +19,7 @@ from profdeck.traces.analysis.detail_model import (
     PerStep,
     RuntimeCalls,
     StepOfDevice,
+    Timeline,
 )
 from profdeck.traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
 from profdeck.traces.analysis.run_model import CaptureStatus, Finding
@@ -243,6 +244,8 @@ class RankSummary:
     """Without the bins that no kernel is in."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """By total time, longest first."""
+    timelines: tuple[Timeline, ...] = ()
+    """Pictures, where they were asked for: of all that was recorded, and of a typical step."""
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""

@@ -22,6 +22,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     *,
     devices_only: bool = False,
     classifier: Classifier | None = None,
+    buckets: int = 0,
     processes: int = 1,
     ray: str | None = None,
     on_progress: Progress | None = None,
@@ -32,6 +33,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         sources: The traces; :func:`profdeck.traces.sources.find_sources` finds them.
         devices_only: See :func:`profdeck.traces.analysis.summary.summarise_trace`.
         classifier: As there.
+        buckets: As there.
         processes: How many traces are read at once, each in a process of its own if it is more than one.
         ray: The address of a Ray cluster on whose nodes the traces are read instead; they must see the files.
         on_progress: Called with the bytes read so far and in all.
@@ -40,7 +42,11 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         The summary of those that could be read, in the order of the sources, and why the others could not be read.
     """
     function = functools.partial(
-        _read, devices_only=devices_only, classifier=classifier or Classifier(), step_names=StepNames.load()
+        _read,
+        devices_only=devices_only,
+        classifier=classifier or Classifier(),
+        step_names=StepNames.load(),
+        buckets=buckets,
     )
     sizes = [source.size_bytes for source in sources]
     if ray is None:
@@ -55,16 +61,22 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     return summary, [error for error in found if isinstance(error, TraceError)]
 
 
-def _read(
+def _read(  # noqa: PLR0913 - what is the same for all traces
     source: TraceSource,
     on_progress: Progress | None,
     *,
     devices_only: bool,
     classifier: Classifier,
     step_names: StepNames,
+    buckets: int,
 ) -> Reading:
     reading = read_summary(
-        source, devices_only=devices_only, classifier=classifier, step_names=step_names, on_progress=on_progress
+        source,
+        devices_only=devices_only,
+        classifier=classifier,
+        step_names=step_names,
+        buckets=buckets,
+        on_progress=on_progress,
     )
     found = reading.summary
     if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck.traces.analysis.detail_model import HostState, HostTimes, StageSummary
+from profdeck.traces.analysis.detail_model import HostState, HostTimes, StageSummary, TimelineMark
 from profdeck.traces.analysis.device_steps import step_kind
 from profdeck.traces.analysis.host_states import CAUSES, HostSlice, by_time
 from profdeck.traces.analysis.steps import StepWindows, TraceSteps, outermost
@@ -97,6 +97,19 @@ class StageTimes:
             states=_states(self._of_all),
             stages=tuple(stages),
         )
+
+    def marks(self, origin_ns: int) -> list[TimelineMark]:
+        """Return where the stages are, with times counted from an origin."""
+        rows = zip(self._stage.tolist(), self._start.tolist(), self._end.tolist(), strict=True)
+        return [
+            TimelineMark(
+                name=self._names[stage],
+                kind="stage",
+                start_us=(start - origin_ns) / _NS_PER_US,
+                duration_us=(end - start) / _NS_PER_US,
+            )
+            for stage, start, end in rows
+        ]
 
     def _of(self, stage: int, steps: int, total_ns: int) -> StageSummary:
         mine = np.flatnonzero(self._stage == stage)

@@ -14,6 +14,7 @@ from profdeck.records.artifact import CLOCK_ANCHOR
 from profdeck.traces.analysis.by_name import NameSums
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck.traces.analysis.collectives import Collectives, collective_calls, is_message
+from profdeck.traces.analysis.detail_model import Timeline
 from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
 from profdeck.traces.analysis.host_states import HostStates
 from profdeck.traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
@@ -22,6 +23,8 @@ from profdeck.traces.analysis.stages import StageTimes
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.step_times import StepTimes
 from profdeck.traces.analysis.steps import find_steps
+from profdeck.traces.analysis.timeline import Kinds, TimelineParts
+from profdeck.traces.analysis.typical import marks_of, span_of, typical_step
 from profdeck.traces.kinds import kind_of
 from profdeck.traces.reading.columns import (
     ANNOTATION,
@@ -54,12 +57,13 @@ class Reading:
     collectives: Collectives
 
 
-def summarise_trace(
+def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
     source: TraceSource | Path,
     *,
     devices_only: bool = False,
     classifier: Classifier | None = None,
     step_names: StepNames | None = None,
+    buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankSummary:
     """Summarise a trace in one pass and bounded memory; of a damaged one, what is readable.
@@ -73,6 +77,7 @@ def summarise_trace(
             :func:`profdeck.traces.reading.reader.read_trace`.
         classifier: What class a kernel is of; the built-in table, if not given.
         step_names: What steps are called; what the installed plugins say, if not given.
+        buckets: How many parts the pictures of the trace have; 0 for no pictures, which take a fifth of the time.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
 
     Raises:
@@ -83,16 +88,18 @@ def summarise_trace(
         devices_only=devices_only,
         classifier=classifier or Classifier(),
         step_names=step_names or StepNames.load(),
+        buckets=buckets,
         on_progress=on_progress,
     ).summary
 
 
-def read_summary(
+def read_summary(  # noqa: PLR0913 - as above
     source: TraceSource,
     *,
     devices_only: bool,
     classifier: Classifier,
     step_names: StepNames,
+    buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> Reading:
     """Do the same, with the calls of collectives."""
@@ -102,12 +109,14 @@ def read_summary(
         is_step=lambda name: step_names.parse(name) is not None,
         on_progress=on_progress,
     )
-    return summary_of(trace, source, classifier=classifier, step_names=step_names)
+    return summary_of(trace, source, classifier=classifier, step_names=step_names, buckets=buckets)
 
 
-def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> Reading:
+def summary_of(
+    trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames, buckets: int = 0
+) -> Reading:
     """Do the same for a trace that was read; the answer does not depend on how large its slices are."""
-    return _Summary(source, trace, _tables(source.path), classifier, step_names).finish()
+    return _Summary(source, trace, _tables(source.path), classifier, step_names).finish(buckets)
 
 
 def _tables(path: Path) -> RecorderTables:
@@ -151,17 +160,35 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(trace.marks, is_stage, steps)
-        work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
-        self._devices = DeviceTimes(tables, work, trace.device_names, steps, with_host=self._host is not None)
+        self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
+        self._devices = DeviceTimes(tables, self._work, trace.device_names, steps, with_host=self._host is not None)
         self._collectives: list[Columns] = []
         self._origin_ns: int | None = None
         self._end_ns = 0
 
-    def finish(self) -> Reading:
+    def finish(self, buckets: int) -> Reading:
         for piece in self._trace.slices():
             self._add(piece)
         summary = self._summary()
+        if buckets and summary.span_us:
+            summary = attrs.evolve(summary, timelines=self._timelines(summary, buckets))
         return Reading(summary, self._collected(summary))
+
+    def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
+        """Return pictures of the recording and of a typical step, in a second pass over the slices."""
+        origin_ns, trace = self._origin_ns or 0, self._trace
+        kinds = Kinds(trace.tables, np.where(self._on_device, self._work, -1), self._classes, trace.thread_names)
+        parts = [TimelineParts("recording", origin_ns, self._end_ns, buckets, kinds)]
+        if (step := typical_step(summary)) is not None:
+            begin_us, end_us = span_of(step)
+            begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in (begin_us, end_us))
+            parts.append(TimelineParts(step.name, begin_ns, end_ns, buckets, kinds))
+        for piece in trace.slices():
+            host = self._host.of(piece) if self._host else None
+            for part in parts:
+                part.add(piece, host)
+        marks = [*marks_of(summary), *self._stages.marks(origin_ns)]
+        return tuple(part.finish(marks, origin_ns) for part in parts)
 
     def _add(self, piece: Slice) -> None:
         if self._origin_ns is None:

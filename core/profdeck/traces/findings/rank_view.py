@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck.traces.analysis.model import DeviceSummary, RankSummary, StepSummary
 from profdeck.traces.analysis.run_model import Evidence, label_of
 from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION
+from profdeck.traces.analysis.typical import typical_step
 
 
 @attrs.frozen(slots=False)
@@ -123,16 +123,9 @@ class RankView:
             return 0.0
         return sum(state.time_us for state in times.states if state.state in OUTSIDE_OPERATORS) / max(1, times.steps)
 
-    def typical_step(self) -> StepSummary | None:
-        """Return the step of median duration."""
-        if not self.steps:
-            return None
-        middle = statistics.median_low(step.duration_us for step in self.steps)
-        return next(step for step in self.steps if step.duration_us == middle)
-
     def evidence(self, step: StepSummary | None = None) -> Evidence | None:
         """Return where a step is in the trace; the typical one, if not given."""
-        step = step or self.typical_step()
+        step = step or typical_step(self.rank)
         if step is None:
             return None
         for of in step.devices[:1]:

@@ -1,0 +1,104 @@
+"""Pictures without scripts: bars, steps over time, and how long kernels take. Texts are escaped, sizes are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from profdeck.traces.analysis.detail_model import DurationBin
+from profdeck.traces.overview import TimeRow
+
+_ROW, _LABEL, _BAR, _NUMBER = 18, 190, 260, 130
+_PLOT_WIDTH, _PLOT_HEIGHT, _MOST_POINTS = 900, 110, 1200
+
+
+def bars(rows: Sequence[TimeRow]) -> Markup:
+    """Return a bar for each part of the time of a device, as long as its share."""
+    if not rows:
+        return Markup()
+    longest = max(row.share for row in rows)
+    parts = []
+    for number, row in enumerate(rows):
+        y = number * _ROW
+        name = f"idle: {row.name}" if row.is_idle else row.name
+        length = max(1.0, row.share / longest * _BAR)
+        parts.append(
+            Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(_LABEL - 8, y + 13, name)
+            + Markup('<rect class="{}" x="{}" y="{}" width="{:.1f}" height="12"/>').format(
+                "idle" if row.is_idle else "bar", _LABEL, y + 3, length
+            )
+            + Markup('<text class="dim" x="{:.0f}" y="{}">{}</text>').format(
+                _LABEL + length + 6, y + 13, f"{row.mean_us / 1000:,.3f} ms, {row.share:.1%}"
+            )
+        )
+    return _svg(_LABEL + _BAR + _NUMBER, len(rows) * _ROW, "Device time by class and cause", parts)
+
+
+def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup:
+    """Return durations over time.
+
+    Args:
+        series: Of each kind of step: its name, and start and duration of each, in microseconds.
+    """
+    points = [point for _, of_kind in series for point in of_kind]
+    if len(points) < 4:  # noqa: PLR2004 - a table is enough
+        return Markup()
+    begin, end = min(start for start, _ in points), max(start for start, _ in points)
+    most = max(duration for _, duration in points) or 1.0
+    parts = [Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)]
+    for label, y in ((most, 14), (most / 2, 53), (0.0, 92)):
+        parts.append(
+            Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(y + 4, f"{label / 1000:,.1f}")
+        )
+    for _, of_kind in series:
+        every = -(-len(of_kind) // _MOST_POINTS)
+        for at in range(0, len(of_kind), every):
+            some = of_kind[at : at + every]
+            start, duration = max(some, key=lambda point: point[1])  # the slowest one of many is what matters
+            x = 64 + (start - begin) / (end - begin or 1.0) * (_PLOT_WIDTH - 70)
+            parts.append(
+                Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(x, 92 - duration / most * 78)
+            )
+    parts.append(Markup('<text class="dim" x="64" y="107">{}</text>').format(f"ms, over {(end - begin) / 1e6:,.3f} s"))
+    return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, "Duration of steps over time", parts)
+
+
+def histogram(bins: Sequence[DurationBin]) -> Markup:
+    """Return how many kernels take how long."""
+    if not bins:
+        return Markup()
+    most = max(one.count for one in bins)
+    width = 58
+    parts = []
+    for number, one in enumerate(bins):
+        height = max(1.0, one.count / most * 60)
+        x = number * width + 4
+        parts.append(
+            Markup('<rect class="bar" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
+                x, 74 - height, width - 8, height
+            )
+            + Markup('<text class="dim" x="{}" y="{:.0f}" text-anchor="middle">{}</text>').format(
+                x + width / 2 - 4, 70 - height, f"{one.count:,}"
+            )
+            + Markup('<text class="dim" x="{}" y="88" text-anchor="middle">{}</text>').format(
+                x + width / 2 - 4, f"<{_us(one.to_us)}"
+            )
+        )
+    return _svg(len(bins) * width + 8, 94, "Number of kernels by duration", parts)
+
+
+def _us(time_us: float) -> str:
+    return f"{time_us / 1000:,.3g} ms" if time_us >= 1000 else f"{time_us:.3g} us"  # noqa: PLR2004 - the unit
+
+
+def _svg(width: float, height: float, label: str, parts: Sequence[Markup]) -> Markup:
+    head = Markup('<svg width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" aria-label="{2}">').format(
+        round(width), round(height), escape(label)
+    )
+    return (
+        Markup('<div class="wide" tabindex="0" role="region" aria-label="{}">').format(label)
+        + head
+        + Markup().join(parts)
+        + Markup("</svg></div>")
+    )
