@@ -18,11 +18,13 @@ from profdeck.traces.analysis.device_steps import (
     DeviceWork,
     idle_causes,
     of_all_devices,
+    step_kind,
     windows_on_device,
 )
 from profdeck.traces.analysis.gaps import UNKNOWN, IdleTimes, OpenGap
 from profdeck.traces.analysis.host_states import CAUSES, NOT_READ, HostSlice, innermost
 from profdeck.traces.analysis.model import DeviceSummary, Gap, StreamSummary
+from profdeck.traces.analysis.step_names import GLOBAL_STEP
 from profdeck.traces.analysis.steps import TraceSteps
 from profdeck.traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
 from profdeck.traces.reading.identifiers import Id
@@ -61,6 +63,7 @@ class DeviceTimes:
         self._device_names = device_names
         self._with_host = with_host
         self._windows = windows_on_device(steps)
+        self._on_host = steps.host[step_kind(steps) or GLOBAL_STEP]
         self._numbers = [steps.marks[name].step for name in steps.name.tolist()]
         self._devices: dict[Id, _Device] = {}
         self._origin_ns: int | None = None
@@ -132,13 +135,13 @@ class DeviceTimes:
             duration_us=gap.duration_ns / _NS_PER_US,
             cause=tuple(CAUSES)[int(gap.times.argmax())] if self._with_host else NOT_READ,
             host=None if host is None else self._tables.names[host.name],
-            step=self._step_at(gap.begin_ns),
+            step=self._step_at((gap.begin_ns + gap.end_ns) // 2),
             before=self._name(gap.before),
             after=self._name(gap.after),
         )
 
     def _step_at(self, time_ns: int) -> int | None:
-        (step,) = self._windows.of(np.array([time_ns]))
+        (step,) = self._on_host.of(np.array([time_ns]))
         return None if step < 0 else self._numbers[step]
 
     def _name(self, code: int) -> str | None:

@@ -85,6 +85,8 @@ class IdleTimes:
             if inner and gaps.starts[inner[-1]] == busy[1][-1]:
                 self._open = gaps[inner[-1]]
                 inner = inner[:-1]
+        elif self._open:
+            self._open = attrs.evolve(self._open, after=_at(work.start_ns, last_ns, work))
         self._close_longest(gaps, inner)
         self._since = gaps[count] if last_ns < part.end_ns else None
         self._last = _at(work.end_ns, last_ns, work)

@@ -106,7 +106,7 @@ class Gap:
     host: str | None
     """The name of the host's event that was open for most of it, the innermost one of those."""
     step: int | None = None
-    """The number of the step on the device that it is in, if that has one."""
+    """The number of the step that the host was in at its middle, if that has one."""
     before: str | None = None
     """What ran last before it on the device."""
     after: str | None = None

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
-from profdeck.traces.analysis.run_model import Evidence
 from profdeck.traces.analysis.short_names import short_kernel
 from profdeck.traces.analysis.step_names import DECODE, ITERATION
 from profdeck.traces.findings.rank_finding import RankFinding, draft, ms, percent
@@ -149,49 +148,20 @@ def allocation(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-def long_gap(view: RankView) -> Iterator[RankFinding]:
-    """A gap longer than 10 ms and than 5 % of a step (nsys gpu_gaps)."""
-    limit_us = max(10_000, 0.05 * view.step_us)
-    gaps = [gap for device in view.rank.devices for gap in device.gaps if gap.duration_us > limit_us]
-    in_steps = [gap for gap in gaps if gap.step is not None] if view.on_devices else gaps
-    if not in_steps:
-        return
-    gap = max(in_steps, key=lambda gap: gap.duration_us)
-    where = f" in step {gap.step}" if gap.step is not None else ""
-    while_ = f" while the host is in {short_kernel(gap.host, 48)}" if gap.host else ""
-    per_step = sum(gap.duration_us for gap in in_steps) / view.count
-    yield draft(
-        view,
-        "long-gap",
-        f"The device does nothing for {ms(gap.duration_us)} at a time{where}{while_}",
-        "look there: loader, garbage collection, checkpoint, logging",
-        gain_us=min(per_step, view.step_us),
-        evidence=_gap_evidence(view, gap.start_us, gap.duration_us),
-        key=gap.host or "",
-    )
-
-
-def _gap_evidence(view: RankView, start_us: float, duration_us: float) -> Evidence:
-    margin_us = duration_us / 4
-    return Evidence(path=view.rank.path, start_us=start_us - margin_us, duration_us=duration_us + 2 * margin_us)
-
-
 def small_kernels(view: RankView) -> Iterator[RankFinding]:
     """More than 500 kernels, over half of them below 10 us (TraceLens; HTA)."""
     bins = view.rank.kernel_durations
     count = sum(one.count for one in bins)
     # Bins are powers of two: of the one that holds the limit, as many as lie evenly below it.
-    small = sum(
-        one.count * min(1.0, max(0.0, (_US_OF_SMALL - one.from_us) / (one.to_us - one.from_us))) for one in bins
-    )
-    idle = view.idle.get("launching", 0.0)
+    below = [min(1.0, max(0.0, (_US_OF_SMALL - one.from_us) / (one.to_us - one.from_us))) for one in bins]
+    small = sum(one.count * part for one, part in zip(bins, below, strict=True))
     if count > 500 and small > 0.5 * count:
         yield draft(
             view,
             "small-kernels",
             f"{percent(small / count)} of the {count / view.count:,.0f} kernels of a step take less than 10 us",
             "fuse them: torch.compile, foreach optimisers, CUDA graphs",
-            gain_us=idle or None,
+            gain_us=view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True))),
         )
 
 
@@ -260,7 +230,6 @@ RULES = (
     synchronisation,
     pageable_copies,
     allocation,
-    long_gap,
     small_kernels,
     kernel_mix,
     slow_cores,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
+
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_model import Finding
 from profdeck.traces.findings import device_rules, host_rules, run_rules
@@ -11,14 +13,15 @@ from profdeck.traces.findings.rank_finding import RankFinding
 from profdeck.traces.findings.rank_view import RankView
 
 # What can gain less is not worth a sentence.
-_LEAST_SHARE = 0.01
+_LEAST_SHARE = 0.005
 _PAIR = 2
 
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return what stands out in a run: what is missing first, then by what share of a step can be gained."""
     views = [RankView(rank) for rank in run.ranks if rank.span_us]
-    drafts = [draft for view in views for rule in (*device_rules.RULES, *host_rules.RULES) for draft in rule(view)]
+    drafts = [draft for view in views for rule in device_rules.RULES for draft in rule(view.typical())]
+    drafts += [draft for view in views for rule in host_rules.RULES for draft in rule(view)]
     drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(views), *run_rules.slow_links(views)]
     teams: dict[tuple[str, str], list[RankFinding]] = {}
     for draft in drafts:
@@ -31,9 +34,9 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
 
 
 def _one(team: list[RankFinding], ranks: int) -> Finding:
-    worst = max(team, key=lambda draft: (draft.share or 0.0, draft.gain_us or 0.0))
-    labels = [draft.label for draft in sorted(team, key=lambda draft: -(draft.share or 0.0))]
-    of_many = dict.fromkeys(labels)
+    in_order = sorted(team, key=lambda draft: (-(draft.share or 0.0), -(draft.gain_us or 0.0), draft.label))
+    worst = in_order[0]
+    of_many = dict.fromkeys(draft.label for draft in in_order)
     if len(of_many) > 1:
         which = f"{len(of_many)} of {ranks}" if len(of_many) < ranks else "both" if ranks == _PAIR else f"all {ranks}"
         who = f" ({which} ranks, most on {worst.label})"
@@ -54,6 +57,8 @@ def _one(team: list[RankFinding], ranks: int) -> Finding:
 _PART_OF = {
     "long-gap": {"data-loading", "garbage-collection"},
     "outside-operators": {"data-loading"},
+    "data-loading": {"slow-stage", "straggler"},
+    "exposed-communication": {"straggler"},
     "small-kernels": {"host-bound"},
     "imbalance": {"straggler"},
 }
@@ -61,5 +66,12 @@ _PART_OF = {
 
 def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
     found = list(findings)
+    slow = next((finding for finding in found if finding.rule == "slow-stage"), None)
+    for place, finding in enumerate(found):
+        # Which rank the others wait for, and why.
+        if slow and finding.rule == "straggler" and set(finding.ranks) & set(slow.ranks):
+            found[place] = attrs.evolve(finding, text=f"{finding.text.rstrip('.')}; {slow.text}", do=slow.do)
+            found.remove(slow)
+            break
     rules = {finding.rule for finding in found}
     return [finding for finding in found if not _PART_OF.get(finding.rule, set()) & rules]

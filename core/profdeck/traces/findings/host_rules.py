@@ -1,4 +1,4 @@
-"""Rules about the host and the steps of one rank."""
+"""Rules about the host and the steps of one rank; also about single gaps of its devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck.traces.analysis.model import StepSummary
+from profdeck.traces.analysis.run_model import Evidence
+from profdeck.traces.analysis.short_names import short_kernel
 from profdeck.traces.analysis.step_names import DECODE, ITERATION
 from profdeck.traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck.traces.findings.rank_view import RankView
@@ -56,6 +58,33 @@ def outside_operators(view: RankView) -> Iterator[RankFinding]:
         step_us=view.host_step_us,
         key=name or "",
     )
+
+
+def long_gap(view: RankView) -> Iterator[RankFinding]:
+    """A gap longer than 10 ms and than 5 % of a step (nsys gpu_gaps)."""
+    limit_us = max(10_000, 0.05 * view.step_us)
+    gaps = [gap for device in view.rank.devices for gap in device.gaps if gap.duration_us > limit_us]
+    in_steps = [gap for gap in gaps if gap.step is not None] if view.on_devices else gaps
+    if not in_steps:
+        return
+    gap = max(in_steps, key=lambda gap: gap.duration_us)
+    where = f" in step {gap.step}" if gap.step is not None else ""
+    while_ = f" while the host is in {short_kernel(gap.host, 48)}" if gap.host else ""
+    per_step = sum(gap.duration_us for gap in in_steps) / view.count
+    yield draft(
+        view,
+        "long-gap",
+        f"The device does nothing for {ms(gap.duration_us)} at a time{where}{while_}",
+        "look there: loader, garbage collection, checkpoint, logging",
+        gain_us=min(per_step, view.step_us),
+        evidence=_gap_evidence(view, gap.start_us, gap.duration_us),
+        key=gap.host or "",
+    )
+
+
+def _gap_evidence(view: RankView, start_us: float, duration_us: float) -> Evidence:
+    margin_us = duration_us / 4
+    return Evidence(path=view.rank.path, start_us=start_us - margin_us, duration_us=duration_us + 2 * margin_us)
 
 
 def garbage(view: RankView) -> Iterator[RankFinding]:
@@ -120,4 +149,4 @@ def _over_median(steps: list[StepSummary]) -> float:
     return max(0.0, statistics.fmean(durations) - statistics.median(durations))
 
 
-RULES = (data_loading, outside_operators, garbage, unsteady)
+RULES = (data_loading, outside_operators, long_gap, garbage, unsteady)

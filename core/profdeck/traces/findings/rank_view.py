@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ from profdeck.traces.analysis.model import DeviceSummary, RankSummary, StepSumma
 from profdeck.traces.analysis.run_model import Evidence, label_of
 from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck.traces.analysis.typical import typical_step
+
+_FEWEST_STEPS = 3
+_OUTLIER = 1.25
 
 
 @attrs.frozen(slots=False)
@@ -122,6 +126,19 @@ class RankView:
         if times is None or not times.states:
             return 0.0
         return sum(state.time_us for state in times.states if state.state in OUTSIDE_OPERATORS) / max(1, times.steps)
+
+    def typical(self) -> RankView:
+        """Return the same without the steps that are much longer than the median, if three or more are left."""
+        if len(self.durations_us) <= _FEWEST_STEPS:
+            return self
+        limit_us = _OUTLIER * statistics.median(self.durations_us)
+        kept = [
+            step
+            for step in self.rank.steps
+            if step.kind != self.kind or max([step.duration_us, *(of.duration_us for of in step.devices)]) <= limit_us
+        ]
+        enough = sum(step.kind == self.kind for step in kept) >= _FEWEST_STEPS
+        return RankView(attrs.evolve(self.rank, steps=tuple(kept))) if enough else self
 
     def evidence(self, step: StepSummary | None = None) -> Evidence | None:
         """Return where a step is in the trace; the typical one, if not given."""

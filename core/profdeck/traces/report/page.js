@@ -58,7 +58,7 @@ function extent() {
 }
 function layout() {
   shift = offsets(); rows = []; let y = AXIS;
-  const add = (kind, more) => { rows.push({kind, y, h: HEIGHT[kind], ...more}); y += HEIGHT[kind]; };
+  const add = (kind, more) => { const h = more.tall ? HEIGHT.device : HEIGHT[kind]; rows.push({kind, y, h, ...more}); y += h; };
   data.ranks.forEach((rank, r) => {
     const w = windowOf(rank);
     add("title", {r, name: rank.label + (w.title === "recording" ? "" : "  " + w.title)});
@@ -67,7 +67,7 @@ function layout() {
     const hasDevice = w.lanes.some(lane => lane.kind === "device");
     w.lanes.forEach((lane, l) => {
       const main = lane.kind === "device" || (!hasDevice && lane.main);
-      if (details || main) add(lane.kind, {r, w, lane, l, name: lane.name});
+      if (details || main) add(lane.kind, {r, w, lane, l, name: lane.name, tall: main});
     });
     y += 6;
   });

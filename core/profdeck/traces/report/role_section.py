@@ -1,0 +1,194 @@
+"""The section of a role: stages, device time, steps, kernels, operators and what else its traces have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from profdeck.traces.analysis.model import RankSummary
+from profdeck.traces.overview import Team, WorkRow
+from profdeck.traces.report import svg
+from profdeck.traces.report.cells import Cell, Column, filled, ms, name, number, percent
+
+_MOST_ROWS = 100
+"""Of kernels and operators: more is for tables."""
+_MOST_SMALL_ROWS = 40
+# Of so many traces the rows of each table are fewer, so that the page stays small.
+_MANY_RANKS = 16
+_LEAST_SHARE = 0.001
+
+
+def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
+    """Return what the template shows of a role.
+
+    Args:
+        team: The role.
+        place: Its place among the roles.
+        ranks: How many traces the page has.
+    """
+    few = 1 if ranks <= _MANY_RANKS else 4
+    per = "ms" if team.unit == "recording" else f"ms/{team.unit}"
+    views = team.views
+    labels = [view.label for view in views]
+    stages = [
+        [
+            Cell(("" if row.is_stage else "of all: ") + row.name),
+            ms(row.mean_us),
+            percent(row.share),
+            *(map(ms, row.of_ranks_us) if 1 < len(row.of_ranks_us) <= _MANY_RANKS else ()),
+            *([percent(row.spread), Cell(row.slowest or "")] if len(row.of_ranks_us) > 1 else ()),
+        ]
+        for row in team.stages
+    ]
+    of_ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
+    shown = labels if 1 < of_ranks <= _MANY_RANKS and of_ranks == len(labels) else []
+    found = {
+        "id": f"role{place}",
+        "heading": f"{team.name or 'Trace'}" + (f", {len(views)} ranks" if len(views) > 1 else ""),
+        "unit": team.unit,
+        "stages": stages,
+        "stage_columns": [
+            Column("stage", number=False),
+            Column(per),
+            Column("share"),
+            *(Column(label) for label in shown),
+            *([Column("slowest over mean"), Column("slowest", number=False)] if of_ranks > 1 else []),
+        ],
+        "bars": svg.bars([row for row in team.device if row.share >= _LEAST_SHARE]),
+        "plot": svg.steps(_series(team)),
+        "steps": [
+            [
+                Cell(row.name),
+                Cell(f"{row.count:,}", kind="n"),
+                ms(row.median_us),
+                ms(row.min_us),
+                ms(row.max_us),
+                number(row.tokens_per_s, 1),
+            ]
+            for row in team.steps
+        ],
+        "step_columns": [
+            Column("steps", number=False),
+            *map(Column, ("count", "median ms", "min ms", "max ms", "tokens/s")),
+        ],
+        "kernels": [_work(row, kernel=True) for row in team.kernels[: _MOST_ROWS // few]],
+        "kernel_columns": _work_columns("kernel", per),
+        "histogram": svg.histogram(views[0].rank.kernel_durations),
+        "operators": [_work(row, kernel=False) for row in team.operators[: _MOST_ROWS // few]],
+        "operator_columns": _work_columns("operator", per),
+        **_small_tables(team, _MOST_SMALL_ROWS // few),
+    }
+    for one, rows in (("stage", "stages"), ("step", "steps"), ("kernel", "kernels"), ("operator", "operators")):
+        found[f"{one}_columns"], found[rows] = filled(found[f"{one}_columns"], found[rows])
+    return found
+
+
+def _work_columns(what: str, per: str) -> list[Column]:
+    return [
+        Column(per),
+        Column("share"),
+        Column("calls"),
+        Column("max us"),
+        Column("class", number=False),
+        Column(what, number=False),
+    ]
+
+
+def _work(row: WorkRow, *, kernel: bool) -> list[Cell]:
+    return [
+        ms(row.mean_us),
+        percent(row.share),
+        number(row.calls, 1),
+        number(row.max_us, 1),
+        Cell(row.category),
+        name(row.name, kernel=kernel),
+    ]
+
+
+def _series(team: Team) -> list[tuple[str, list[tuple[float, float]]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for step in team.views[0].rank.steps:
+        found.setdefault(f"{step.stage or ''} {step.kind}", []).append((step.start_us, step.duration_us))
+    return list(found.items())
+
+
+def _small_tables(team: Team, most: int) -> dict[str, Any]:
+    ranks = [(view.label, view.rank) for view in team.views]
+
+    def rows(of_rank: Callable[[RankSummary], Sequence[tuple[float, list[Cell]]]]) -> list[list[Cell]]:
+        found = [(key, [Cell(label), *cells]) for label, rank in ranks for key, cells in of_rank(rank)]
+        found.sort(key=lambda item: -item[0])
+        return [cells for _, cells in found[:most]]
+
+    text = {"number": False}
+    return {
+        "gaps": rows(
+            lambda rank: [
+                (
+                    gap.duration_us,
+                    [
+                        ms(gap.duration_us),
+                        ms(gap.start_us),
+                        Cell("" if gap.step is None else str(gap.step), kind="n"),
+                        Cell(gap.cause),
+                        name(gap.host or ""),
+                        name(gap.before or "", kernel=True),
+                        name(gap.after or "", kernel=True),
+                    ],
+                )
+                for device in rank.devices
+                for gap in device.gaps
+            ]
+        ),
+        "gap_columns": [
+            Column("rank", **text),
+            Column("ms"),
+            Column("at ms"),
+            Column("step"),
+            *(Column(words, **text) for words in ("cause", "host", "ran before", "ran after")),
+        ],
+        "collectives": rows(
+            lambda rank: [
+                (
+                    one.total_us,
+                    [
+                        Cell(one.name),
+                        Cell(one.group),
+                        number(one.size_bytes, 0),
+                        Cell(f"{one.count:,}", kind="n"),
+                        ms(one.total_us),
+                        number(one.min_us, 1),
+                        number(None if one.bus_bytes_per_s is None else one.bus_bytes_per_s / 1e9, 1),
+                    ],
+                )
+                for one in rank.collectives
+            ]
+        ),
+        "collective_columns": [
+            Column("rank", **text),
+            Column("collective", **text),
+            Column("group", **text),
+            *map(Column, ("bytes", "calls", "total ms", "shortest us", "bus GB/s")),
+        ],
+        "runtime": rows(
+            lambda rank: [
+                (
+                    call.total_us,
+                    [
+                        Cell(call.name),
+                        Cell(call.state),
+                        Cell(f"{call.count:,}", kind="n"),
+                        ms(call.total_us),
+                        number(call.max_us, 1),
+                    ],
+                )
+                for call in rank.runtime
+            ]
+        ),
+        "runtime_columns": [
+            Column("rank", **text),
+            Column("call", **text),
+            Column("does", **text),
+            *map(Column, ("calls", "total ms", "max us")),
+        ],
+    }

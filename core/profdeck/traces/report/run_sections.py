@@ -1,0 +1,118 @@
+"""The sections of a run beside those of its roles: captures, skew between ranks, and what changed between two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from profdeck.traces.analysis.diff import diff_runs
+from profdeck.traces.analysis.diff_model import Change, RoleDiff
+from profdeck.traces.analysis.diff_words import MANY, SECTIONS, basis_of, verdict_of
+from profdeck.traces.analysis.model import GroupSkew, RunSummary
+from profdeck.traces.analysis.run_model import label_of
+from profdeck.traces.report.cells import Cell, Column, filled, ms, name, number, percent
+
+_MOST_ROWS = 40
+_PLURALS = {section: words.capitalize() for section, words in MANY.items()}
+_STYLES = {"slower": "poor", "faster": "good"}
+
+
+def skew_section(group: GroupSkew, place: int) -> dict[str, Any]:
+    """Return which rank of a group arrived last, and what the others waited."""
+    who = "No rank stands out" if group.straggler is None else f"Rank {group.straggler} arrives last most often"
+    return {
+        "id": f"skew{place}",
+        "text": f"{label_of(group.role, group.replica, None, 'All ranks')}: {who}. {group.note or ''}",
+        "columns": [*map(Column, ("rank", "collectives", "last at", "late ms", "waited ms", "clock offset us"))],
+        "rows": [
+            [
+                Cell("" if rank.rank is None else str(rank.rank), kind="n"),
+                Cell(f"{rank.collectives:,}", kind="n"),
+                Cell(f"{rank.last:,}", kind="n"),
+                ms(rank.late_us),
+                ms(rank.wait_us),
+                number(rank.clock_offset_us, 1),
+            ]
+            for rank in group.ranks
+        ],
+    }
+
+
+def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
+    """Return what each role and rank was to record and did, and the traces that were given as files."""
+    rows = []
+    paths = {(rank.capture, rank.role, rank.replica, rank.rank): rank for rank in run.ranks}
+    for capture in run.captures:
+        rank = paths.pop((capture.capture, capture.role, capture.replica, capture.rank), None)
+        step = f"{capture.first_step}" + (f"..{capture.last_step}" if capture.last_step > capture.first_step else "")
+        rows.append(
+            [
+                Cell(step, kind="n"),
+                Cell(
+                    label_of(capture.role, capture.replica, None, "") + (f", {capture.stage}" if capture.stage else "")
+                ),
+                Cell("" if capture.rank is None else str(capture.rank)),
+                Cell(capture.status, kind="good" if capture.status == "complete" else "poor"),
+                Cell(capture.host or ""),
+                Cell(rank.path if rank else "", kind="name"),
+                Cell(capture.problem or ""),
+            ]
+        )
+    for rank in run.ranks:
+        if paths.get((rank.capture, rank.role, rank.replica, rank.rank)) is rank or not run.captures:
+            whole = "whole" if rank.whole else "not proved" if rank.problem is None else "partial"
+            rows.append(
+                [
+                    Cell("", kind="n"),
+                    Cell(rank.role or ""),
+                    Cell("" if rank.rank is None else str(rank.rank)),
+                    Cell(whole, kind="good" if rank.whole else "poor" if rank.problem else ""),
+                    Cell(rank.host or ""),
+                    Cell(rank.path, kind="name"),
+                    Cell(rank.problem or ""),
+                ]
+            )
+    words = ("role", "rank", "state", "host", "trace", "problem")
+    return filled([Column("step"), *(Column(word, number=False) for word in words)], rows)
+
+
+def changes(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return what changed in each role from the first run to the second, and the verdict."""
+    diff = diff_runs(runs[0], runs[1])
+    return [_change(role, place) for place, role in enumerate(diff.roles)]
+
+
+def _change(role: RoleDiff, place: int) -> dict[str, Any]:
+    verdicts = {change.verdict for change in role.decisive} - {"same"}
+    tables = []
+    for section, heading in SECTIONS.items():
+        changes: tuple[Change, ...] = getattr(role, section)
+        changed = [change for change in changes if change.verdict != "same"][:_MOST_ROWS]
+        if changed:
+            tables.append(
+                {
+                    "id": f"change{place}-{section}",
+                    "heading": f"{_PLURALS[section]}: {len(changed)} of {len(changes)}",
+                    "columns": [
+                        *map(Column, ("before ms", "after ms", "change")),
+                        Column("verdict", number=False),
+                        Column(heading, number=False),
+                    ],
+                    "rows": [
+                        [
+                            ms(change.before_us),
+                            ms(change.after_us),
+                            percent(change.ratio),
+                            Cell(change.verdict, kind=_STYLES.get(change.verdict, "")),
+                            name(change.name, kernel=section == "kernels"),
+                        ]
+                        for change in changed
+                    ],
+                }
+            )
+    return {
+        "verdict": verdict_of(role),
+        "basis": " ".join([basis_of(role), *role.notes]),
+        "style": _STYLES.get(verdicts.pop(), "") if len(verdicts) == 1 else "",
+        "tables": tables,
+    }

@@ -1,0 +1,148 @@
+"""Writes Chrome traces of a job on GPUs, as Kineto writes them: synthetic, with faults that can be planted.
+
+Each step loads a batch, copies it, launches a forward pass of some matrix products, and waits in an all-reduce that
+ends on all ranks together. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+Event = dict[str, Any]
+MAIN, PID = 100, 4000
+
+
+@attrs.frozen(kw_only=True)
+class GpuJob:
+    """What each step of a rank does."""
+
+    steps: int = 5
+    ranks: int = 1
+    products: int = 20
+    """Matrix products of a step."""
+    product_us: float = 400.0
+    name: str = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"
+    launch_us: float = 8.0
+    """From one launch to the next, on the host."""
+    load_us: float = 30.0
+    slow_rank: int | None = None
+    """The rank whose loader takes ``slow_load_us``."""
+    slow_load_us: float = 6_000.0
+    reduce_us: float = 300.0
+    """Of the all-reduce itself."""
+    items: int = 0
+    """How many times a step waits for the device, as `.item()` does, at regular places between the products."""
+    pageable_us: float = 0.0
+    """How long a copy from pageable memory takes."""
+    small: int = 0
+    """How many kernels of 3 us each step has besides."""
+    allocate_us: float = 0.0
+    """How long an allocation takes in the middle of each step, while the device waits."""
+    slow_step: int | None = None
+    """A step that sleeps for five times its length before its forward pass."""
+    graphs: bool = False
+
+    def write(self, directory: Path) -> Path:
+        """Write a trace for each rank."""
+        directory.mkdir(parents=True, exist_ok=True)
+        clocks = [1_000.0] * self.ranks
+        events: list[list[Event]] = [[] for _ in range(self.ranks)]
+        for step in range(self.steps):
+            states = [_Rank(self, rank, step, clocks[rank], events[rank]) for rank in range(self.ranks)]
+            ready = max(state.run() for state in states)
+            clocks = [state.reduce(ready + self.reduce_us) for state in states]
+        for rank, of_rank in enumerate(events):
+            document = {
+                "distributedInfo": {"rank": rank, "world_size": self.ranks},
+                "deviceProperties": [{"id": 0, "name": "GPU"}],
+                "baseTimeNanoseconds": 1_700_000_000 * 10**9,
+                "traceEvents": of_rank,
+            }
+            text = json.dumps(document).encode()
+            (directory / f"rank{rank}.trace.json.gz").write_bytes(gzip.compress(text, 1))
+        return directory
+
+
+class _Rank:
+    """One rank in one step."""
+
+    def __init__(self, job: GpuJob, rank: int, step: int, begin: float, events: list[Event]) -> None:
+        self.job, self.rank, self.step, self.begin, self.events = job, rank, step, begin, events
+        self.host = self.device = begin
+        self.first: float | None = None
+
+    def run(self) -> float:
+        """Do all up to the all-reduce; return when the device is ready for it."""
+        job = self.job
+        load = job.slow_load_us if self.rank == job.slow_rank else job.load_us
+        self._host("user_annotation", "data_loading", load)
+        if job.slow_step == self.step:
+            self.host += 5 * job.products * max(job.product_us, job.launch_us)
+        begin = self.host
+        if job.pageable_us:
+            self._launch(
+                "cudaMemcpyAsync", "Memcpy HtoD (Pageable -> Device)", job.pageable_us, "gpu_memcpy", waits=True
+            )
+        for product in range(job.products):
+            self._launch("cudaLaunchKernel", job.name, job.product_us, "kernel")
+            if job.items and product % max(1, job.products // job.items) == 0:
+                self._wait("cudaStreamSynchronize", 400)
+            if job.allocate_us and product == job.products // 2:
+                self._wait("cudaMalloc", job.allocate_us)
+        for _ in range(job.small):
+            self._launch("cudaLaunchKernel", "void at::native::vectorized_elementwise_kernel<4, Add>(int)", 3, "kernel")
+        self.events.append(self._event("user_annotation", "forward", begin, self.host))
+        return max(self.host, self.device)
+
+    def reduce(self, end: float) -> float:
+        """Do the all-reduce, which ends then; return when the next step begins."""
+        begin = max(self.device, self.host)
+        args = {
+            "Collective name": "allreduce",
+            "Process Group Name": "0",
+            "Process Group Ranks": "[0, 1]",
+            "Group size": self.job.ranks,
+            "In msg nelems": 1_000_000,
+            "Out msg nelems": 1_000_000,
+            "dtype": "Float",
+        }
+        kernel = self._event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", begin, end)
+        self.events.append(kernel | {"pid": 0, "tid": 20, "args": args})
+        self._host("cuda_runtime", "cudaLaunchKernel", 5)
+        self.host = max(self.host, end)
+        self.events.append(self._event("user_annotation", f"ProfilerStep#{self.step}", self.begin, self.host))
+        last = end
+        self.events.append(
+            self._event("gpu_user_annotation", f"ProfilerStep#{self.step}", self.first or begin, last)
+            | {"pid": 0, "tid": 7}
+        )
+        return self.host
+
+    def _event(self, category: str, name: str, start: float, end: float) -> Event:
+        times = {"ts": round(start, 3), "dur": round(end - start, 3)}
+        return {"ph": "X", "cat": category, "name": name, "pid": PID, "tid": MAIN, **times}
+
+    def _host(self, category: str, name: str, duration: float) -> None:
+        self.events.append(self._event(category, name, self.host, self.host + duration))
+        self.host += duration
+
+    def _launch(self, call: str, name: str, duration: float, category: str, *, waits: bool = False) -> None:
+        job = self.job
+        self.events.append(self._event("cpu_op", "aten::mm", self.host, self.host + job.launch_us))
+        self.events.append(self._event("cuda_runtime", call, self.host + 1, self.host + 4))
+        begin = max(self.device, self.host + 5)
+        self.first = begin if self.first is None else self.first
+        self.device = begin + duration
+        self.events.append(self._event(category, name, begin, self.device) | {"pid": 0, "tid": 7})
+        self.host = self.device if waits else self.host + job.launch_us
+
+    def _wait(self, call: str, more: float) -> None:
+        """Wait for the device, and so much longer, in which the device has nothing to do."""
+        end = max(self.device, self.host) + more
+        self.events.append(self._event("cuda_runtime", call, self.host, end))
+        self.host = end

@@ -1,0 +1,180 @@
+"""What stands out: for each rule a job that has it and one that just has not; planted faults; what real traces show."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from gpu_job import GpuJob
+from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.run_model import Finding
+from profdeck.traces.loading import summarise
+
+BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
+
+
+def read(path: Path) -> RunSummary:
+    run, errors = summarise([path])
+    assert not errors
+    return run
+
+
+def found(directory: Path, job: GpuJob) -> list[Finding]:
+    return list(read(job.write(directory / "job")).findings)
+
+
+def rules(findings: list[Finding]) -> set[str]:
+    return {finding.rule for finding in findings}
+
+
+# What 1.00 times the threshold of each rule is, from both sides.
+@pytest.mark.parametrize(
+    ("rule", "has", "has_not"),
+    [
+        ("host-bound", GpuJob(launch_us=480), GpuJob(launch_us=460)),
+        ("exposed-communication", GpuJob(ranks=2, reduce_us=930), GpuJob(ranks=2, reduce_us=850)),
+        ("little-overlap", GpuJob(ranks=2, reduce_us=480), GpuJob(ranks=2, reduce_us=380)),
+        ("straggler", GpuJob(ranks=2, slow_rank=1, slow_load_us=130), GpuJob(ranks=2, slow_rank=1, slow_load_us=55)),
+        ("synchronisation", GpuJob(items=4), GpuJob(items=1)),
+        ("pageable-copies", GpuJob(pageable_us=48), GpuJob(pageable_us=36)),
+        ("allocation", GpuJob(allocate_us=190), GpuJob(allocate_us=150)),
+        ("long-gap", GpuJob(slow_step=3), GpuJob(slow_step=3, products=4)),
+        ("small-kernels", GpuJob(small=85), GpuJob(small=75)),
+        ("small-kernels", GpuJob(small=110, products=80), GpuJob(small=70, products=80)),
+        ("one-kernel", GpuJob(reduce_us=3000), GpuJob(name="nccl", products=10)),
+        ("fp32-gemm", GpuJob(name="ampere_sgemm_128x64_nn"), GpuJob(name="ampere_s16816gemm_128x64_nn")),
+        ("unsteady-steps", GpuJob(slow_step=2), GpuJob(slow_step=9)),
+        ("data-loading", GpuJob(load_us=1300), GpuJob(load_us=400)),
+        ("slow-stage", GpuJob(ranks=2, slow_rank=0, slow_load_us=9000, reduce_us=60_000), GpuJob(ranks=2)),
+        ("few-steps", GpuJob(steps=2), GpuJob(steps=3)),
+        ("unclassified", GpuJob(name="mystery", products=4), GpuJob(products=4)),
+        ("pointwise", GpuJob(small=2000, products=10), GpuJob(small=500, products=10)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_rule_applies_from_its_threshold_on(tmp_path: Path, rule: str, has: GpuJob, has_not: GpuJob) -> None:
+    first, second = found(tmp_path / "has", has), found(tmp_path / "has_not", has_not)
+    told = [finding.text for finding in first]
+    assert rule in rules(first) or any("data_loading takes" in text for text in told), told
+    assert rule not in rules(second), [finding.text for finding in second]
+
+
+def test_a_healthy_job_has_nothing_to_gain(tmp_path: Path) -> None:
+    for ranks in (1, 4):
+        findings = found(tmp_path / str(ranks), GpuJob(ranks=ranks))
+        assert [finding for finding in findings if finding.gain_us] == []
+
+
+FAULTS = {
+    "slow loader": ({"slow_rank": 1, "ranks": 4}, "data_loading takes rank 1"),
+    "item": ({"items": 10}, "The host waits for the device"),
+    "pageable copies": ({"pageable_us": 1500.0}, "through pageable memory"),
+    "launch-bound": ({"launch_us": 700.0}, "waits for the host"),
+    "allocation": ({"allocate_us": 1500.0}, "memory is allocated"),
+    "slow step": ({"slow_step": 2}, "in step 2"),
+    "communication": ({"ranks": 2, "reduce_us": 5000.0}, "Communication that nothing overlaps"),
+    "FP32": ({"name": "ampere_sgemm_128x64_nn"}, "run in FP32"),
+    "small kernels": ({"small": 1500}, "take less than 10 us"),
+    "loading everywhere": ({"load_us": 4000.0}, "Loading data takes"),
+}
+
+
+@pytest.mark.parametrize("products", [12, 20, 33])
+def test_the_first_finding_names_the_planted_fault(tmp_path: Path, products: int) -> None:
+    firsts = {}
+    for name, (fault, _) in FAULTS.items():
+        findings = found(tmp_path / name, GpuJob(**{"products": products, **fault}))
+        firsts[name] = findings[0].text if findings else ""
+    named = [name for name, (_, words) in FAULTS.items() if words in firsts[name]]
+    assert len(named) >= 9, {name: text for name, text in firsts.items() if name not in named}
+
+
+def test_a_gain_is_no_more_than_the_fault_costs_and_the_rest_of_the_step(tmp_path: Path) -> None:
+    for name, (fault, _) in FAULTS.items():
+        for finding in found(tmp_path / name, GpuJob(**fault)):
+            assert finding.share is None or 0.005 <= finding.share <= 1, finding
+
+
+def test_ranks_that_have_the_same_are_one_finding(tmp_path: Path) -> None:
+    (finding,) = [one for one in found(tmp_path, GpuJob(ranks=3, items=10)) if one.rule == "synchronisation"]
+    assert "all 3 ranks" in finding.text
+    assert sorted(finding.ranks) == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_evidence_is_in_the_trace(tmp_path: Path) -> None:
+    run = read(GpuJob(slow_step=2, items=4).write(tmp_path / "job"))
+    (rank,) = run.ranks
+    for finding in run.findings:
+        if finding.evidence is not None:
+            assert finding.evidence.path == rank.path
+            assert finding.evidence.start_us < rank.span_us
+            assert finding.evidence.start_us + finding.evidence.duration_us > 0
+
+
+def _host_job(path: Path, stages: dict[str, float], steps: int = 4) -> Path:
+    events: list[dict[str, Any]] = []
+    now = 0.0
+    for step in range(steps):
+        begin = now
+        for name, duration in stages.items():
+            events.append(_mark(name, now, duration))
+            events.append(_mark("aten::mm", now, 100, "cpu_op"))
+            now += duration
+        events.append(_mark(f"ProfilerStep#{step}", begin, now - begin))
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    return path
+
+
+def _mark(name: str, start: float, duration: float, category: str = "user_annotation") -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration}
+
+
+def test_without_a_device_the_stage_is_named_in_which_nothing_ran(tmp_path: Path) -> None:
+    first, *_ = read(_host_job(tmp_path / "rank0.json", {"rollout": 300_000, "update": 92_000})).findings
+    assert first.rule == "outside-operators"
+    assert "300 ms of it in rollout" in first.text
+
+
+def test_a_role_that_recorded_nothing_comes_first(tmp_path: Path) -> None:
+    directory = GpuJob(items=10).write(tmp_path / "job")
+    (directory / "run.json").write_text(json.dumps({"roles": ["trainer", "rollout"]}))
+    run = read(directory)
+    assert run.silent_roles == ("trainer", "rollout")
+    assert run.findings[0].text == "The role trainer recorded nothing."
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpu/nccl.json.gz", ["host-bound", "long-gap", "little-overlap"]),
+        ("gpu/ns_resolution_rank0.pt.trace.json.gz", ["fp32-gemm"]),
+        ("gpu/pair_rank0.json.gz", ["host-bound", "exposed-communication", "long-gap", "few-steps"]),
+        ("gpu/amd_mi250.json.gz", ["host-bound", "few-steps"]),
+        ("gpu/no_distributed_info.json.gz", ["outside-operators", "few-steps"]),
+        ("npu/trace_view.json", ["host-bound", "pointwise", "few-steps"]),
+        ("npu/kernel_details.csv", ["exposed-communication", "few-steps"]),
+    ],
+)
+def test_what_real_traces_show(name: str, expected: list[str]) -> None:
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"no {path}: set PROFDECK_TEST_DATA")
+    assert [finding.rule for finding in read(path).findings if finding.rule != "one-kernel"] == expected
+
+
+def test_findings_are_the_same_wherever_ranks_come_in(tmp_path: Path) -> None:
+    directory = GpuJob(ranks=3, slow_rank=2).write(tmp_path / "job")
+    paths = sorted(directory.glob("*.gz"))
+    said = {
+        tuple(finding.text for finding in summarise(list(order))[0].findings) for order in itertools.permutations(paths)
+    }
+    assert len(said) == 1
+    assert attrs.asdict(read(directory).findings[0])["rule"] == "straggler"
