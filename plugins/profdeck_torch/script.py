@@ -151,7 +151,8 @@ def command(  # noqa: PLR0913  # a command line has as many options as it has
         typer.Option(help="Optimizer steps to capture, from 1, such as '3..4' or '10, every 500'.", show_default=False),
     ] = None,
     ranks: Annotated[
-        str | None, typer.Option(help="Ranks that record: all, or a list such as 0,8. [default: 0]", show_default=False)
+        str | None,
+        typer.Option(help="Ranks that record: all, or numbers such as 0,8 or 0..7. [default: 0]", show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Directory for the runs. [default: ./profiles]", show_default=False)

@@ -84,7 +84,7 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
         ({"roles": {"../x": ROLE}}, "'../x' is not a role"),
         (
             {"roles": {"trainer": ROLE | {"ranks": "some"}}},
-            "ranks: expected 'all' or a list such as [0, 8], got 'some'",
+            "ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got 'some'",
         ),
         ({"roles": {"trainer": ROLE | {"ranks": 3}}}, "roles.trainer.ranks: expected a list, got 3"),
         ({"roles": {"trainer": ROLE | {"ranks": []}}}, "the list is empty"),

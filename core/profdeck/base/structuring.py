@@ -208,7 +208,31 @@ def _is_text_or_list(cls: Any) -> bool:
 
 def _text_or_list_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
     (items,) = filter(_is_tuple, typing.get_args(cls))
-    return lambda value, _: value if isinstance(value, str) else converter.structure(value, items)
+
+    def hook(value: Any, _: Any) -> Any:
+        if typing.get_args(items)[0] is int:
+            value = _without_ranges(value)
+        return value if isinstance(value, str) else converter.structure(value, items)
+
+    return hook
+
+
+_RANGE = re.compile(r"\s*(\d{1,7})\s*\.\.\s*(\d{1,7})\s*", re.ASCII)
+
+
+def _without_ranges(value: Any) -> Any:
+    """Write ranges such as ``0..7``, alone or in a list, as the integers that they stand for."""
+    found: list[Any] = []
+    for item in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
+        match = _RANGE.fullmatch(item) if isinstance(item, str) else None
+        if match is None:
+            found.append(item)
+            continue
+        first, last = map(int, match.groups())
+        if last < first:
+            raise _Wrong(f"the range {show(item)} is empty: its end is below its start.")
+        found += range(first, last + 1)
+    return value if not found or found == [value] else found
 
 
 def _untuple_hook(_: Any, converter: cattrs.Converter) -> Callable[[Any], list[Any]]:

@@ -29,12 +29,13 @@ _OWN = {
     "config": "Show the config.",
     "backends": "List the installed backends, or explain the options of one.",
     "capture": "Capture running servers or a job; exit with 1 if incomplete.",
-    "ls": "List a run's captures; exit with 1 if one is incomplete.",
+    "ls": "List a run's captures, or the runs; exit with 1 if incomplete.",
     "summary": "Say where the time went, and what stands out.",
     "report": "Write a page with findings, timelines and tables.",
     "diff": "Compare two runs: what got slower or faster.",
     "merge": "Merge traces into one that Perfetto opens.",
     "trim": "Trim a trace to steps, iterations, a time or categories.",
+    "export": "Write the tables of a run for other tools.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""
 

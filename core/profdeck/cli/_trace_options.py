@@ -14,7 +14,16 @@ from profdeck.cli import kit
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
 
-Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Runs, captures, directories or trace files.")]
+_RUN_HELP = "A run, a capture, a directory of traces, or a trace; latest: the newest run."
+Run = Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help=_RUN_HELP)]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        parser=kit.run_path,
+        help="Runs, captures, directories or trace files; latest: the newest run.",
+    ),
+]
 Processes = Annotated[
     int, typer.Option(min=0, metavar="N", help="How many traces to read at once; 0: one for each core.")
 ]

@@ -104,7 +104,7 @@ _WarmupRequests = Annotated[
     ),
 ]
 _Ranks = Annotated[
-    str | None, typer.Option(help="The engine's ranks that record: all, or numbers such as 0,8. Default: 0.")
+    str | None, typer.Option(help="The engine's ranks that record: all, or numbers such as 0,8 or 0..7. Default: 0.")
 ]
 _Role = Annotated[
     str | None,
@@ -247,11 +247,12 @@ def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
         raise ConfigError(f"{given[0]} {why}")
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(text: str) -> list[int | str]:
+    """Read numbers; ranges stay what they are in a config."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [part if ".." in part else int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8.") from None
+        raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8 or 0..7.") from None
 
 
 def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:

@@ -122,6 +122,29 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
+RUNS = Path("profiles")
+"""Where runs are, unless something else is said: the default of the config's ``output``."""
+LATEST = "latest"
+
+
+def run_path(text: str) -> Path:
+    """Turn a word of the command line into a path: ``latest`` is the newest run, of `RUNS` or of ``DIR/latest``.
+
+    Raises:
+        typer.BadParameter: There is no run.
+    """
+    path = Path(text)
+    if path.name != LATEST or path.exists():
+        return path
+    from profdeck.records.run_directory import runs_below
+
+    output = path.parent if len(path.parts) > 1 else RUNS
+    runs = runs_below(output)
+    if not runs:
+        raise typer.BadParameter(f"There is no run in {short(output)}, so there is no latest one.")
+    return runs[0]
+
+
 def short(path: Path) -> str:
     """Write a path relative to the current directory, if it lies below."""
     here = Path.cwd()

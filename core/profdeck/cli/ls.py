@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from profdeck.after_run.record import FinishReport, FinishState, read_finishes
@@ -16,6 +18,7 @@ from profdeck.base.errors import ProfdeckError
 from profdeck.cli import kit
 from profdeck.cli.kit import ExitCode
 from profdeck.records.manifest import Manifest
+from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
 from profdeck.records.status import Status
 from profdeck.verification import reports
 from profdeck.verification.reading import read_run
@@ -31,11 +34,19 @@ _STYLES = {
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="[RUN]", parser=kit.run_path, help="A run, or latest for the newest; else a directory of runs."
+        ),
+    ] = kit.RUNS,
     *,
     json: kit.Json = False,
 ) -> None:
-    """List a run's captures; exit with 1 if one is incomplete."""
+    """List a run's captures, or the runs; exit with 1 if incomplete."""
+    if not (run / RUN_FILE).exists() and (runs := runs_below(run)):
+        _list(runs, as_json=json)
+        return
     report = read(run)
     if json:
         kit.print_json(plain(report))
@@ -58,6 +69,33 @@ def read(run: Path, *, only: Callable[[Manifest], bool] | None = None) -> RunRep
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 
 
+def _list(runs: list[Path], *, as_json: bool) -> None:
+    """Print runs, the newest first, without reading their files to their ends."""
+    found = []
+    for run in runs:
+        try:
+            report = read_run(run, contents=False)
+            counted = reports.totals(report)
+            status = Status.PARTIAL if report.problems and report.status is Status.COMPLETE else report.status
+            about = {"status": status, "captures": counted["captures"], "size_bytes": counted["size_bytes"]}
+        except ProfdeckError as error:
+            about = {"status": Status.FAILED, "captures": 0, "size_bytes": 0, "problem": str(error)}
+        found.append({"path": str(run), "created_ns": created_ns(run), **about})
+    if as_json:
+        kit.print_json({"runs": found})
+        return
+    table = kit.table("begun", "run", "captures", "size", "status", numbers=("captures", "size"))
+    for one in found:
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_ns"] / 1e9))
+        state = Text(one["status"], style=_STYLES[one["status"]])
+        table.add_row(begun, kit.short(Path(one["path"])), str(one["captures"]), kit.size(one["size_bytes"]), state)
+    console = kit.stdout()
+    console.print(table)
+    console.print()
+    newest = kit.short(runs[0])
+    console.print(f"Only sizes were compared; to read the files: profdeck ls {newest}")
+
+
 def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
     for capture in report.captures:
         for rank in capture.ranks:
@@ -67,20 +105,7 @@ def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
 def show(report: RunReport) -> None:
     """Print a report."""
     console = kit.stdout()
-    table = kit.table("steps", "role", "stage", "rank", "status", "size", "events", numbers=("size", "events"))
-    for capture, rank in _ranks(report):
-        table.add_row(
-            _steps(capture),
-            _role(capture),
-            _stage(capture),
-            _rank(rank),
-            Text(rank.status, style=_STYLES[rank.status]),
-            kit.size(rank.size_bytes),
-            _events(rank),
-        )
-    if report.captures:
-        console.print(table)
-        console.print()
+    _show_ranks(report, console)
     for capture, rank in _ranks(report):
         notes = [f"{artifact.path.name}: {note}" for artifact in rank.artifacts for note in artifact.notes]
         for text in (*rank.problems, *notes):
@@ -97,6 +122,39 @@ def show(report: RunReport) -> None:
     amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"
     captures = f"{counted['captures']} capture{'' if counted['captures'] == 1 else 's'}"
     console.print(f"{kit.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+
+
+def _show_ranks(report: RunReport, console: Console) -> None:
+    """Print a row for each rank, with its file, or below them where a row has no room for that."""
+    ranks = list(_ranks(report))
+    if not ranks:
+        return
+    staged = any(capture.stage for capture, _ in ranks)
+    columns = ("steps", "role", *(("stage",) if staged else ()), "rank", "status", "size", "events")
+    rows = [
+        (
+            _steps(capture),
+            _role(capture),
+            *((_stage(capture),) if staged else ()),
+            _rank(rank),
+            Text(rank.status, style=_STYLES[rank.status]),
+            kit.size(rank.size_bytes),
+            _events(rank),
+        )
+        for capture, rank in ranks
+    ]
+    files = [_files(rank, report.path) for _, rank in ranks]
+    widths = (max(len(str(row[place])) for row in (columns, *rows)) + 2 for place in range(len(columns)))
+    fits = sum(widths) + max(map(len, files)) <= console.width
+    table = kit.table(*columns, *(("file",) if fits else ()), numbers=("size", "events"))
+    for row, file in zip(rows, files, strict=True):
+        table.add_row(*row, *((file,) if fits else ()))
+    console.print(table)
+    console.print()
+    if not fits:
+        for file in filter(None, files):
+            console.print(kit.short(report.path / file))
+        console.print()
 
 
 def _of_targets(report: RunReport) -> Iterator[str]:
@@ -164,6 +222,12 @@ def _role(capture: CaptureReport | TargetReport) -> str:
 def _rank(rank: RankReport) -> str:
     coordinates = "-".join(f"{name}{index}" for name, index in rank.parallel.items())
     return f"{rank.rank} {coordinates}".rstrip()
+
+
+def _files(rank: RankReport, run: Path) -> str:
+    """Write where it is in the run, and how many more files there are."""
+    paths = [str(artifact.path.relative_to(run)) for artifact in rank.artifacts]
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "") if paths else ""
 
 
 def _events(rank: RankReport) -> str:

@@ -10,15 +10,14 @@ import typer
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 
-_BUCKETS = {8: 1024, 24: 512}
-"""How many parts pictures have, by the most traces that they may be of."""
-_FEWEST_BUCKETS = 256
-
 
 def command(  # noqa: PLR0913 - the options of a command line
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a capture, a directory of traces, or a trace.")],
+    run: _trace_options.Run,
     other: Annotated[
-        Path | None, typer.Argument(metavar="[RUN2]", help="What to compare with it: what changed from RUN to RUN2.")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN2]", parser=kit.run_path, help="What to compare with it: what changed from RUN to RUN2."
+        ),
     ] = None,
     *,
     output: Annotated[
@@ -55,15 +54,14 @@ def write(
         OSError: the file cannot be written.
     """
     from profdeck.base.files import replace
-    from profdeck.traces.report.page import write_page
+    from profdeck.traces.report.page import buckets_of, write_page
     from profdeck.traces.sources import find_sources
 
     count = sum(len(find_sources([path])) for path in paths)
-    buckets = next((buckets for most, buckets in _BUCKETS.items() if count <= most), _FEWEST_BUCKETS)
     runs, problems = [], []
     for path in paths:
         found, of_path = _trace_options.summarise_paths(
-            [path], devices_only=devices_only, rules=rules, buckets=buckets, processes=processes
+            [path], devices_only=devices_only, rules=rules, buckets=buckets_of(count), processes=processes
         )
         runs.append(found)
         problems += of_path

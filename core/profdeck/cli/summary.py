@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from profdeck.cli import _page, _trace_options, kit
-from profdeck.cli._trace_csv import CsvRows, print_csv
 from profdeck.cli.kit import ExitCode
+from profdeck.traces.tables.of_run import NAMES, table_of
+
+if TYPE_CHECKING:
+
+    class Rows(StrEnum):
+        """What rows ``--csv`` can print."""
+
+        KERNELS = "kernels"
+
+else:
+    Rows = StrEnum("Rows", {name.upper(): name.replace("_", "-") for name in NAMES})
 
 
 def command(  # noqa: PLR0913  # the options of a command line
@@ -32,10 +44,8 @@ def command(  # noqa: PLR0913  # the options of a command line
     json: kit.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
     rows: Annotated[
-        CsvRows | None,
-        typer.Option(
-            "--rows", metavar="ROWS", help=f"What --csv prints: {', '.join(CsvRows)}; as far as traces have them."
-        ),
+        Rows | None,
+        typer.Option("--rows", metavar="TABLE", help=f"What --csv prints: {', '.join(Rows)}."),
     ] = None,
 ) -> None:
     """Say where the time went, and what stands out."""
@@ -49,7 +59,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     if json:
         kit.print_json(run.to_dict())
     elif as_csv:
-        print_csv(run.ranks, rows or CsvRows.KERNELS)
+        table = table_of(run, (rows or Rows.KERNELS).replace("-", "_"))
+        writer = csv.writer(sys.stdout)
+        writer.writerow(table.columns)
+        writer.writerows(table.rows())
     else:
         # What only a terminal needs takes a tenth of a second to import.
         from profdeck.cli._summary_page import MOST_FINDINGS, Screen, page

@@ -58,7 +58,8 @@ class RoleConfig:
     """The backend that records this role; `profdeck backends` lists those that are installed."""
 
     ranks: str | tuple[int, ...] = attrs.field(default=(0,))
-    """The ranks that record: ``all`` or a list. Default: ``[0]``, since traces are large and ranks alike."""
+    """The ranks that record: ``all``, a list, or ranges such as ``0..7``, alone or in a list. Default: ``[0]``, since
+    traces are large and ranks alike."""
 
     stages: tuple[str, ...] = attrs.field(default=(), validator=_names("stage"))
     """In discrete mode, the stages to capture. Default: every stage that the host marks. For the backend of an engine,
@@ -85,7 +86,7 @@ class RoleConfig:
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
         if isinstance(ranks, str):
             if ranks != "all":
-                raise ValueError(f"ranks: expected 'all' or a list such as [0, 8], got {ranks!r}")
+                raise ValueError(f"ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got {ranks!r}")
         elif not ranks:
             raise ValueError("ranks: the list is empty, so nothing would be recorded; remove the key for [0]")
         elif min(ranks) < 0:

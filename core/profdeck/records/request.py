@@ -67,7 +67,7 @@ class CaptureRequest:
     @ranks.validator
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
         if ranks != "all" and (isinstance(ranks, str) or not ranks or min(ranks) < 0):
-            raise ValueError(f"ranks: expected 'all' or a list such as [0, 8], got {ranks!r}")
+            raise ValueError(f"ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got {ranks!r}")
 
     def selects(self, rank: int) -> bool:
         """Tell whether a rank of the engine records."""

@@ -32,6 +32,7 @@ import msgspec
 from profdeck.base.errors import CaptureError
 from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
+from profdeck.base.json_files import read_json
 from profdeck.base.processes import process_started
 from profdeck.records.capture import Capture, Unit
 from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
@@ -171,6 +172,21 @@ class RunDirectory:
                 f"{path} leads to {target}, outside of the output directory {output}. "
                 "Remove that link, or set output to where the files should go."
             )
+
+
+def runs_below(output: Path) -> list[Path]:
+    """Return the runs in an output directory, the newest first, by what their ``run.json`` says or else its file."""
+    return sorted((file.parent for file in output.glob(f"*/{RUN_FILE}")), key=created_ns, reverse=True)
+
+
+def created_ns(run: Path) -> int:
+    """Return when a run began, in Unix nanoseconds; 0 where nothing tells."""
+    file = run / RUN_FILE
+    try:
+        created = read_json(file, dict[str, Any]).get("created_ns")
+        return created if isinstance(created, int) else file.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return 0
 
 
 def replica_directory(role: Path, replica: int) -> Path:

@@ -19,7 +19,7 @@ from profdeck.base.progress import Meter, Progress
 from profdeck.config.model import Mode
 from profdeck.config.schedule import Schedule
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
-from profdeck.records.run_directory import RUN_FILE, replica_directory
+from profdeck.records.run_directory import RUN_FILE, replica_directory, runs_below
 from profdeck.records.status import Status
 from profdeck.traces.kinds import TRACE, ArtifactKind, files_below, kind_named
 from profdeck.traces.reading.integrity import check_trace
@@ -33,6 +33,7 @@ def read_run(
     *,
     only: Callable[[Manifest], bool] | None = None,
     within: str = "step_*",
+    contents: bool = True,
     on_progress: Progress | None = None,
 ) -> RunReport:
     """Read all manifests of a run and check every file that they mention.
@@ -41,6 +42,7 @@ def read_run(
         path: a run directory.
         only: tells which manifests count; all if None. What belongs to no capture is then no problem of the run.
         within: the name of the steps' directories that are read, as a pattern.
+        contents: whether files are read to their ends; else only their sizes are compared.
         on_progress: told of the bytes read, for a progress bar.
 
     Raises:
@@ -75,7 +77,7 @@ def read_run(
     ranks = [item for group in manifests.values() for item in group]
     everything = [(file.parent, manifest) for file, manifest in (*ranks, *targets)]
     total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
-    meter = Meter(total, on_progress)
+    meter = Meter(total, on_progress) if contents else None
     ends: dict[_Place, int] = {(file.parent, manifest.capture): manifest.last_step for file, manifest in targets}
     captures = tuple(_capture(group, ends, meter) for _, group in sorted(manifests.items()))
     there: dict[_Place, set[int]] = defaultdict(set)
@@ -148,10 +150,10 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         return read_json(path / RUN_FILE, dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
-        runs = sorted(child.parent.name for child in path.glob(f"*/{RUN_FILE}"))
+        runs = [run.name for run in runs_below(path)]
         if runs:
             raise ProfdeckError(
-                f"{path} holds {len(runs)} run(s): {', '.join(runs[-5:])}. Name one, such as {path / runs[-1]}."
+                f"{path} holds {len(runs)} run(s): {', '.join(runs[:5])}. Name one, such as {path / runs[0]}."
             ) from None
         if path.is_file():
             raise ProfdeckError(f"{path} is a file, not the directory of a run. Try: profdeck summary {path}") from None
@@ -161,7 +163,7 @@ def read_about(path: Path) -> dict[str, Any]:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
 
 
-def _capture(group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], meter: Meter) -> CaptureReport:
+def _capture(group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], meter: Meter | None) -> CaptureReport:
     manifest = group[0][1]
     # An engine knows no global steps. Without a window it has recorded to the end of those that its target was asked
     # for; a window may end at any of them.
@@ -187,7 +189,7 @@ _Place = tuple[Path, str | None]
 
 
 def _target(
-    file: Path, manifest: Manifest, ranks: Mapping[_Place, set[int]], places: set[_Place], meter: Meter
+    file: Path, manifest: Manifest, ranks: Mapping[_Place, set[int]], places: set[_Place], meter: Meter | None
 ) -> TargetReport:
     artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
@@ -231,7 +233,7 @@ def _absent(rank: int) -> RankReport:
     )
 
 
-def _rank(file: Path, manifest: Manifest, meter: Meter) -> RankReport:
+def _rank(file: Path, manifest: Manifest, meter: Meter | None) -> RankReport:
     artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
     return RankReport(
@@ -265,7 +267,7 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
     return manifest.status, problems
 
 
-def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> ArtifactReport:
+def _artifact(directory: Path, record: ArtifactRecord, meter: Meter | None) -> ArtifactReport:
     path = directory / record.name
     kind, size_bytes = kind_named(record.kind), _size(path)
     report = ArtifactReport(
@@ -281,25 +283,34 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter) -> Artifact
         report = attrs.evolve(report, whole=False, problem=record.problem or "the file is gone")
     elif (not path.is_file() and not (kind and path.is_dir())) or path.is_symlink():
         report = attrs.evolve(report, whole=False, problem="is no regular file")
-    elif record.kind == TRACE or kind is not None:
-        try:
-            report = _checked(report, kind, meter)
-        except (OSError, ProfdeckError) as error:
-            report = attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
-        except Exception as error:  # a plugin's kind may raise anything, and costs its own artifact only
-            if kind is None:
-                raise
-            report = attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
+    elif meter is not None:
+        report = _read(report, kind, meter)
     if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):
         problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
     if report.whole and record.events is not None and report.events != record.events:
         problem = f"has {report.events:,} events where {record.events:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
+    if meter is None:
+        return report
     if report.whole and record.sha256 is not None and _sha256(path) != record.sha256:
         report = attrs.evolve(report, whole=False, problem="is not the file that was written: its SHA-256 differs")
     meter.passed(size_bytes)
     return report
+
+
+def _read(report: ArtifactReport, kind: ArtifactKind | None, meter: Meter) -> ArtifactReport:
+    """Read a file to its end, if it is known how."""
+    if report.kind != TRACE and kind is None:
+        return report
+    try:
+        return _checked(report, kind, meter)
+    except (OSError, ProfdeckError) as error:
+        return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
+    except Exception as error:  # a plugin's kind may raise anything, and costs its own artifact only
+        if kind is None:
+            raise
+        return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
 
 
 def _sha256(path: Path) -> str | None:

@@ -119,7 +119,7 @@ def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None
         r"Steps (\d+) to (\d+) will be captured, as trainer rank 0 decided at step (\d+)\.",
         said[1],
     )
-    assert agreed is not None
+    assert agreed is not None, said
     first, last, at = map(int, agreed.groups())
     assert (first - at, last - at) == (20, 22)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]

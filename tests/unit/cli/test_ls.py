@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,7 @@ def test_complete_run(cli: Cli, record: Record) -> None:
     result = cli("ls", run)
     assert result.exit_code == 0
     lines = words(result)
-    assert lines[0] == "steps role stage rank status size events"
+    assert lines[0] == "steps role rank status size events"
     bytes_each = (run / "step_000003/trainer/rank_0000.step3.trace.json").stat().st_size
     assert lines[1:3] == [f"3 trainer {rank} complete {bytes_each} B 5" for rank in (0, 1)]
     assert lines[-1].startswith("profiles/job: 1 capture; ranks: 2 complete; ")
@@ -105,10 +107,42 @@ def test_not_a_run(cli: Cli, tmp_path: Path, below: str) -> None:
     assert "it is not the directory of a run" in result.stderr
 
 
-def test_directory_of_runs_names_them(cli: Cli, record: Record) -> None:
-    result = cli("ls", record(3).parent)
-    assert result.exit_code == 4
-    assert "holds 1 run(s): job" in result.stderr
+def test_runs_are_listed_and_the_latest_is_found(
+    cli: Cli, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = record(3)
+    monkeypatch.chdir(tmp_path)
+    newer = tmp_path / "profiles" / "newer"
+    shutil.copytree(job, newer)
+    about = json.loads((newer / "run.json").read_text())
+    (newer / "run.json").write_text(json.dumps(about | {"created_ns": about["created_ns"] + 5 * 10**9}))
+    (trace,) = newer.rglob("*.trace.json*")
+    trace.write_bytes(trace.read_bytes()[:-1])
+    shutil.copytree(job, tmp_path / "profiles" / "broken")
+    (tmp_path / "profiles" / "broken" / "run.json").write_text("{")
+
+    result = cli("ls")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "begun run captures size status"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d profiles/newer 1 [\d.]+ k?B partial", lines[1])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d profiles/job 1 [\d.]+ k?B complete", lines[2])
+    assert lines[-1].endswith("profdeck ls profiles/newer")
+    runs = {run["path"]: run for run in json.loads(cli("ls", "profiles", "--json").stdout)["runs"]}
+    one, other, broken = (runs[f"profiles/{name}"] for name in ("newer", "job", "broken"))
+    assert (one["status"], other["status"], broken["status"]) == ("partial", "complete", "failed")
+    assert "cannot be read" in broken["problem"]
+    assert one["created_ns"] - other["created_ns"] == 5 * 10**9
+    for name in ("latest", "profiles/latest"):
+        named = json.loads(cli("ls", name, "--json").stdout)
+        assert named["path"] == "profiles/newer"
+
+
+def test_without_runs_there_is_no_latest(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("summary", "latest")
+    assert result.exit_code == 2
+    assert "There is no run in profiles, so there is no latest one." in " ".join(result.stderr.split())
 
 
 def test_run_without_captures(cli: Cli, record: Record) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from profdeck.traces.reading.arrow import batches_of
 from profdeck.traces.reading.columns import (
     Columns,
     Tables,
@@ -88,35 +89,21 @@ class Trace:
         """Return all events in the order of time, in memory."""
         return concatenated(self.tables, [piece.whole(piece.first) for piece in self.slices()])
 
+    def to_batches(self) -> pa.RecordBatchReader:
+        """Return the same as `to_arrow` in batches, in bounded memory.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        return batches_of(self.tables, self.slices)
+
     def to_arrow(self) -> pa.Table:
         """Return all events as a table: ``name``, ``category``, ``pid``, ``tid``, ``start_ns``, ``end_ns``.
 
         Raises:
             ImportError: pyarrow is not installed.
         """
-        import numpy as np
-        import pyarrow as pa
-
-        columns = self.columns()
-
-        def text(codes: Any, values: list[str]) -> pa.DictionaryArray:
-            # Two codes may have one text, such as a name that is cut; a dictionary must have each once.
-            unique = {value: number for number, value in enumerate(dict.fromkeys(values))}
-            codes = np.array([unique[value] for value in values], np.int32)[codes]
-            texts = [value.encode("utf-8", "replace").decode() for value in unique]
-            return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(texts, pa.string()))
-
-        pids, tids = ([str(track[part]) for track in columns.tracks] for part in (0, 1))
-        return pa.table(
-            {
-                "name": text(columns.name, columns.names),
-                "category": text(columns.category, columns.categories),
-                "pid": text(columns.track, pids),
-                "tid": text(columns.track, tids),
-                "start_ns": columns.start_ns,
-                "end_ns": columns.end_ns,
-            }
-        )
+        return self.to_batches().read_all()
 
 
 def _integer(members: Any, key: str) -> int | None:

@@ -1,0 +1,176 @@
+"""The tables of a run have the numbers of its summary, whatever reads them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from typer.testing import CliRunner
+
+from gpu_job import GpuJob
+from profdeck import traces
+from profdeck.base.errors import ConfigError, TraceError
+from profdeck.cli import app
+from profdeck.traces.analysis.model import RankSummary
+from profdeck.traces.reading.reader import read_trace
+from profdeck.traces.run import Run
+from profdeck.traces.tables.of_run import NAMES
+
+pa = pytest.importorskip("pyarrow")
+pc = pytest.importorskip("pyarrow.compute")
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
+REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
+FRONT = ["role", "replica", "rank", "host", "capture"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return GpuJob(ranks=2, slow_rank=1).write(tmp_path_factory.mktemp("tables") / "run")
+
+
+@pytest.fixture(scope="module")
+def run(directory: Path) -> Run:
+    return traces.load(directory)
+
+
+def test_every_part_of_the_model_is_a_table(run: Run) -> None:
+    """A list that is added to the model and to no table would be missing without notice."""
+    attrs.resolve_types(RankSummary)
+    lists = {field.name for field in attrs.fields(RankSummary) if typing.get_origin(field.type) is tuple}
+    others = {"categories": "classes", "annotations": "operators"}
+    assert {others.get(name, name) for name in lists} - {"timelines"} <= {*NAMES}
+    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    for name in lists - {"timelines", "annotations", "steps", "iterations"}:
+        (model, _) = typing.get_args(attrs.fields_dict(RankSummary)[name].type)
+        attrs.resolve_types(model)
+        schema = run.table(others.get(name, name)).to_arrow().schema
+        for field in attrs.fields(model):
+            of_field = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
+            if of_field[0] in kinds and len({*of_field} - {types.NoneType}) == 1:
+                assert schema.field(field.name).type == kinds[of_field[0]], (name, field.name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_begins_with_its_rank(run: Run, name: str) -> None:
+    table = run.table(name).to_arrow()
+    assert table.column_names[:5] == FRONT
+    assert len({*table.column_names}) == len(table.column_names)
+    assert table.num_rows or name not in {"ranks", "kernels", "operators", "stages", "steps", "devices", "gaps", "skew"}
+
+
+def check_sums(run: Run) -> None:
+    """The rows add up to what the summary says, by Arrow's own sums."""
+    for rank in run.summary.ranks:
+        mine = pc.field("path") == rank.path
+        kernels = run.kernels.to_arrow().filter(mine)
+        assert kernels.num_rows == len(rank.kernels)
+        assert kernels["count"].to_pylist() == [one.count for one in rank.kernels]
+        devices = run.devices.to_arrow().filter(mine)
+        if devices.num_rows:
+            assert pc.sum(devices["busy_us"]).as_py() == pytest.approx(rank.busy_us)
+            idle = run.table("idle").to_arrow().filter(mine)
+            assert (pc.sum(idle["idle_us"]).as_py() or 0) == pytest.approx(rank.idle_us)
+        steps, iterations = (table.to_arrow().filter(mine).num_rows for table in (run.steps, run.iterations))
+        assert steps + iterations == len(rank.steps)
+        streams = run.table("streams").to_arrow().filter(mine)
+        assert streams.num_rows == sum(len(device.streams) for device in rank.devices)
+        operators = run.operators.to_arrow().filter(mine)
+        assert operators.num_rows == len(rank.operators) + len(rank.annotations)
+        gaps = run.gaps.to_arrow().filter(mine)
+        assert gaps["host_event"].to_pylist() == [gap.host for device in rank.devices for gap in device.gaps]
+
+
+def test_rows_add_up(run: Run) -> None:
+    check_sums(run)
+    assert run.findings.to_arrow()["rank"].to_pylist()[0] == 1
+    assert set(run.skew.to_arrow()["rank"].to_pylist()) == {0, 1}
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
+def test_rows_of_real_traces_add_up(path: Path | None) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    check_sums(traces.load(path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_csv_and_parquet_say_the_same(directory: Path, run: Run, tmp_path: Path, name: str) -> None:
+    import pyarrow.parquet as pq
+
+    runner = CliRunner()
+    printed = runner.invoke(app, ["summary", str(directory), "--csv", "--rows", name.replace("_", "-")])
+    heading, *rows = csv.reader(printed.stdout.splitlines())
+    table = run.table(name).to_arrow()
+    assert heading == table.column_names
+    expected = [["" if value is None else str(value) for value in row.values()] for row in table.to_pylist()]
+    assert rows == expected
+    done = runner.invoke(app, ["export", str(directory), "--parquet", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    file = tmp_path / f"{name}.parquet"
+    assert file.exists() is bool(rows)
+    if rows:
+        assert pq.read_table(file) == table
+
+
+def test_an_export_leaves_no_older_tables(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "links.parquet").write_bytes(b"old")
+    assert CliRunner().invoke(app, ["export", str(directory), "--parquet", str(tmp_path)]).exit_code == 0
+    assert not (tmp_path / "links.parquet").exists()
+
+
+def test_events_of_a_rank(directory: Path, run: Run) -> None:
+    reader = run.events(1)
+    assert isinstance(reader, pa.RecordBatchReader)
+    (path,) = directory.glob("rank1.*")
+    assert reader.read_all() == read_trace(path).to_arrow()
+    with pytest.raises(TraceError, match="2 traces are meant by no choice.*there are: rank 0; rank 1"):
+        run.events()
+    with pytest.raises(TraceError, match="0 traces are meant by {'rank': 7}"):
+        run.events(7)
+    with pytest.raises(TraceError, match="no table 'kernel'. There are ranks, kernels"):
+        run.table("kernel")
+
+
+def test_batches_are_as_large_as_slices_of_time(directory: Path) -> None:
+    (path,) = directory.glob("rank1.*")
+    batches = list(read_trace(path, slice_events=50).to_batches())
+    assert len(batches) > 3
+    assert pa.Table.from_batches(batches).to_pylist() == read_trace(path).to_arrow().to_pylist()
+
+
+def test_a_notebook_shows_the_page_closed_off(run: Run, tmp_path: Path) -> None:
+    shown: Any = run._repr_html_()
+    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
+    assert run.report(tmp_path / "page.html") == (tmp_path / "page.html").read_text()
+
+
+def test_tables_are_shown_as_text(tmp_path: Path) -> None:
+    GpuJob(name="gemm <script>alert(1)</script>").write(tmp_path)
+    shown = traces.load(tmp_path).kernels._repr_html_()
+    assert "&lt;script&gt;" in shown
+    assert "<script" not in shown
+
+
+def test_rules_are_those_of_the_terminal(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "classes.yaml").write_text('- {class: mine, pattern: "gemm"}\n')
+    classes = traces.load(directory, rules=tmp_path / "classes.yaml").table("classes").to_arrow()
+    assert "mine" in classes["category"].to_pylist()
+    (tmp_path / "classes.yaml").write_text("- {class: 7}\n")
+    with pytest.raises(ConfigError):
+        traces.load(directory, rules=tmp_path / "classes.yaml")
+
+
+def test_without_pyarrow_the_error_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(Exception, match=r"pip install 'profdeck\[tables\]'"):
+        run.kernels.to_arrow()
+    assert list(run.kernels.rows())
+    assert json.loads(json.dumps(run.summary.to_dict()))
