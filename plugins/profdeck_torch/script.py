@@ -26,6 +26,7 @@ from profdeck.base.errors import ConfigError
 from profdeck.cli import kit
 from profdeck.cli.kit import Settings
 from profdeck.config.sources import gather, parse_setting, variables
+from profdeck.lifecycle import last_word
 from profdeck.records.run_directory import run_name
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ def _report(source: StepSource, run: Path, *, raised: bool, as_json: bool) -> No
     """Say on stderr what was captured: stdout belongs to the script."""
     made = next(run.glob("step_*"), None) is not None  # by this process, or by one that it started
     if as_json:
+        last_word.withdraw()
         found = [
             {"id": capture.id, "rank": capture.identity.rank, "status": capture.status, "problems": capture.problems}
             for capture in source.captures
@@ -237,10 +239,14 @@ def _report(source: StepSource, run: Path, *, raised: bool, as_json: bool) -> No
         typer.echo(dumps(document), err=True)
         return
     for capture in source.captures:
-        line = f"profdeck: rank {capture.identity.rank}: {capture.id} is {capture.status}"
-        kit.say(" - ".join([line, *capture.problems]))
+        if capture.problems:
+            line = f"profdeck: rank {capture.identity.rank}: {capture.id} is {capture.status}"
+            kit.say(" - ".join([line, *capture.problems]))
+    if made and source.captures:
+        return  # the last word is the profiler's, once for all ranks
     if made:
-        kit.say(f"profdeck: see it with: profdeck ls {os.path.relpath(run)}")
+        at = last_word.shown(run)
+        kit.say(f"profdeck: captures are in {at}. Next: profdeck summary {at}")
     elif source.step == 1 and raised:
         kit.say("profdeck: nothing was captured: the script raised before its first optimizer step.")
     elif source.step == 1:

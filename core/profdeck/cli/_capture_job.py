@@ -11,7 +11,7 @@ import typer
 
 from profdeck.after_run import record
 from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
-from profdeck.cli import kit, ls, summary
+from profdeck.cli import _after_capture, kit, ls
 from profdeck.cli.kit import ExitCode
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
@@ -34,6 +34,8 @@ class OnDemandOptions:
     in_steps: int | None
     steps: int
     timeout_s: float
+    page: Path | None
+    """Where the page of the capture goes, if one is wanted."""
 
 
 def command(wish: OnDemandOptions, *, json: bool) -> None:
@@ -67,7 +69,10 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
             record.await_finishes(report)
     else:
         _say(f"The capture goes on. See it later with: profdeck ls {kit.short(wish.run)}")
-    _report(report, request, plan, processes, json=json)
+    complete = _report(report, request, plan, processes, json=json)
+    _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
+    if not complete:
+        raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def _nobody(run: Path, about: dict[str, Any]) -> ConfigError:
@@ -201,8 +206,14 @@ def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProces
 
 
 def _report(
-    report: RunReport, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess], *, json: bool
-) -> None:
+    report: RunReport,
+    request: OnDemandRequest,
+    plan: StepPlan,
+    processes: list[JobProcess],
+    *,
+    json: bool,
+) -> bool:
+    """Print what was captured, and who left it out; return whether it is complete."""
     left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
     complete = report.status is Status.COMPLETE and not left_out
     if json:
@@ -221,11 +232,7 @@ def _report(
         for process, reason in left_out.items():
             if not process.captures:  # whose manifest says it
                 kit.stdout().print(f"{process.name}, {process.at}: {reason}.")
-        if any(rank.events for found in report.captures for rank in found.ranks):
-            kit.stdout().print()
-            summary.command(_folders(report.path, plan), top=8)
-    if not complete:
-        raise typer.Exit(ExitCode.INCOMPLETE)
+    return complete
 
 
 def _read(run: Path, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess]) -> RunReport:

@@ -56,11 +56,19 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     *,
     devices_only: bool = False,
     rules: Path | None = None,
-    buckets: int = 0,
+    traces: int = 0,
     processes: int = 0,
     ray: str | None = None,
 ) -> tuple[RunSummary, list[str]]:
     """Summarise all traces below some paths, with progress on stderr; also return why some could not be read.
+
+    Args:
+        paths: Runs, captures, directories or trace files.
+        devices_only: See `profdeck.traces.loading.summarise`.
+        rules: A file with classes of kernels.
+        traces: How many traces are to be on one page, for its pictures; 0 for none.
+        processes: How many traces to read at once; 0: one for each core.
+        ray: See `profdeck.traces.loading.summarise`.
 
     Raises:
         TraceError: There is no trace below a directory.
@@ -69,13 +77,14 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
     from profdeck.traces.loading import summarise
+    from profdeck.traces.report.pictures import buckets_of
 
     with kit.progress("Reading the traces") as on_progress:
         summary, errors = summarise(
             paths,
             devices_only=devices_only,
             classifier=Classifier(load_rules(rules)) if rules else None,
-            buckets=buckets,
+            buckets=buckets_of(traces) if traces else 0,
             processes=cores(processes),
             ray=ray,
             on_progress=on_progress,

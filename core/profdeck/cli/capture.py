@@ -14,7 +14,7 @@ import typer
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.cli import _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls, summary
+from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls
 from profdeck.cli.kit import ExitCode, Settings
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, WorkerType
@@ -158,17 +158,22 @@ def command(  # noqa: PLR0913  # the options of a command line
     config: _Config = None,
     settings: Settings = None,
     timeout: _Timeout = None,
+    page: _after_capture.Page = None,
     json: kit.Json = False,
 ) -> None:
     """Capture running servers or a job; exit with 1 if incomplete."""
     if action is Action.STOP:
-        _stop(ctx, run, timeout, json=json)
+        _stop(ctx, run, timeout, page, json=json)
         return
     if not (url or router or targets or config):
         if action is Action.START:
             raise ConfigError("start is for servers: name them by --url, --router, --targets or --config.")
         options = _capture_job.OnDemandOptions(
-            run=_run_of_job(ctx, run), in_steps=in_steps, steps=steps, timeout_s=timeout or _TIMEOUT_OF_JOBS_S
+            run=_run_of_job(ctx, run),
+            in_steps=in_steps,
+            steps=steps,
+            timeout_s=timeout or _TIMEOUT_OF_JOBS_S,
+            page=page,
         )
         _capture_job.command(options, json=json)
         return
@@ -203,6 +208,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         timeout_s=timeout or (_TIMEOUT_OF_HELD_S if action else _TIMEOUT_OF_SERVERS_S),
     )
     if action is Action.START:
+        _refuse(ctx, ("page",), "is for a capture that has ended: give it to the stop.")
         _start(given, json=json)
         return
     with asyncio.Runner() as runner:
@@ -214,7 +220,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         sent=captured.sent,
         error=captured.error,
     )
-    _report(report, json=json)
+    _report(report, page, json=json)
 
 
 def _run_of_job(ctx: typer.Context, run: str | None) -> Path:
@@ -266,14 +272,14 @@ def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
     kit.stdout().print(f"profdeck capture stop --run {kit.short(Path(started['run']))}")
 
 
-def _stop(ctx: typer.Context, run: str | None, timeout: float | None, *, json: bool) -> None:
+def _stop(ctx: typer.Context, run: str | None, timeout: float | None, page: Path | None, *, json: bool) -> None:
     if run is None:
         raise ConfigError("Say what to stop: --run RUN, the directory that 'profdeck capture start' has named.")
     _refuse(
         ctx, (*_OF_JOBS, *_OF_SERVERS, "url", "router", "targets", "config"), "is for a start, and a stop has --run."
     )
     servers = _held_capture.stop(Path(run), timeout or _TIMEOUT_OF_HELD_S)
-    _report(Report(run=Path(run), servers=servers), json=json)
+    _report(Report(run=Path(run), servers=servers), page, json=json)
 
 
 @attrs.frozen(kw_only=True)
@@ -288,7 +294,7 @@ class Report:
     error: CaptureError | None = None
 
 
-def _report(captured: Report, *, json: bool) -> None:
+def _report(captured: Report, page: Path | None, *, json: bool) -> None:
     if captured.sent is not None:
         kit.say(str(captured.sent))
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
@@ -309,10 +315,10 @@ def _report(captured: Report, *, json: bool) -> None:
         )
     elif report is not None and captured.error is None:
         ls.show(report)
-        if any(rank.events for found in report.captures for rank in found.ranks):
-            kit.stdout().print()
-            made = captured.captures
-            summary.command([captured.run] if made is None else [capture.directory for capture in made], top=8)
+    if report is not None and captured.error is None:
+        made = captured.captures
+        paths = [captured.run] if made is None else [capture.directory for capture in made]
+        _after_capture.show(report, paths, page, quiet=json)
     if captured.error is not None:
         raise captured.error
     if not complete:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profdeck.base.errors import ProfdeckError
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
+
+if TYPE_CHECKING:
+    from profdeck.traces.analysis.model import RunSummary
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -31,8 +36,19 @@ def command(  # noqa: PLR0913 - the options of a command line
 
     It is one file that loads nothing else, and opens in any browser.
     """
+    from profdeck.traces.sources import find_sources
+
     file = output or Path(f"{run.resolve().name.partition('.')[0]}.html")
-    problems = write([run, *([other] if other else [])], file, devices_only, rules, processes)
+    paths = [run, *([other] if other else [])]
+    count = sum(len(find_sources([path])) for path in paths)
+    runs, problems = [], []
+    for path in paths:
+        found, of_path = _trace_options.summarise_paths(
+            [path], devices_only=devices_only, rules=rules, traces=count, processes=processes
+        )
+        runs.append(found)
+        problems += of_path
+    write(runs, [kit.short(path) for path in paths], file)
     typer.echo(f"{kit.short(file)}: {kit.size(file.stat().st_size)}")
     for problem in problems:
         kit.say(f"error: {problem}")
@@ -40,31 +56,23 @@ def command(  # noqa: PLR0913 - the options of a command line
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
-def write(
-    paths: list[Path],
-    file: Path,
-    devices_only: bool = False,  # noqa: FBT001, FBT002 - an option
-    rules: Path | None = None,
-    processes: int = 0,
-) -> list[str]:
-    """Write the page of one run, or of two; return why some traces could not be read.
+def write(runs: Sequence[RunSummary], labels: Sequence[str], file: Path) -> None:
+    """Write the page of one run, or of two, with the directory that it goes to.
+
+    Args:
+        runs: Summaries with pictures.
+        labels: What to call each.
+        file: Where to.
 
     Raises:
-        TraceError: there is no trace.
-        OSError: the file cannot be written.
+        ProfdeckError: The file cannot be written.
     """
     from profdeck.base.files import replace
-    from profdeck.traces.report.page import buckets_of, write_page
-    from profdeck.traces.sources import find_sources
+    from profdeck.traces.report.page import write_page
 
-    count = sum(len(find_sources([path])) for path in paths)
-    runs, problems = [], []
-    for path in paths:
-        found, of_path = _trace_options.summarise_paths(
-            [path], devices_only=devices_only, rules=rules, buckets=buckets_of(count), processes=processes
-        )
-        runs.append(found)
-        problems += of_path
-    page = write_page(runs, [kit.short(path) for path in paths])
-    replace(file, page.encode("utf-8", "replace"), durable=False)
-    return problems
+    page = write_page(runs, labels)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, page.encode("utf-8", "replace"), durable=False)
+    except OSError as error:
+        raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from profdeck.cli.kit import ExitCode
 from profdeck.traces.tables.of_run import NAMES, table_of
 
 if TYPE_CHECKING:
+    from profdeck.traces.analysis.model import RunSummary
 
     class Rows(StrEnum):
         """What rows ``--csv`` can print."""
@@ -64,17 +66,29 @@ def command(  # noqa: PLR0913  # the options of a command line
         writer.writerow(table.columns)
         writer.writerows(table.rows())
     else:
-        # What only a terminal needs takes a tenth of a second to import.
-        from profdeck.cli._summary_page import MOST_FINDINGS, Screen, page
-        from profdeck.cli._summary_tables import tables
+        show(run, paths, top=top, full=full, full_names=full_names)
+    tell(run, problems)
 
-        console = kit.stdout()
-        width = _page.width_of(console, full_names=full_names)
-        height = console.height if sys.stdout.isatty() and not full else None
-        screen = Screen(width=width, height=height, top=top, findings=None if full else MOST_FINDINGS)
-        _page.show(console, page(run, paths, screen))
-        if full:
-            _page.show(console, [Text(), *tables(run, width, 15 if top is None else top or None)])
+
+def show(
+    run: RunSummary, paths: Sequence[Path], *, top: int | None, full: bool = False, full_names: bool = False
+) -> None:
+    """Print a summary, as the options of the command say."""
+    # What only a terminal needs takes a tenth of a second to import.
+    from profdeck.cli._summary_page import MOST_FINDINGS, Screen, page
+    from profdeck.cli._summary_tables import tables
+
+    console = kit.stdout()
+    width = _page.width_of(console, full_names=full_names)
+    height = console.height if sys.stdout.isatty() and not full else None
+    screen = Screen(width=width, height=height, top=top, findings=None if full else MOST_FINDINGS)
+    _page.show(console, page(run, paths, screen))
+    if full:
+        _page.show(console, [Text(), *tables(run, width, 15 if top is None else top or None)])
+
+
+def tell(run: RunSummary, problems: Sequence[str]) -> None:
+    """Say on stderr what the summary does not cover; end with an exit code if a trace could not be read."""
     for problem in problems:
         kit.say(f"error: {problem}")
     for rank in run.ranks:

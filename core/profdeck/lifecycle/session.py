@@ -27,6 +27,7 @@ from profdeck.base.structuring import unstructure
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.config.targets import TargetsConfig
+from profdeck.lifecycle import last_word
 from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.watch import RequestWatch
 from profdeck.records import manifest, run_directory
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from profdeck.after_run.start import Finishes
 
 logger = logging.getLogger("profdeck")
+
+_SPEAKER = "trainer"
+"""The role that speaks for the job, where there is one; else the first."""
 
 
 @attrs.define
@@ -220,6 +224,8 @@ class Session:
 
     def ended(self, capture: Capture) -> None:
         """Answer the request for a capture that has ended."""
+        if self._speaks:
+            last_word.count(self._run.path, capture)
         self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
 
     def end_step(self) -> None:
@@ -233,6 +239,13 @@ class Session:
         """Take no requests until the next global step."""
         if self._watch is not None:
             self._watch.pause()
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this process is the one of the job that says in the end what was captured."""
+        first = _SPEAKER if _SPEAKER in self.config.roles else next(iter(self.config.roles))
+        lowest = min(self._recorder.expected_ranks, default=0)
+        return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (first, lowest, 0)
 
     def _take_requests(self) -> None:
         try:

@@ -17,7 +17,8 @@ from profdeck.traces.analysis.model import RankSummary, RunSummary
 from profdeck.traces.analysis.run_model import label_of
 from profdeck.traces.loading import summarise
 from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.report.page import buckets_of, write_page
+from profdeck.traces.report.page import write_page
+from profdeck.traces.report.pictures import buckets_of
 from profdeck.traces.tables.of_run import NAMES, table_of
 from profdeck.traces.tables.table import Table, arrow
 

@@ -19,15 +19,6 @@ from profdeck.traces.report.role_section import role_section
 from profdeck.traces.report.run_sections import captures, changes, skew_section
 from profdeck.traces.report.timeline_data import timeline_data
 
-_BUCKETS = {8: 1024, 24: 512}
-"""How many parts pictures have, by the most traces that they may be of."""
-_FEWEST_BUCKETS = 256
-
-
-def buckets_of(traces: int) -> int:
-    """Return how many parts the pictures of so many traces have, so that the page stays small."""
-    return next((buckets for most, buckets in _BUCKETS.items() if traces <= most), _FEWEST_BUCKETS)
-
 
 def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
     """Return the page as HTML.

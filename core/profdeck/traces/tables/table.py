@@ -63,7 +63,7 @@ class Table:
         return pl.DataFrame(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Hand it to whoever speaks Arrow's C stream interface, such as DuckDB and polars."""
+        """Hand it to what speaks Arrow's C stream interface, such as DuckDB and polars."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def _repr_html_(self) -> str:

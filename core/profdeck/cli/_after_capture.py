@@ -1,0 +1,42 @@
+"""What a capture shows when it is over, beside its files: where the time went, and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profdeck.cli import _trace_options, kit, report, summary
+from profdeck.verification.reports import RunReport
+
+Page = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Also write what `profdeck report` says of it.")
+]
+
+
+def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: bool) -> None:
+    """Print the summary of what was captured, and write its page if that is wanted.
+
+    Args:
+        found: What was captured.
+        paths: The directories of its captures.
+        page: Where the page goes.
+        quiet: Whether to print nothing.
+    """
+    if not any(rank.events for capture in found.captures for rank in capture.ranks):
+        if page is not None:
+            kit.warn(f"{kit.short(page)} is not written: there are no events.")
+        return
+    if quiet and page is None:
+        return
+    traces = sum(len(capture.ranks) for capture in found.captures) if page is not None else 0
+    run, problems = _trace_options.summarise_paths(paths, traces=traces)
+    if not quiet:
+        kit.stdout().print()
+        summary.show(run, paths, top=8)
+    if page is not None:
+        report.write([run], [", ".join(map(kit.short, paths))], page)
+        kit.say(f"{kit.short(page)}: {kit.size(page.stat().st_size)}")
+    summary.tell(run, problems)

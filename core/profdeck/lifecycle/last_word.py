@@ -1,0 +1,62 @@
+"""What a job says of its captures when it ends: once, where they are and how to look at them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+import attrs
+
+from profdeck.records.capture import Capture
+from profdeck.records.status import Status
+
+
+@attrs.define
+class _Counts:
+    captures: int = 0
+    poor: int = 0
+
+
+_runs: dict[Path, _Counts] = {}
+_pid = 0
+
+
+def count(run: Path, capture: Capture) -> None:
+    """Count a capture of a run that has ended in this process, which speaks for the job."""
+    global _pid  # noqa: PLW0603 - what is said at the exit belongs to the process
+    if not _pid:
+        atexit.register(_say)
+    if _pid != os.getpid():  # a child that was forked has not made the captures of its parent
+        _pid = os.getpid()
+        _runs.clear()
+    counts = _runs.setdefault(run, _Counts())
+    counts.captures += 1
+    counts.poor += capture.status is not Status.COMPLETE
+
+
+def withdraw() -> None:
+    """Say nothing of what has been captured: the caller does."""
+    _runs.clear()
+
+
+def _say() -> None:
+    if _pid != os.getpid() or not logging.getLogger("profdeck").isEnabledFor(logging.WARNING):
+        return
+    for path, counts in _runs.items():
+        run = shown(path)
+        what = f"{counts.captures} capture{'' if counts.captures == 1 else 's'} in {run}"
+        poor = f", {counts.poor} not complete: profdeck ls {run} says why" if counts.poor else ""
+        with contextlib.suppress(OSError, ValueError):  # a stream that is closed
+            sys.stderr.write(f"profdeck: {what}{poor}. Next: profdeck summary {run}\n")
+            sys.stderr.flush()
+
+
+def shown(path: Path) -> str:
+    """Write a path as one would type it here."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
