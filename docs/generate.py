@@ -48,6 +48,7 @@ from profdeck.traces.analysis import (
     summary,
 )
 from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.findings import device_rules, host_rules, run_rules
 from profdeck.traces.reading import reader, trace
 from profdeck.traces.writing import slim, trim, windows
 
@@ -376,6 +377,14 @@ def idle_causes() -> str:
     )
 
 
+def findings() -> str:
+    """List the rules for findings."""
+    single = [rule for rules in (device_rules.RULES, host_rules.RULES) for rule in rules]
+    rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, run_rules.slow_links]
+    rules += [run_rules.few_steps, run_rules.incomplete]
+    return "\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in rules)
+
+
 def kernel_classes() -> str:
     """List the classes of the built-in table."""
     names = sorted({rule.category for rule in classes._RULES})  # noqa: SLF001  # there is no other list of them
@@ -442,6 +451,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "library-class": lambda: members(api.Library),
     "profiler": lambda: members(profiler.Profiler),
     "fleet": lambda: members(Fleet),
+    "findings": findings,
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
     "trace-functions": trace_functions,

@@ -6,6 +6,7 @@ Each tells what it loaded and what went wrong on the page, and evaluates express
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
@@ -50,6 +51,10 @@ class Page:
     async def press(self, key: str) -> None:
         """Press a key in the page."""
         await self._send("press", key)
+
+    async def screenshot(self, width: int, height: int) -> bytes:
+        """Return a PNG of the page in a window of this size; of Chromium only."""
+        return base64.b64decode(await self._send("screenshot", f"{width} {height}"))
 
     async def open(self, url: str) -> None:
         """Open another page, and wait until it is loaded."""
@@ -129,6 +134,15 @@ async def _line(process: asyncio.subprocess.Process, pattern: str) -> str:
     raise AssertionError(f"the browser ended without saying {pattern}")
 
 
+def _note_of_chromium(page: Page, method: str, params: dict[str, Any]) -> None:
+    if method == "Network.requestWillBeSent":
+        page.requests.append(params["request"]["url"])
+    elif method == "Runtime.exceptionThrown":
+        page.errors.append(json.dumps(params["exceptionDetails"])[:500])
+    elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+        page.errors.append(params["entry"]["text"])
+
+
 @contextlib.asynccontextmanager
 async def _chromium(
     session: aiohttp.ClientSession, path: str, profile: Path, dark: bool, scripts: bool
@@ -141,14 +155,9 @@ async def _chromium(
         loaded = asyncio.Event()
 
         def on_event(method: str, params: dict[str, Any]) -> None:
-            if method == "Network.requestWillBeSent":
-                page.requests.append(params["request"]["url"])
-            elif method == "Runtime.exceptionThrown":
-                page.errors.append(json.dumps(params["exceptionDetails"])[:500])
-            elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
-                page.errors.append(params["entry"]["text"])
-            elif method == "Page.loadEventFired":
+            if method == "Page.loadEventFired":
                 loaded.set()
+            _note_of_chromium(page, method, params)
 
         connection = _Connection(await session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0), on_event)
 
@@ -157,6 +166,12 @@ async def _chromium(
                 loaded.clear()
                 await connection.call("Page.navigate", url=value)
                 await asyncio.wait_for(loaded.wait(), START_S)
+            elif what == "screenshot":
+                width, height = map(int, value.split())
+                size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+                await connection.call("Emulation.setDeviceMetricsOverride", **size)
+                await asyncio.sleep(1)  # until what is drawn at leisure is there
+                return (await connection.call("Page.captureScreenshot"))["data"]
             elif what == "press":
                 event = {"key": value, "text": value if len(value) == 1 else ""}
                 await connection.call("Input.dispatchKeyEvent", type="keyDown", **event)

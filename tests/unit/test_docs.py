@@ -271,3 +271,16 @@ def anchors(page: Path) -> set[str]:
         found[slug] = number + 1
         result.add(f"{slug}-{number}" if number else slug)
     return result
+
+
+def test_pictures_are_current() -> None:
+    """`docs/pictures.py` makes them; each holds a digest of what decides how it looks."""
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    for name in pictures.SOURCES:
+        picture = (DOCS / "images" / name).read_bytes()
+        assert pictures.recorded(picture) == pictures.digest(name), f"{name} is stale; run: python docs/pictures.py"
+        assert len(picture) < 300_000

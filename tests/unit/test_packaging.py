@@ -39,7 +39,9 @@ def test_the_version_is_said_once_in_effect() -> None:
 
 
 def test_there_is_an_extra_per_library_and_none_for_all() -> None:
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"torch", "vllm", "sglang", "npu", "ray", "verl"}
+    features = {"tables", "view"}
+    libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == libraries | features
 
 
 def test_every_entry_point_leads_somewhere() -> None:

@@ -32,6 +32,7 @@ _OWN = {
     "ls": "List a run's captures, or the runs; exit with 1 if incomplete.",
     "summary": "Say where the time went, and what stands out.",
     "report": "Write a page with findings, timelines and tables.",
+    "view": "Show traces in Perfetto; nothing is uploaded.",
     "diff": "Compare two runs: what got slower or faster.",
     "merge": "Merge traces into one that Perfetto opens.",
     "trim": "Trim a trace to steps, iterations, a time or categories.",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import append_file, new_file
@@ -24,6 +25,8 @@ from profdeck.traces.writing.selection import WORK_CATEGORIES, Selection
 
 LANES = DEVICE_CATEGORIES | DEVICE_PROCESSES | {ANNOTATION, DEVICE_ANNOTATION}
 """What a slim trace has if nothing else is asked for: the work of devices, and annotations."""
+WITH_OPERATORS = LANES | {"cpu_op", "cuda_driver", "cuda_runtime", "CANN", "Python"}
+"""The same with operators and the calls of the device's runtime; the last two are processes of Ascend's traces."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +50,8 @@ class SlimTrace:
 
     slices: int
     """How many events."""
+    device_slices: int
+    """How many of them are work of devices."""
     size_bytes: int
     problems: tuple[str, ...]
     """For each source that is not whole, what is wrong with it; what is readable is in the file."""
@@ -96,7 +101,10 @@ def write_slim(
         for source, part in zip(sources, written, strict=True)
         if part.problem
     )
-    return SlimTrace(sum(part.slices for part in written), size_bytes, problems)
+    slices, of_devices = (
+        sum(counts) for counts in zip(*((part.slices, part.device_slices) for part in written), strict=True)
+    )
+    return SlimTrace(slices, of_devices, size_bytes, problems)
 
 
 @attrs.frozen
@@ -113,6 +121,7 @@ class _Task:
 @attrs.frozen
 class _Part:
     slices: int
+    device_slices: int
     problem: str | None
 
 
@@ -128,7 +137,7 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
         process_names=trace.process_names,
         thread_names=trace.thread_names,
     )
-    count = _Count()
+    count = _Count(trace.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES))
     deflater = gzip_deflater()
     with task.part.open("xb") as out:
         try:
@@ -138,18 +147,21 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
             raise TraceError(f"{source.path}: {error}: no viewer can show that.") from error
         if task.gzip:
             out.write(deflater.flush())
-    return _Part(count.slices, trace.check.problem)
+    return _Part(count.slices, count.device_slices, trace.check.problem)
 
 
 class _Count:
     """Counts the events that pass."""
 
-    def __init__(self) -> None:
-        self.slices = 0
+    def __init__(self, is_device: NDArray[np.bool_]) -> None:
+        self.slices = self.device_slices = 0
+        self._is_device = is_device
+        """By name."""
 
     def of(self, slices: Iterator[Slice]) -> Iterator[Slice]:
         for piece in slices:
             self.slices += int(piece.first.sum())
+            self.device_slices += int(self._is_device[piece.columns.name[piece.first]].sum())
             yield piece
 
 

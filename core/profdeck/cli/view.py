@@ -1,0 +1,112 @@
+"""`profdeck view`: traces in Perfetto, on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profdeck.base.errors import ConfigError
+from profdeck.cli import _merged, _trace_options, _trace_part, kit
+
+_READY = (".pftrace", ".pftrace.gz", ".perfetto-trace")
+
+
+def command(  # noqa: PLR0913 - the options of a command line
+    paths: _trace_options.Paths,
+    *,
+    operators: Annotated[
+        bool | None,
+        typer.Option(
+            "--operators/--no-operators",
+            help="Also show operators and calls of the runtime. Default: where nothing ran on devices.",
+            show_default=False,
+        ),
+    ] = None,
+    align: _merged.Align = None,
+    role: _merged.Role = None,
+    rank: _merged.Rank = None,
+    steps: _trace_part.Steps = None,
+    iterations: _trace_part.Iterations = None,
+    time: _trace_part.Time = None,
+    ui: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Perfetto's user interface, unpacked. Default: that of the extra profdeck[view], or else "
+            "ui.perfetto.dev, which is handed the trace inside of the browser.",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Which port; 0: any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open a browser.")] = True,
+    processes: _trace_options.Processes = 0,
+) -> None:
+    """Show traces in Perfetto; nothing is uploaded. Ends with Ctrl+C."""
+    from profdeck.viewer.ui import find_ui
+
+    interface = find_ui(ui)
+    part = _trace_part.TracePart.of(steps, iterations, time, None)
+    with tempfile.TemporaryDirectory(prefix="profdeck-view-", ignore_cleanup_errors=True) as directory:
+        if any(path.name.endswith(_READY) for path in paths):
+            if len(paths) > 1 or not part.is_all or not paths[0].is_file():
+                raise ConfigError("A trace of Perfetto's own is shown by itself and whole: give no more than its path.")
+            trace = paths[0]
+        else:
+            merge = _merged.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
+            trace = _converted(merge, Path(directory), operators)
+        try:
+            asyncio.run(_serve(trace, ", ".join(map(kit.short, paths)), interface, port, browser))
+        except OSError as error:
+            raise ConfigError(f"--port {port} cannot be used: {os.strerror(error.errno or 0)}.") from None
+
+
+def _converted(merge: _merged.Merge, directory: Path, operators: bool | None) -> Path:  # noqa: FBT001 - an option
+    """Write a slim trace; with operators, if that is wanted or nothing ran on devices."""
+    from profdeck.base.errors import TraceError
+
+    written = None
+    trace = directory / "slim.pftrace"
+    if not operators:
+        with contextlib.suppress(*() if operators is False else (TraceError,)):
+            written = _merged.write(merge, trace)
+    if written is None or (operators is None and not written.device_events):
+        trace = directory / "operators.pftrace"
+        written = _merged.write(_merged.with_operators(merge), trace)
+    for problem in written.problems:
+        kit.warn(f"{problem} What is readable is shown.")
+    kit.say(f"{len(written.sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}")
+    return trace
+
+
+async def _serve(trace: Path, title: str, ui: Path | None, port: int, browser: bool) -> None:  # noqa: FBT001
+    from profdeck.viewer.server import serve
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for end in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(end, ended.set)
+    async with serve(trace, title, ui, port=port) as url:
+        typer.echo(url)
+        sys.stdout.flush()
+        opened = browser and _has_display() and await asyncio.to_thread(webbrowser.open, url)
+        if not opened:
+            number = url.split(":")[2].partition("/")[0]
+            kit.say(f"From another machine: ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}, and open that.")
+        kit.say("Ctrl+C ends it.")
+        await ended.wait()
+
+
+def _has_display() -> bool:
+    """Tell whether a browser would be seen: not in a session from another machine."""
+    return "SSH_CONNECTION" not in os.environ and (
+        sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    )

@@ -1,0 +1,107 @@
+"""Makes the pictures of the docs from a run of `profdeck demo`: the page, the terminal, Perfetto.
+
+Run ``python docs/pictures.py`` in an environment with torch, the extra ``view`` and Chromium. Each picture holds a
+digest of the sources that decide what it looks like; a test tells when one is stale.
+"""  # noqa: INP001  # a script, not a package
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+_CORE = ROOT / "core" / "profdeck"
+SOURCES = {
+    "report.png": [_CORE / "traces" / "report" / name for name in ("page.css", "page.html.jinja", "page.js")],
+    "terminal.png": [_CORE / "cli" / "_summary_page.py"],
+    "perfetto.png": [_CORE / "traces" / "writing" / "perfetto.py"],
+}
+_KEYWORD = b"Source"
+
+
+def digest(name: str) -> bytes:
+    """Return the digest of what decides how a picture looks."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES[name])).hexdigest().encode()
+
+
+def recorded(png: bytes) -> bytes | None:
+    """Return the digest in a picture."""
+    at = 8
+    while at < len(png):
+        length, kind = struct.unpack(">I4s", png[at : at + 8])
+        data = png[at + 8 : at + 8 + length]
+        if kind == b"tEXt" and data.startswith(_KEYWORD + b"\0"):
+            return data.partition(b"\0")[2]
+        at += length + 12
+    return None
+
+
+def _with_digest(png: bytes, name: str) -> bytes:
+    data = b"tEXt" + _KEYWORD + b"\0" + digest(name)
+    chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+    return png[:33] + chunk + png[33:]  # behind the signature and IHDR
+
+
+def _profdeck(directory: Path, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "profdeck", *arguments],
+        check=True, cwd=directory, env=os.environ | environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def _terminal_page(shown: str, file: Path) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, width=100, file=Path(os.devnull).open("w"))  # noqa: SIM115
+    console.print(Text("$ profdeck summary profiles/demo-1", style="bold"))
+    console.print(Text.from_ansi(shown))
+    page = console.export_html(inline_styles=True)
+    file.write_text(page.replace("<body>", '<body style="margin:16px;width:880px">'), encoding="utf-8")
+
+
+async def _main() -> None:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from browsers import browse
+    from profdeck.viewer.server import serve
+    from profdeck.viewer.ui import find_ui
+
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        _profdeck(directory, "demo")
+        run, page = directory / "profiles" / "demo-1", directory / "profiles" / "demo-1.html"
+        shown = _profdeck(
+            directory, "summary", "profiles/demo-1", "--top", "5", COLUMNS="100", FORCE_COLOR="1", TERM="xterm-256color"
+        )
+        _terminal_page(shown, directory / "terminal.html")
+        trace = directory / "demo.pftrace"
+        _profdeck(
+            directory, "merge", str(run), "-o", str(trace), "--category", "cpu_op", "--category", "user_annotation"
+        )
+        async with browse("chromium") as browser:
+            await browser.open(page.as_uri())
+            await browser.until("document.getElementById('canvas').dataset.redraw")
+            pictures = {"report.png": await browser.screenshot(1180, 980)}
+            await browser.open((directory / "terminal.html").as_uri())
+            height = await browser.evaluate("document.body.scrollHeight")
+            pictures["terminal.png"] = await browser.screenshot(912, height + 32)
+            async with serve(trace, "demo-1", find_ui(None)) as url:
+                await browser.open(url)
+                await browser.until("document.body.innerText.includes('rank 1')", 60)
+                pictures["perfetto.png"] = await browser.screenshot(1180, 720)
+    for name, png in pictures.items():
+        (IMAGES / name).write_bytes(_with_digest(png, name))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
