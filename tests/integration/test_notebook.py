@@ -21,7 +21,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []
             exec("".join(cell["source"]), names)  # noqa: S102 - our own
-    assert "data_loading" in str(names["stages"])
+    assert set(names["stages"]["rank"]) == {0, 1}  # type: ignore[index]
     assert len(names["starts"]) > 5  # type: ignore[arg-type]
 
 

@@ -14,7 +14,9 @@ import pytest
 
 from browsers import Page, browse
 from gpu_job import GpuJob
-from profdeck.cli.report import write
+from profdeck.traces.loading import summarise
+from profdeck.traces.report.page import write_page
+from profdeck.traces.report.pictures import buckets_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,7 +33,10 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
 
 def page_of(directory: Path, *runs: Path) -> Path:
     page = directory / "report.html"
-    assert write(list(runs), page) == []
+    buckets = buckets_of(sum(len([*run.iterdir()]) for run in runs))
+    found = [summarise([run], buckets=buckets) for run in runs]
+    assert [errors for _, errors in found] == [[]] * len(runs)
+    page.write_text(write_page([summary for summary, _ in found], list(map(str, runs))), encoding="utf-8")
     return page
 
 

@@ -169,9 +169,8 @@ def test_perfetto_shows_tracks_and_tells_nobody(job: Path, browser: str) -> None
         async with view(job) as url, browse(browser) as page:
             await page.open(url)
             # Canvases have no text; the shells of tracks do.
-            await page.until(
-                "document.body.innerText.includes('rank 1') && document.body.innerText.includes('stream 7')", 90
-            )
+            text = "document.body.innerText"
+            await page.until(f"{text}.includes('rank1.trace.json.gz') && {text}.includes('stream 7')", 90)
             origin = url.rsplit("/", 2)[0]
             foreign = [one for one in page.requests if not one.startswith((origin, "data:", "blob:", "about:"))]
             blocked = [error for error in page.errors if "Content Security Policy" in error]
@@ -186,7 +185,12 @@ def test_what_cannot_be_shown_is_said(job: Path, tmp_path: Path) -> None:
             sys.executable, "-m", "profdeck", "view", *map(str, arguments),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
+        try:
+            stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:  # it serves
+                process.kill()
+                await process.wait()
         assert process.returncode
         assert stdout == b""
         assert b"Traceback" not in stderr

@@ -25,11 +25,15 @@ _runs: dict[Path, _Counts] = {}
 _pid = 0
 
 
+def expect() -> None:
+    """Speak when this process ends, after all that comes to be registered later."""
+    atexit.unregister(_say)
+    atexit.register(_say)
+
+
 def count(run: Path, capture: Capture) -> None:
     """Count a capture of a run that has ended in this process, which speaks for the job."""
     global _pid  # noqa: PLW0603 - what is said at the exit belongs to the process
-    if not _pid:
-        atexit.register(_say)
     if _pid != os.getpid():  # a child that was forked has not made the captures of its parent
         _pid = os.getpid()
         _runs.clear()

@@ -124,6 +124,8 @@ class Session:
             ),
             recorder=attrs.evolve(recorder, expected_ranks=expected),
         )
+        if session._speaks:
+            last_word.expect()
         listeners = tuple(name for name in config.listeners if _is_told_at_the_finish(name))
         if config.finish.command is not None or listeners:
             from profdeck.after_run.start import Finishes
