@@ -53,7 +53,7 @@ def _of_rank(rank: RankSummary, width: int, limit: int | None) -> _Table:
         lines += _device(device, rank.span_us)
     makers: tuple[Callable[[RankSummary, int, int | None], _Table], ...] = (
         _iterations, _steps, _recorder_steps, _cores, _classes, _kernels, _copies, _runtime, _collectives, _calls,
-        _links, _operators, _annotations,
+        _links, _operators, _annotations, _functions,
     )  # fmt: skip
     for make in makers:
         if table := make(rank, width, limit):
@@ -214,6 +214,12 @@ def _runtime(rank: RankSummary, width: int, limit: int | None) -> _Table:
     ]
     header = ("calls", "total ms", "max us", "does", "runtime call")
     return _with_rest(aligned(header, rows, width, left=("does",)), len(rank.runtime), limit)
+
+
+def _functions(rank: RankSummary, width: int, limit: int | None) -> _Table:
+    rows = [[f"{one.count:,}", _ms(one.self_us), _ms(one.total_us), one.name] for one in rank.functions[:limit]]
+    header = ("calls", "own ms", "total ms", "Python function")
+    return _with_rest(aligned(header, rows, width), len(rank.functions), limit)
 
 
 def _collectives(rank: RankSummary, width: int, limit: int | None) -> _Table:

@@ -2,45 +2,82 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profdeck.base.errors import TraceError
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 
+if TYPE_CHECKING:
+    from profdeck.traces.analysis.model import RunSummary
 
-def command(
+
+def command(  # noqa: PLR0913 - the options of a command line
     run: _trace_options.Run,
     *,
     parquet: Annotated[
-        Path, typer.Option("--parquet", metavar="DIR", help="Write each table that has rows as a Parquet file in it.")
-    ],
+        Path | None,
+        typer.Option("--parquet", metavar="DIR", help="Write each table that has rows as a Parquet file in it."),
+    ] = None,
+    speedscope: Annotated[
+        Path | None,
+        typer.Option("--speedscope", metavar="FILE", help="Write the stacks, where recorded, for speedscope.app."),
+    ] = None,
     devices_only: _trace_options.DevicesOnly = False,
     rules: _trace_options.Rules = None,
     processes: _trace_options.Processes = 0,
 ) -> None:
     """Write the tables of a run for other tools."""
-    from profdeck.traces.tables.of_run import NAMES, table_of
-    from profdeck.traces.tables.table import arrow
+    if parquet is None and speedscope is None:
+        raise typer.BadParameter("Say what to write: --parquet DIR, --speedscope FILE, or both.")
+    if parquet is not None:
+        from profdeck.traces.tables.table import arrow
 
-    arrow()  # before anything is read
-    import pyarrow.parquet as pq
-
+        arrow()  # before anything is read
     summary, problems = _trace_options.summarise_paths(
         [run], devices_only=devices_only, rules=rules, processes=processes
     )
-    parquet.mkdir(parents=True, exist_ok=True)
+    if parquet is not None:
+        _write_parquet(summary, parquet)
+    if speedscope is not None:
+        _write_speedscope(summary, speedscope)
+    for problem in problems:
+        kit.say(f"error: {problem}")
+    if problems:
+        raise typer.Exit(ExitCode.UNREADABLE)
+
+
+def _write_parquet(run: RunSummary, directory: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from profdeck.traces.tables.of_run import NAMES, table_of
+
+    directory.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
-        table = table_of(summary, name).to_arrow()
-        file = parquet / f"{name}.parquet"
+        table = table_of(run, name).to_arrow()
+        file = directory / f"{name}.parquet"
         if table.num_rows:
             pq.write_table(table, file)
             typer.echo(f"{kit.short(file)}: {table.num_rows:,} rows")
         else:
             file.unlink(missing_ok=True)  # of an earlier export
-    for problem in problems:
-        kit.say(f"error: {problem}")
-    if problems:
-        raise typer.Exit(ExitCode.UNREADABLE)
+
+
+def _write_speedscope(run: RunSummary, file: Path) -> None:
+    """Write the document.
+
+    Raises:
+        TraceError: There are no stacks.
+    """
+    from profdeck.base.files import replace
+    from profdeck.traces.tables.speedscope import speedscope
+
+    document = speedscope(run)
+    if document is None:
+        raise TraceError("No trace has stacks. Record them: with_stack is an option of the recorder.")
+    replace(file, json.dumps(document, separators=(",", ":")).encode(), durable=False)
+    typer.echo(f"{kit.short(file)}: {len(document['profiles'])} profiles, {kit.size(file.stat().st_size)}")

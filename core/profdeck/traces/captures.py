@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -13,29 +15,47 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE
 from profdeck.records.status import Status
 from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.analysis.run_model import CaptureStatus
+from profdeck.traces.analysis.run_model import CaptureStatus, RecordingAbout
 from profdeck.traces.kinds import files_below
 
 
-def captures_below(paths: Sequence[Path], ranks: Sequence[RankSummary]) -> tuple[CaptureStatus, ...]:
-    """Return the state of each rank of each capture below the directories among some paths.
+def manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
+    """Return the manifests in the directories among some paths, by their files; `profdeck ls` reports bad ones."""
+    manifests: dict[Path, Manifest] = {}
+    for path in paths:
+        for file in sorted(files_below(path)) if path.is_dir() else ():
+            if is_manifest(file):
+                with contextlib.suppress(ProfdeckError):
+                    manifests[file] = read_manifest(file)
+    return manifests
+
+
+def recordings_of(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
+    """Return with what each role was recorded, each way once."""
+    found = {
+        RecordingAbout(
+            role=manifest.role,
+            backend=manifest.backend,
+            versions=", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
+            options=json.dumps(manifest.options, sort_keys=True),
+            profdeck=manifest.profdeck,
+        ): None
+        for manifest in manifests
+    }
+    return tuple(found)
+
+
+def captures_below(manifests: Mapping[Path, Manifest], ranks: Sequence[RankSummary]) -> tuple[CaptureStatus, ...]:
+    """Return the state of each rank of each capture that some manifests are of.
 
     The traces are not read again: a file is whole if its summary says so. `profdeck ls` reads them to their ends and
     compares sizes and sums, too.
 
     Args:
-        paths: Runs, captures, directories; what is a file has no captures.
+        manifests: By their files.
         ranks: The summaries of the traces that were read.
     """
     broken = {rank.path: rank.problem for rank in ranks if rank.problem}
-    manifests: dict[Path, Manifest] = {}
-    for path in paths:
-        for file in sorted(files_below(path)) if path.is_dir() else ():
-            if is_manifest(file):
-                try:
-                    manifests[file] = read_manifest(file)
-                except ProfdeckError:  # `profdeck ls` reports it
-                    continue
     states = [_state(file, manifest, broken) for file, manifest in manifests.items()]
     absent = _absent(manifests)
     found = [state for state in states if state.rank is not None or state.status != Status.COMPLETE]
@@ -87,7 +107,7 @@ def _has_content(path: Path) -> bool:
     return path.is_dir() or (path.is_file() and path.stat().st_size > 0)
 
 
-def _absent(manifests: dict[Path, Manifest]) -> Iterator[CaptureStatus]:
+def _absent(manifests: Mapping[Path, Manifest]) -> Iterator[CaptureStatus]:
     """Yield the ranks that should have recorded and left no manifest, by those of their capture or of its target."""
     captures: dict[tuple[Path, str | None], list[Manifest]] = {}
     for file, manifest in manifests.items():

@@ -12,7 +12,7 @@ from profdeck.base.progress import Progress
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_summary import summarise_run
-from profdeck.traces.captures import captures_below, silent_roles
+from profdeck.traces.captures import captures_below, manifests_below, recordings_of, silent_roles
 from profdeck.traces.findings.finding import findings_of
 from profdeck.traces.recognition import FileFormat, format_of
 from profdeck.traces.sources import find_sources
@@ -63,6 +63,8 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         ray=ray,
         on_progress=on_progress,
     )
-    captures = captures_below(paths, run.ranks)
-    run = attrs.evolve(run, captures=captures, silent_roles=silent_roles(paths, captures))
+    manifests = manifests_below(paths)
+    captures = captures_below(manifests, run.ranks)
+    recordings, silent = recordings_of(manifests.values()), silent_roles(paths, captures)
+    run = attrs.evolve(run, captures=captures, recordings=recordings, silent_roles=silent)
     return attrs.evolve(run, findings=findings_of(run)), errors

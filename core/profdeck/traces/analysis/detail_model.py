@@ -152,6 +152,32 @@ class CollectiveCalls:
 
 
 @attrs.frozen(kw_only=True)
+class StackFrame:
+    """A function, operator or annotation, called from one place: a node of the tree of calls."""
+
+    name: str
+    parent: int | None
+    """The index of what called it, which stands before it; ``None`` for a thread."""
+    count: int
+    total_us: float
+    self_us: float
+    """Without what it called, as far as that has frames of its own: less than 0.1 % of all is the caller's."""
+
+
+@attrs.frozen(kw_only=True)
+class FunctionTime:
+    """All calls of one Python function."""
+
+    name: str
+    """With its file and line."""
+    count: int
+    self_us: float
+    """In which it was the innermost function, operator or annotation open on its thread."""
+    total_us: float
+    """A call of it by itself, directly or not, counts once."""
+
+
+@attrs.frozen(kw_only=True)
 class TimelineMark:
     """A step, an iteration or a stage in a picture."""
 

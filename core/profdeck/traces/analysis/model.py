@@ -14,15 +14,17 @@ import attrs
 from profdeck.traces.analysis.detail_model import (
     CollectiveCalls,
     DurationBin,
+    FunctionTime,
     HostTimes,
     IdleCause,
     PerStep,
     RuntimeCalls,
+    StackFrame,
     StepOfDevice,
     Timeline,
 )
 from profdeck.traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
-from profdeck.traces.analysis.run_model import CaptureStatus, Finding
+from profdeck.traces.analysis.run_model import CaptureStatus, Finding, RecordingAbout
 from profdeck.traces.reading.identifiers import Id
 
 
@@ -244,6 +246,10 @@ class RankSummary:
     """Without the bins that no kernel is in."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """By total time, longest first."""
+    functions: tuple[FunctionTime, ...] = ()
+    """By self time, longest first, 200 at most. Like the next one only there where stacks were recorded."""
+    stacks: tuple[StackFrame, ...] = ()
+    """The tree of calls: the 2,000 nodes with the most time of those with 0.1 % of it or more."""
     timelines: tuple[Timeline, ...] = ()
     """Pictures, where they were asked for: of all that was recorded, and of a typical step."""
     unit: str | None = None
@@ -303,6 +309,8 @@ class RunSummary:
     skew: tuple[GroupSkew, ...]
     captures: tuple[CaptureStatus, ...] = ()
     """Of the directories that were given, whether their traces can be read or not."""
+    recordings: tuple[RecordingAbout, ...] = ()
+    """With what each role was recorded, by the manifests; each way once."""
     silent_roles: tuple[str, ...] = ()
     """Roles of a run that recorded nothing."""
     findings: tuple[Finding, ...] = ()

@@ -27,6 +27,20 @@ class CaptureStatus:
 
 
 @attrs.frozen(kw_only=True)
+class RecordingAbout:
+    """With what a role was recorded."""
+
+    role: str
+    backend: str
+    versions: str
+    """Of what recorded: ``torch 2.13.0``."""
+    options: str
+    """All options of the backend, as a JSON object."""
+    profdeck: str
+    """Its version."""
+
+
+@attrs.frozen(kw_only=True)
 class Evidence:
     """Where to look: a part of one trace."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from profdeck.base.progress import Progress
 from profdeck.records.artifact import CLOCK_ANCHOR
 from profdeck.traces.analysis.by_name import NameSums
+from profdeck.traces.analysis.call_tree import CallTree
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck.traces.analysis.collectives import Collectives, collective_calls, is_message
 from profdeck.traces.analysis.detail_model import Timeline
@@ -160,6 +161,7 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(trace.marks, is_stage, steps)
+        self._calls = CallTree(tables, self._is_operator | is_stage, trace.thread_names)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
         self._devices = DeviceTimes(tables, self._work, trace.device_names, steps, with_host=self._host is not None)
         self._collectives: list[Columns] = []
@@ -208,6 +210,7 @@ class _Summary:
         self._steps.add_operators(piece.order_ns[used], columns.name[used], own[operators])
         used = np.flatnonzero(self._is_annotation[columns.name])
         self._steps.add_annotations(piece.order_ns[used], columns.name[used], duration[used])
+        self._calls.add(piece)
         host = self._host.of(piece) if self._host else None
         if host is not None:
             self._stages.add(piece, host)
@@ -253,6 +256,8 @@ class _Summary:
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
             collectives=collective_calls(trace.collectives, concatenated(trace.tables, self._collectives)),
+            functions=self._calls.functions(),
+            stacks=self._calls.frames(),
             unit=self._source.unit,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,20 +36,21 @@ def self_times(track: NDArray[np.integer], start: Int, end: Int, whole: tuple[In
     own = end - start
     used = np.flatnonzero(own > 0)  # the empty ones own nothing and would blur the nesting
     whole_start, whole_end = whole or (start, end)
-    in_order = used[_nesting_order(track[used], whole_start[used], whole_end[used])]
+    in_order = used[nesting_order(track[used], whole_start[used], whole_end[used])]
     limits = np.flatnonzero(np.diff(track[in_order])) + 1
     for of_track in np.split(in_order, limits):
         starts, ends = start[of_track], end[of_track]
-        parent = _parents(starts, ends)
-        if parent is None:
+        nested = nesting(starts, ends)
+        if nested is None:
             own[of_track] = _owned(starts, ends)
         else:
+            parent = nested.parent
             children = np.flatnonzero(parent >= 0)
             np.subtract.at(own, of_track[parent[children]], (ends - starts)[children])
     return own
 
 
-def _nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
+def nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
     """Return the order by track, then start, the longest first."""
     if len(start) and (np.diff(start) >= 0).all():  # then tracks, of which there are few, are sorted in linear time
         order = np.argsort(track.astype(np.int16) if track.max() <= _MAX_INT16 else track, kind="stable")
@@ -58,8 +60,17 @@ def _nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
     return np.lexsort((-end, start, track))
 
 
-def _parents(starts: Int, ends: Int) -> Int | None:
-    """Return the index of each interval's parent, -1 for the outermost; ``None`` if they do not nest.
+class Nesting(NamedTuple):
+    """How intervals lie in each other."""
+
+    parent: Int
+    """The index of each one's parent, -1 for the outermost."""
+    levels: list[Int]
+    """The indices of the outermost, of those inside of these, and so on."""
+
+
+def nesting(starts: Int, ends: Int) -> Nesting | None:
+    """Return how intervals lie in each other; ``None`` if they do not nest.
 
     The intervals are sorted by start, longest first. The depth of one is how many earlier ones are still open.
     If they nest, the parent is the last earlier interval one level up. If each lies inside the parent found that
@@ -78,7 +89,7 @@ def _parents(starts: Int, ends: Int) -> Int | None:
         parent[level] = above[found]
         if (ends[level] > ends[parent[level]]).any():
             return None
-    return parent
+    return Nesting(parent, levels)
 
 
 def _owned(starts: Int, ends: Int) -> Int:

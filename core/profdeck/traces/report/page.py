@@ -16,7 +16,7 @@ from profdeck.base.version import __version__
 from profdeck.traces.analysis.model import RankSummary, RunSummary
 from profdeck.traces.overview import about, not_complete, teams_of
 from profdeck.traces.report.role_section import role_section
-from profdeck.traces.report.run_sections import captures, changes, skew_section
+from profdeck.traces.report.run_sections import captures, changes, recordings, skew_section
 from profdeck.traces.report.timeline_data import timeline_data
 
 
@@ -36,6 +36,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
     style, script = (_file(name) for name in ("page.css", "page.js"))
     verdicts = changes(runs) if len(runs) > 1 else []
     capture_columns, capture_rows = captures(run)
+    recording_columns, recording_rows = recordings(run)
     context = {
         "title": " and ".join(labels),
         "about": about(run, teams),
@@ -49,6 +50,8 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
         "skew": [skew_section(group, number) for number, group in enumerate(run.skew) if group.ranks],
         "captures": capture_rows,
         "capture_columns": capture_columns,
+        "recordings": recording_rows,
+        "recording_columns": recording_columns,
         "version": __version__,
         "style": Markup(style),  # noqa: S704 - our own file
         "style_hash": _hash(style),

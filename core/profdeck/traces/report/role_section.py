@@ -9,6 +9,7 @@ from profdeck.traces.analysis.model import RankSummary
 from profdeck.traces.overview import Team, WorkRow
 from profdeck.traces.report import svg
 from profdeck.traces.report.cells import Cell, Column, filled, ms, name, number, percent
+from profdeck.traces.report.flame import flame_graph
 
 _MOST_ROWS = 100
 """Of kernels and operators: more is for tables."""
@@ -76,11 +77,27 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
         "histogram": svg.histogram(views[0].rank.kernel_durations),
         "operators": [_work(row, kernel=False) for row in team.operators[: _MOST_ROWS // few]],
         "operator_columns": _work_columns("operator", per),
+        **_stacks(team),
         **_small_tables(team, _MOST_SMALL_ROWS // few),
     }
     for one, rows in (("stage", "stages"), ("step", "steps"), ("kernel", "kernels"), ("operator", "operators")):
         found[f"{one}_columns"], found[rows] = filled(found[f"{one}_columns"], found[rows])
     return found
+
+
+def _stacks(team: Team) -> dict[str, Any]:
+    """Return the flame graph and the hottest functions of the first rank that has stacks."""
+    view = next((view for view in team.views if view.rank.stacks), None)
+    label = f"Calls by Python stack, {view.label}" if view else ""
+    return {
+        "flame": flame_graph(view.rank.stacks, label) if view else "",
+        "flame_label": label,
+        "functions": [
+            [ms(one.self_us), ms(one.total_us), number(one.count, 0), name(one.name)]
+            for one in (view.rank.functions[:_MOST_SMALL_ROWS] if view else ())
+        ],
+        "function_columns": [*map(Column, ("own ms", "total ms", "calls")), Column("Python function", number=False)],
+    }
 
 
 def _work_columns(what: str, per: str) -> list[Column]:

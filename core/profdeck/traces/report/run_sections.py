@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,21 @@ def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
             )
     words = ("role", "rank", "state", "host", "trace", "problem")
     return filled([Column("step"), *(Column(word, number=False) for word in words)], rows)
+
+
+def recordings(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
+    """Return with what each role was recorded."""
+    columns = [Column(words, number=False) for words in ("role", "backend", "versions", "options", "profdeck")]
+    rows = [
+        [Cell(one.role), Cell(one.backend), Cell(one.versions), Cell(_options(one.options)), Cell(one.profdeck)]
+        for one in run.recordings
+    ]
+    return filled(columns, rows)
+
+
+def _options(text: str) -> str:
+    """Write options without those that are off or empty."""
+    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in json.loads(text).items() if value)
 
 
 def changes(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:

@@ -104,6 +104,11 @@ def _captures(run: RunSummary) -> Iterator[_Row]:
         yield tuple(getattr(one, name) for name in _FRONT), one
 
 
+def _recordings(run: RunSummary) -> Iterator[_Row]:
+    for one in run.recordings:
+        yield (one.role, None, None, None, None), one
+
+
 def _findings(run: RunSummary) -> Iterator[_Row]:
     ranks = {rank.path: rank for rank in run.ranks}
     for one in run.findings:
@@ -132,6 +137,8 @@ _KINDS = {
     "gaps": _of_devices(model.Gap, "gaps", {"host": "host_event"}),
     "runtime": _plain(detail_model.RuntimeCalls, "runtime"),
     "kernel_durations": _plain(detail_model.DurationBin, "kernel_durations"),
+    "functions": _plain(detail_model.FunctionTime, "functions"),
+    "stacks": _plain(detail_model.StackFrame, "stacks"),
     "collectives": _plain(detail_model.CollectiveCalls, "collectives"),
     "skew": _Kind(model.RankSkew, _skew, {}),
     "cores": _plain(recorder_model.CoreSummary, "cores"),
@@ -139,6 +146,7 @@ _KINDS = {
     "communication": _plain(recorder_model.CommunicationSummary, "communication"),
     "links": _of_ranks(recorder_model.LinkSummary, _links, kind=_TEXT, group=_TEXT, name=_TEXT),
     "captures": _Kind(run_model.CaptureStatus, _captures, {}),
+    "recordings": _Kind(run_model.RecordingAbout, _recordings, {}),
     "findings": _Kind(run_model.Finding, _findings, {"ranks": _TEXT}),
 }
 NAMES = tuple(_KINDS)

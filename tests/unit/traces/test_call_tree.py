@@ -1,0 +1,225 @@
+"""The tree of calls against one that is built instant by instant, and its uses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from profdeck import traces
+from profdeck.cli import app
+from profdeck.traces.analysis.call_tree import CallTree
+from profdeck.traces.analysis.detail_model import StackFrame
+from profdeck.traces.reading.reader import read_trace
+
+Call = tuple[str, int, int]
+
+
+def written(path: Path, calls: Sequence[Call], category: str = "python_function") -> Path:
+    events = [
+        {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": start / 1000, "dur": (end - start) / 1000}
+        for name, start, end in calls
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def tree(path: Path, slice_events: int = 1 << 16) -> CallTree:
+    trace = read_trace(path, slice_events=slice_events)
+    found = CallTree(trace.tables, trace.tables.names_of_categories(frozenset({"cpu_op"})), trace.thread_names)
+    for piece in trace.slices():
+        found.add(piece)
+    return found
+
+
+def paths_of(frames: Sequence[StackFrame]) -> dict[tuple[str, ...], tuple[int, int, int]]:
+    paths: list[tuple[str, ...]] = []
+    for frame in frames:
+        paths.append((*(paths[frame.parent] if frame.parent is not None else ()), frame.name))
+    return {
+        path: (one.count, round(one.total_us * 1000), round(one.self_us * 1000))
+        for path, one in zip(paths, frames, strict=True)
+    }
+
+
+def expected(calls: Sequence[Call]) -> dict[tuple[str, ...], tuple[int, int, int]]:
+    """Go through all instants: the path is that of all open calls, outermost first."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    totals: Counter[tuple[str, ...]] = Counter()
+    own: Counter[tuple[str, ...]] = Counter()
+    thread = "thread 7 of process 1"
+    in_order = sorted(calls, key=lambda call: (call[1], -call[2]))
+
+    def open_at(instant: int, before: int) -> tuple[str, ...]:
+        inside = [
+            name for number, (name, start, end) in enumerate(in_order) if start <= instant < end and number < before
+        ]
+        return (thread, *inside)
+
+    for number, (name, start, _) in enumerate(in_order):
+        counts[*open_at(start, number), name] += 1
+    for instant in range(max((end for _, _, end in calls), default=0)):
+        path = open_at(instant, len(in_order))
+        if len(path) > 1:
+            own[path] += 1
+            for depth in range(1, len(path) + 1):
+                totals[path[:depth]] += 1
+    return {path: (counts[path], totals[path], own[path]) for path in totals}
+
+
+@st.composite
+def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 0) -> list[Call]:
+    found: list[Call] = []
+    at = begin
+    while at < end and draw(st.booleans()):
+        start = draw(st.integers(at, end - 1))
+        stop = draw(st.integers(start + 1, end))
+        found.append((draw(st.sampled_from("abc")), start, stop))
+        if depth < 4:
+            found += draw(nested(start, stop, depth + 1))
+        at = stop
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(nested(), st.integers(1, 8))
+def test_calls_are_where_every_instant_says(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[Call], size: int
+) -> None:
+    path = written(tmp_path_factory.getbasetemp() / "calls.json", calls)
+    # Equal calls lie in each other as well.
+    assert paths_of(tree(path).frames()) == expected(calls)
+    assert paths_of(tree(path, size).frames()) == paths_of(tree(path).frames())
+    functions = {one.name: one for one in tree(path).functions()}
+    for name in {name for name, _, _ in calls}:
+        instants = {at for one, start, end in calls if one == name for at in range(start, end)}
+        assert functions[name].total_us == pytest.approx(len(instants) / 1000)
+        assert functions[name].count == sum(one == name for one, _, _ in calls)
+    assert sum(one.self_us for one in functions.values()) == pytest.approx(
+        len({at for _, start, end in calls for at in range(start, end)}) / 1000
+    )
+
+
+CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(CALLS, st.integers(1, 8))
+def test_calls_that_overlap_lose_no_time(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int, int]], size: int
+) -> None:
+    calls = [(name, start, start + length) for name, start, length in drawn]
+    path = written(tmp_path_factory.getbasetemp() / "overlaps.json", calls)
+    frames = tree(path).frames()
+    found = paths_of(frames)
+    assert {path: sums[1:] for path, sums in found.items()} == {
+        path: sums[1:] for path, sums in expected(calls).items()
+    }
+    assert sum(count for count, _, _ in found.values()) == len(calls)
+    assert paths_of(tree(path, size).frames()) == found
+
+
+def test_without_stacks_there_is_no_tree(tmp_path: Path) -> None:
+    found = tree(written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op"))
+    assert (found.frames(), found.functions()) == ((), ())
+
+
+def test_what_is_small_is_its_caller_s(tmp_path: Path) -> None:
+    found = paths_of(tree(written(tmp_path / "a.json", [("big", 0, 100_000), ("small", 10, 60)])).frames())
+    assert list(found) == [("thread 7 of process 1",), ("thread 7 of process 1", "big")]
+    assert found["thread 7 of process 1", "big"][2] == 100_000
+
+
+def test_speedscope_gets_every_stack(tmp_path: Path) -> None:
+    """Its own importer takes samples with weights; they add up to the threads' time."""
+    calls = [("train.py(1): main", 0, 9000), ("train.py(5): load", 1000, 4000), ("<script>", 2000, 3000)]
+    path = written(tmp_path / "a.json", calls)
+    file = tmp_path / "a.speedscope.json"
+    done = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(file)])
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(file.read_text())
+    jsonschema.validate(document, SPEEDSCOPE)
+    (profile,) = document["profiles"]
+    frames = [frame["name"] for frame in document["shared"]["frames"]]
+    stacks = {tuple(frames[at] for at in stack): weight for stack, weight in
+              zip(profile["samples"], profile["weights"], strict=True)}  # fmt: skip
+    top = "thread 7 of process 1"
+    assert stacks == {
+        (top, "train.py(1): main"): 6,
+        (top, "train.py(1): main", "train.py(5): load"): 2,
+        (top, "train.py(1): main", "train.py(5): load", "<script>"): 1,
+    }
+    assert profile["endValue"] == 9
+
+
+def test_without_stacks_the_export_says_how_to_record_them(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op")
+    done = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(tmp_path / "out.json")])
+    assert done.exit_code == 4
+    assert "with_stack" in done.stderr
+    assert not (tmp_path / "out.json").exists()
+    assert CliRunner().invoke(app, ["export", str(path)]).exit_code == 2
+
+
+def test_steps_have_one_tree(tmp_path: Path) -> None:
+    """As stages of all steps together."""
+    events = [
+        {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": ts, "dur": dur}
+        for step in range(3)
+        for category, name, ts, dur in (
+            ("user_annotation", f"ProfilerStep#{step}", step * 100, 90),
+            ("user_annotation", "forward", step * 100 + 10, 60),
+            ("python_function", "model.py(1): forward", step * 100 + 20, 40),
+        )
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    (rank,) = traces.load(tmp_path / "a.json").summary.ranks
+    assert [(frame.name, frame.count) for frame in rank.stacks] == [
+        ("thread 7 of process 1", 0), ("forward", 3), ("model.py(1): forward", 3),
+    ]  # fmt: skip
+
+
+def test_the_page_has_the_flame_graph(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", [("train.py(1): <b>main", 0, 9000), ("load", 1000, 4000)])
+    page = traces.load(path).report()
+    assert "train.py(1): &lt;b&gt;main" in page
+    assert 'class="flame"' in page
+
+
+# The parts of https://www.speedscope.app/file-format-schema.json that a file of samples has.
+SPEEDSCOPE = {
+    "type": "object",
+    "required": ["$schema", "shared", "profiles"],
+    "properties": {
+        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
+        "shared": {
+            "type": "object",
+            "required": ["frames"],
+            "properties": {
+                "frames": {"type": "array", "items": {"type": "object", "required": ["name"],
+                                                      "properties": {"name": {"type": "string"}}}}
+            },
+        },
+        "profiles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
+                "properties": {
+                    "type": {"const": "sampled"},
+                    "unit": {"enum": ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]},
+                    "samples": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+                    "weights": {"type": "array", "items": {"type": "number"}},
+                },
+            },
+        },
+    },
+}  # fmt: skip
