@@ -14,9 +14,9 @@ from profdeck.cli import _page, _trace_options, kit
 from profdeck.cli.kit import ExitCode
 from profdeck.traces.analysis.diff_model import Judge
 from profdeck.traces.analysis.diff_words import (
-    MANY,
     SECTIONS,
     basis_of,
+    counted,
     headline_of,
     label_of_role,
     noise_of,
@@ -179,7 +179,7 @@ def _lines(role: RoleDiff, limit: int | None, width: int, *, named: bool) -> lis
         if more := len(changed) - len(changed[:limit]):
             lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
         if len(changes) > len(changed):
-            same.append(f"{len(changes) - len(changed):,} {MANY[section]}")
+            same.append(counted(len(changes) - len(changed), section))
     return [*lines, *([Text(), Text(f"The same: {', '.join(same)}.")] if same else [])]
 
 

@@ -131,7 +131,7 @@ def test_what_is_the_same_is_counted(cli: Cli, document: Document) -> None:
     assert result.exit_code == 0
     said = "trainer is the same: the median global step takes 1.000 ms, before 1.000 ms, +0.0% (p 1). "
     assert words(result).startswith(said)
-    assert lines(result)[-1] == "The same: 1 classes, 1 kernels."
+    assert lines(result)[-1] == "The same: 1 class, 1 kernel."
 
 
 def test_a_new_name_stands_beside_its_class(cli: Cli, document: Document) -> None:

@@ -8,10 +8,16 @@ from profdeck.traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
+_ONE = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _CALLED_SAME = 0.05
 """A larger change that is not certain is not called the same: it may be chance."""
+
+
+def counted(count: int, section: str) -> str:
+    """Write how many of a section there are."""
+    return f"{count:,} {(_ONE if count == 1 else MANY)[section]}"
 
 
 def verdict_of(role: RoleDiff) -> str:
@@ -77,10 +83,10 @@ def _chance(change: Change) -> str:
 
 
 def label_of_role(role: RoleDiff) -> str:
-    """Return what to call a role: with its stage, or ``trace`` where it has no name."""
+    """Return what to call a role: with its stage, or the trace or run where it has no name."""
     parts = [part for part in (role.role, role.stage) if part]
     if not parts:
-        parts = ["trace" if len(role.ranks) == 1 else "traces"]
+        parts = ["the trace" if len(role.ranks) == 1 else "the run"]
     return ", ".join(parts)
 
 

@@ -1,0 +1,94 @@
+"""What `summary`, `diff` and `ls` show, in terminals and in a pipe, as whole screens.
+
+Run this file as a script to write the expected screens anew, and look at them before you commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from pathlib import Path
+
+import pytest
+
+from gpu_job import GpuJob
+
+SCREENS = Path(__file__).parent / "screens"
+SIZES = {"80x24": (80, 24), "120x35": (120, 35), "piped": None}
+COMMANDS = {
+    "summary-8-ranks": ("summary", "eight"),
+    "summary-long-names": ("summary", "long"),
+    "summary-full-names": ("summary", "long", "--full-names"),
+    "diff": ("diff", "two", "slower"),
+    "diff-same": ("diff", "two", "two"),
+}
+LONG = "void at::native::(anonymous namespace)::" + "vectorized_layer_norm_kernel<float, " * 20 + "float>" * 20
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def jobs(directory: Path) -> None:
+    GpuJob(ranks=8, slow_rank=5, products=12, items=2).write(directory / "eight")
+    GpuJob(ranks=1, name=LONG).write(directory / "long")
+    GpuJob(ranks=2, steps=8).write(directory / "two")
+    GpuJob(ranks=2, steps=8, product_us=500).write(directory / "slower")
+
+
+def shown(directory: Path, command: tuple[str, ...], size: tuple[int, int] | None) -> str:
+    """Run a command in a terminal of so many columns and rows, or in a pipe; return its text."""
+    arguments = [sys.executable, "-m", "profdeck", *command]
+    environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+    if size is None:
+        done = subprocess.run(arguments, check=False, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True)
+        return done.stdout
+    near, far = pty.openpty()
+    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+    process = subprocess.Popen(
+        arguments, cwd=directory, env=environment | {"TERM": "xterm"}, stdin=far, stdout=far, stderr=subprocess.DEVNULL
+    )
+    os.close(far)
+    data = b""
+    try:
+        while block := os.read(near, 1 << 16):
+            data += block
+    except OSError:  # what a terminal says when its last process has gone
+        pass
+    finally:
+        os.close(near)
+        process.wait()
+    return _ESCAPES.sub("", data.decode()).replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("screens")
+    jobs(found)
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_screens_are_as_they_were(directory: Path, name: str, size: str) -> None:
+    text = shown(directory, COMMANDS[name], SIZES[size])
+    assert text == (SCREENS / f"{name}.{size}.txt").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    if name != "summary-full-names":
+        assert max(map(len, lines)) <= (SIZES[size] or (120, 0))[0]
+    if size == "piped":
+        assert [line for line in lines if line != line.rstrip()] == []
+    if name == "summary-8-ranks" and size == "120x35":
+        assert len(lines) < 35  # the prompt has a line, too
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        jobs(Path(made))
+        for _name, _command in COMMANDS.items():
+            for _size, _window in SIZES.items():
+                (SCREENS / f"{_name}.{_size}.txt").write_text(shown(Path(made), _command, _window), encoding="utf-8")
