@@ -53,7 +53,7 @@ def _of_rank(rank: RankSummary, width: int, limit: int | None) -> _Table:
         lines += _device(device, rank.span_us)
     makers: tuple[Callable[[RankSummary, int, int | None], _Table], ...] = (
         _iterations, _steps, _recorder_steps, _cores, _classes, _kernels, _copies, _runtime, _collectives, _calls,
-        _links, _operators, _annotations, _functions,
+        _links, _operators, _annotations, _functions, _memory,
     )  # fmt: skip
     for make in makers:
         if table := make(rank, width, limit):
@@ -214,6 +214,19 @@ def _runtime(rank: RankSummary, width: int, limit: int | None) -> _Table:
     ]
     header = ("calls", "total ms", "max us", "does", "runtime call")
     return _with_rest(aligned(header, rows, width, left=("does",)), len(rank.runtime), limit)
+
+
+def _memory(rank: RankSummary, width: int, limit: int | None) -> _Table:
+    rows = [
+        [
+            kit.size(one.peak_allocated_bytes),
+            kit.size(one.peak_reserved_bytes) if one.peak_reserved_bytes else "",
+            _ms(one.peak_us),
+            one.device,
+        ]
+        for one in rank.memory[:limit]
+    ]
+    return aligned(("allocated at most", "reserved", "at ms", "memory"), rows, width)
 
 
 def _functions(rank: RankSummary, width: int, limit: int | None) -> _Table:

@@ -178,6 +178,32 @@ class FunctionTime:
 
 
 @attrs.frozen(kw_only=True)
+class MemoryPoint:
+    """How much memory was in use at most from here to the next point."""
+
+    start_us: float
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class MemorySummary:
+    """The memory of one device, by the marks of its allocations."""
+
+    device: str
+    """``CPU``, or the kind and number: ``GPU 0``."""
+    events: int
+    peak_allocated_bytes: int
+    """Of what was recorded: an earlier peak is not in the trace."""
+    peak_us: float
+    """When that was."""
+    peak_reserved_bytes: int
+    """By the allocator from the device; 0 on the CPU."""
+    points: tuple[MemoryPoint, ...]
+    """200 at most, in the order of time."""
+
+
+@attrs.frozen(kw_only=True)
 class TimelineMark:
     """A step, an iteration or a stage in a picture."""
 

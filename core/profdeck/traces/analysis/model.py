@@ -17,6 +17,7 @@ from profdeck.traces.analysis.detail_model import (
     FunctionTime,
     HostTimes,
     IdleCause,
+    MemorySummary,
     PerStep,
     RuntimeCalls,
     StackFrame,
@@ -250,6 +251,8 @@ class RankSummary:
     """By self time, longest first, 200 at most. Like the next one only there where stacks were recorded."""
     stacks: tuple[StackFrame, ...] = ()
     """The tree of calls: the 2,000 nodes with the most time of those with 0.1 % of it or more."""
+    memory: tuple[MemorySummary, ...] = ()
+    """Where allocations were recorded."""
     timelines: tuple[Timeline, ...] = ()
     """Pictures, where they were asked for: of all that was recorded, and of a typical step."""
     unit: str | None = None

@@ -18,6 +18,7 @@ from profdeck.traces.analysis.collectives import Collectives, collective_calls, 
 from profdeck.traces.analysis.detail_model import Timeline
 from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
 from profdeck.traces.analysis.host_states import HostStates
+from profdeck.traces.analysis.memory import memory_of
 from profdeck.traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
 from profdeck.traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck.traces.analysis.stages import StageTimes
@@ -256,6 +257,7 @@ class _Summary:
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
             collectives=collective_calls(trace.collectives, concatenated(trace.tables, self._collectives)),
+            memory=memory_of(trace.memory, origin_ns),
             functions=self._calls.functions(),
             stacks=self._calls.frames(),
             unit=self._source.unit,

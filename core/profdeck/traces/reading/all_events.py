@@ -22,6 +22,7 @@ from profdeck.traces.reading.event_args import AnnotationIds, Copies
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.stated_collectives import StatedCollectives
+from profdeck.traces.reading.stated_memory import StatedMemory
 from profdeck.traces.reading.times import LostDigitsError
 
 PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
@@ -50,6 +51,7 @@ class AllEvents:
         self.thread_names: dict[tuple[Id, Id], str] = {}
         self.copies = Copies()
         self.collectives = StatedCollectives()
+        self.memory = StatedMemory()
         self.annotations = AnnotationIds()
         self.collector = ColumnBuilder(tables, sink)
         self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
@@ -122,6 +124,7 @@ class AllEvents:
 
     def _take_args(self, text: memoryview | bytes) -> None:
         self.collectives.add(text)
+        self.memory.add(text)
         self.annotations.add(text)
         self.copies.add(b"[%b]" % text if isinstance(text, bytes) else text)
 

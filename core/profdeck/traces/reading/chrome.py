@@ -75,6 +75,7 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
         thread_names=handler.thread_names,
         copied=handler.copies.told,
         collectives=handler.collectives,
+        memory=handler.memory,
         annotations=handler.annotations,
     )
 

@@ -78,11 +78,27 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
         "operators": [_work(row, kernel=False) for row in team.operators[: _MOST_ROWS // few]],
         "operator_columns": _work_columns("operator", per),
         **_stacks(team),
+        "memory": _memory(team),
         **_small_tables(team, _MOST_SMALL_ROWS // few),
     }
     for one, rows in (("stage", "stages"), ("step", "steps"), ("kernel", "kernels"), ("operator", "operators")):
         found[f"{one}_columns"], found[rows] = filled(found[f"{one}_columns"], found[rows])
     return found
+
+
+def _memory(team: Team) -> list[dict[str, Any]]:
+    """Return the memory of the devices of the rank that has the highest peak of all."""
+    view = max(team.views, key=lambda view: max((one.peak_allocated_bytes for one in view.rank.memory), default=-1))
+    return [
+        {
+            "label": f"Memory of {one.device}, {view.label}",
+            "text": f"Peak: {one.peak_allocated_bytes / 1e6:,.1f} MB allocated at {one.peak_us / 1000:,.3f} ms"
+            + (f", {one.peak_reserved_bytes / 1e6:,.1f} MB reserved" if one.peak_reserved_bytes else "")
+            + ".",
+            "plot": svg.memory(one),
+        }
+        for one in view.rank.memory
+    ]
 
 
 def _stacks(team: Team) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from profdeck.traces.analysis.detail_model import DurationBin
+from profdeck.traces.analysis.detail_model import DurationBin, MemorySummary
 from profdeck.traces.overview import TimeRow
 
 _ROW, _LABEL, _BAR, _NUMBER = 18, 190, 260, 130
@@ -86,6 +86,33 @@ def histogram(bins: Sequence[DurationBin]) -> Markup:
             )
         )
     return _svg(len(bins) * width + 8, 94, "Number of kernels by duration", parts)
+
+
+def memory(found: MemorySummary) -> Markup:
+    """Return how much memory was allocated and reserved over time."""
+    most = max(found.peak_allocated_bytes, found.peak_reserved_bytes) or 1
+    begin_us, span_us = found.points[0].start_us, (found.points[-1].start_us - found.points[0].start_us) or 1.0
+
+    def line(values: Sequence[int]) -> str:
+        places = [64 + (point.start_us - begin_us) / span_us * (_PLOT_WIDTH - 70) for point in found.points]
+        heights = [92 - value / most * 78 for value in values]
+        steps = [f"H{x:.1f}V{y:.1f}" for x, y in zip(places[1:], heights[1:], strict=True)]
+        return f"M{places[0]:.1f} {heights[0]:.1f}{''.join(steps)}"
+
+    parts = [Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)]
+    for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)):
+        parts.append(
+            Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(
+                y + 4, f"{share * most / 1e6:,.1f}"
+            )
+        )
+    if found.peak_reserved_bytes:
+        reserved = line([point.reserved_bytes for point in found.points])
+        parts.append(Markup('<path class="plot reserved" d="{}"/>').format(reserved))
+    parts.append(Markup('<path class="plot" d="{}"/>').format(line([point.allocated_bytes for point in found.points])))
+    label = f"Memory of {found.device} over time"
+    parts.append(Markup('<text class="dim" x="64" y="107">MB, over {}</text>').format(f"{span_us / 1e6:,.3f} s"))
+    return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, label, parts)
 
 
 def _us(time_us: float) -> str:

@@ -72,6 +72,11 @@ def _operators(rank: RankSummary) -> Iterator[_Row]:
         yield from (((kind,), one) for one in items)
 
 
+def _memory_points(rank: RankSummary) -> Iterator[_Row]:
+    for device in rank.memory:
+        yield from (((device.device,), point) for point in device.points)
+
+
 def _stages(rank: RankSummary) -> Iterator[_Row]:
     if rank.host_times:
         yield from (((rank.host_times.basis,), one) for one in rank.host_times.stages)
@@ -139,6 +144,8 @@ _KINDS = {
     "kernel_durations": _plain(detail_model.DurationBin, "kernel_durations"),
     "functions": _plain(detail_model.FunctionTime, "functions"),
     "stacks": _plain(detail_model.StackFrame, "stacks"),
+    "memory": _plain(detail_model.MemorySummary, "memory"),
+    "memory_points": _of_ranks(detail_model.MemoryPoint, _memory_points, device=_TEXT),
     "collectives": _plain(detail_model.CollectiveCalls, "collectives"),
     "skew": _Kind(model.RankSkew, _skew, {}),
     "cores": _plain(recorder_model.CoreSummary, "cores"),

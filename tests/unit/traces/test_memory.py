@@ -1,0 +1,100 @@
+"""Memory over time against what the standard library reads from the same marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck import traces
+from profdeck.traces.analysis.memory import memory_of
+from profdeck.traces.reading.reader import read_trace
+
+Mark = tuple[int, int, int, int, int]
+"""Time in nanoseconds, type and id of the device, allocated, reserved."""
+
+
+def event(mark: Mark, name: str = "[memory]") -> dict[str, object]:
+    time_ns, kind, number, allocated, reserved = mark
+    args = {
+        "Total Reserved": reserved, "Total Allocated": allocated, "Bytes": -8, "Device Id": number,
+        "Device Type": kind, "Addr": 1, "Ev Idx": 3,
+    }  # fmt: skip
+    return {
+        "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": name, "pid": 1, "tid": 1, "ts": time_ns / 1000,
+        "args": args,
+    }  # fmt: skip
+
+
+WORK = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "[memory]",
+    "pid": 1,
+    "tid": 1,
+    "ts": 0,
+    "dur": 1,
+    "args": {"a": "[memory]"},
+}
+MARKS = st.lists(
+    st.tuples(
+        st.integers(0, 10**7),
+        st.sampled_from([0, 1]),
+        st.sampled_from([-1, 0]),
+        st.integers(0, 2**40),
+        st.integers(0, 9),
+    ),
+    min_size=1,
+    max_size=40,
+    unique_by=lambda mark: mark[0],
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MARKS)
+def test_peaks_are_those_of_the_standard_library(tmp_path_factory: pytest.TempPathFactory, marks: list[Mark]) -> None:
+    path = tmp_path_factory.getbasetemp() / "memory.json"
+    path.write_text(json.dumps({"traceEvents": [WORK, *map(event, marks)]}, indent=1))
+    found = memory_of(read_trace(path).memory, 0)
+    expected: dict[tuple[int, int], list[Mark]] = {}
+    for mark in sorted(marks):
+        expected.setdefault((mark[1], mark[2]), []).append(mark)
+    assert len(found) == len(expected)
+    for one, (_, of_device) in zip(found, sorted(expected.items()), strict=True):
+        peak = max(of_device, key=lambda mark: (mark[3], -mark[0]))
+        assert (one.events, one.peak_allocated_bytes) == (len(of_device), peak[3])
+        assert one.peak_us == pytest.approx(peak[0] / 1000)
+        assert one.peak_reserved_bytes == max(mark[4] for mark in of_device)
+        assert max(point.allocated_bytes for point in one.points) == peak[3]
+        assert [point.start_us for point in one.points] == sorted(point.start_us for point in one.points)
+        assert len(one.points) <= min(200, len(of_device))
+
+
+def test_devices_have_names(tmp_path: Path) -> None:
+    marks = [(1000, 0, -1, 5, 0), (2000, 1, 3, 7_000_000, 9_000_000), (3000, 20, 0, 1, 1), (4000, 99, 0, 1, 1)]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [WORK, *map(event, marks)]}))
+    run = traces.load(tmp_path / "a.json")
+    assert [one.device for one in run.summary.ranks[0].memory] == ["CPU", "GPU 3", "NPU 0", "device type 99 0"]
+    page = run.report()
+    assert "Peak: 7.0 MB allocated at 0.002 ms, 9.0 MB reserved." in page
+    points = run.table("memory_points").to_arrow().to_pylist()
+    assert [point["allocated_bytes"] for point in points] == [5, 7_000_000, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"name": "[memory]", "ts": 1, "args": {"Total Allocated": -1, "Device Id": 0, "Device Type": 1}}',
+        '{"name": "[memory]", "ts": 1, "args": {"Total Allocated": 1e30, "Device Id": 0, "Device Type": 1}}',
+        '{"name": "[memory]", "ts": "x", "args": {"Total Allocated": 1, "Device Id": 0, "Device Type": 1}}',
+        '{"name": "[memory]", "ts": 1, "args": {}}',
+        '{"name": "[memory]", "ts": 1}',
+        '"[memory]"',
+    ],
+)
+def test_what_is_no_mark_costs_nothing(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "a.json").write_text(f'{{"traceEvents": [{json.dumps(WORK)}, {broken}]}}')
+    assert memory_of(read_trace(tmp_path / "a.json").memory, 0) == ()
