@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PERCENTILES = {90: 10, 99: 100}
 """How many steps each needs: one that is beyond."""
+_FLOPS_PER_GFLOP = 1e9
 _BYTES_PER_GB = 1_000_000_000
 # Of a device whose work fills no more of the recording, both shares are told.
 _MUCH_LONGER = 1.1
@@ -53,7 +54,7 @@ def _of_rank(rank: RankSummary, width: int, limit: int | None) -> _Table:
         lines += _device(device, rank.span_us)
     makers: tuple[Callable[[RankSummary, int, int | None], _Table], ...] = (
         _iterations, _steps, _recorder_steps, _cores, _classes, _kernels, _copies, _runtime, _collectives, _calls,
-        _links, _operators, _annotations, _functions, _memory,
+        _links, _operators, _shapes, _annotations, _functions, _memory,
     )  # fmt: skip
     for make in makers:
         if table := make(rank, width, limit):
@@ -214,6 +215,21 @@ def _runtime(rank: RankSummary, width: int, limit: int | None) -> _Table:
     ]
     header = ("calls", "total ms", "max us", "does", "runtime call")
     return _with_rest(aligned(header, rows, width, left=("does",)), len(rank.runtime), limit)
+
+
+def _shapes(rank: RankSummary, width: int, limit: int | None) -> _Table:
+    rows = [
+        [
+            f"{one.count:,}",
+            _ms(one.total_us),
+            "" if one.flops is None else f"{one.flops / _FLOPS_PER_GFLOP:,.3f}",
+            one.name,
+            one.shapes,
+        ]
+        for one in rank.shapes[:limit]
+    ]
+    header = ("calls", "total ms", "GFLOP", "operator", "shapes")
+    return _with_rest(aligned(header, rows, width, left=("operator",)), len(rank.shapes), limit)
 
 
 def _memory(rank: RankSummary, width: int, limit: int | None) -> _Table:

@@ -79,7 +79,7 @@ def test_devices_have_names(tmp_path: Path) -> None:
     run = traces.load(tmp_path / "a.json")
     assert [one.device for one in run.summary.ranks[0].memory] == ["CPU", "GPU 3", "NPU 0", "device type 99 0"]
     page = run.report()
-    assert "Peak: 7.0 MB allocated at 0.002 ms, 9.0 MB reserved." in page
+    assert "Peak: 7 MB allocated at 0.002 ms, 9 MB reserved." in page
     points = run.table("memory_points").to_arrow().to_pylist()
     assert [point["allocated_bytes"] for point in points] == [5, 7_000_000, 1, 1]
 

@@ -178,6 +178,21 @@ class FunctionTime:
 
 
 @attrs.frozen(kw_only=True)
+class ShapeCalls:
+    """All calls of one operator with inputs of one shape."""
+
+    name: str
+    shapes: str
+    """Of the inputs, as JSON: ``[[64], [32, 64], [64, 64], [], []]``; cut at 400 characters."""
+    count: int
+    total_us: float
+    """Time from start to end on the host, summed: with a device, that of launching."""
+    max_us: float
+    flops: int | None
+    """Floating-point operations of all calls, of matrix products; ``None`` for others."""
+
+
+@attrs.frozen(kw_only=True)
 class MemoryPoint:
     """How much memory was in use at most from here to the next point."""
 

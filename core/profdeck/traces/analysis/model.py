@@ -20,6 +20,7 @@ from profdeck.traces.analysis.detail_model import (
     MemorySummary,
     PerStep,
     RuntimeCalls,
+    ShapeCalls,
     StackFrame,
     StepOfDevice,
     Timeline,
@@ -251,6 +252,10 @@ class RankSummary:
     """By self time, longest first, 200 at most. Like the next one only there where stacks were recorded."""
     stacks: tuple[StackFrame, ...] = ()
     """The tree of calls: the 2,000 nodes with the most time of those with 0.1 % of it or more."""
+    shapes: tuple[ShapeCalls, ...] = ()
+    """The 500 with the most time, longest first, where shapes were recorded."""
+    product_flops: int | None = None
+    """Floating-point operations of all matrix products that were recorded; ``None`` where their shapes were not."""
     memory: tuple[MemorySummary, ...] = ()
     """Where allocations were recorded."""
     timelines: tuple[Timeline, ...] = ()

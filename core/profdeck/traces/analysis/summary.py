@@ -21,6 +21,7 @@ from profdeck.traces.analysis.host_states import HostStates
 from profdeck.traces.analysis.memory import memory_of
 from profdeck.traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
 from profdeck.traces.analysis.recorder_model import CoreSummary, RecorderTables
+from profdeck.traces.analysis.shapes import product_flops, shape_calls
 from profdeck.traces.analysis.stages import StageTimes
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.step_times import StepTimes
@@ -257,6 +258,8 @@ class _Summary:
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
             collectives=collective_calls(trace.collectives, concatenated(trace.tables, self._collectives)),
+            shapes=shape_calls(trace.shapes),
+            product_flops=product_flops(trace.shapes),
             memory=memory_of(trace.memory, origin_ns),
             functions=self._calls.functions(),
             stacks=self._calls.frames(),

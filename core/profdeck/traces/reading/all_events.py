@@ -23,6 +23,7 @@ from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.stated_collectives import StatedCollectives
 from profdeck.traces.reading.stated_memory import StatedMemory
+from profdeck.traces.reading.stated_shapes import StatedShapes
 from profdeck.traces.reading.times import LostDigitsError
 
 PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
@@ -52,6 +53,7 @@ class AllEvents:
         self.copies = Copies()
         self.collectives = StatedCollectives()
         self.memory = StatedMemory()
+        self.shapes = StatedShapes()
         self.annotations = AnnotationIds()
         self.collector = ColumnBuilder(tables, sink)
         self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
@@ -126,7 +128,9 @@ class AllEvents:
         self.collectives.add(text)
         self.memory.add(text)
         self.annotations.add(text)
-        self.copies.add(b"[%b]" % text if isinstance(text, bytes) else text)
+        events = b"[%b]" % text if isinstance(text, bytes) else text
+        self.shapes.add(events)
+        self.copies.add(events)
 
     def _look_for_names(self, text: memoryview) -> None:
         for needle in (PROCESS_NAME, _THREAD_NAME):

@@ -76,6 +76,7 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
         copied=handler.copies.told,
         collectives=handler.collectives,
         memory=handler.memory,
+        shapes=handler.shapes,
         annotations=handler.annotations,
     )
 

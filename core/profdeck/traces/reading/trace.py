@@ -19,6 +19,7 @@ from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.integrity import TraceCheck
 from profdeck.traces.reading.stated_collectives import StatedCollectives
 from profdeck.traces.reading.stated_memory import StatedMemory
+from profdeck.traces.reading.stated_shapes import StatedShapes
 from profdeck.traces.reading.time_slices import Slice, TimeSlices
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Trace:
     """By category and name of copies and fills: how many said what they moved, and how many bytes in all."""
     collectives: StatedCollectives = attrs.field(factory=StatedCollectives)
     """What kernels of collectives say of themselves."""
+    shapes: StatedShapes = attrs.field(factory=StatedShapes)
+    """What operators say of the shapes of their inputs."""
     memory: StatedMemory = attrs.field(factory=StatedMemory)
     """What marks of allocations say."""
     annotations: AnnotationIds = attrs.field(factory=AnnotationIds)

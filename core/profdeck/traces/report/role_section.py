@@ -79,6 +79,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
         "operator_columns": _work_columns("operator", per),
         **_stacks(team),
         "memory": _memory(team),
+        **_shapes(team),
         **_small_tables(team, _MOST_SMALL_ROWS // few),
     }
     for one, rows in (("stage", "stages"), ("step", "steps"), ("kernel", "kernels"), ("operator", "operators")):
@@ -92,13 +93,45 @@ def _memory(team: Team) -> list[dict[str, Any]]:
     return [
         {
             "label": f"Memory of {one.device}, {view.label}",
-            "text": f"Peak: {one.peak_allocated_bytes / 1e6:,.1f} MB allocated at {one.peak_us / 1000:,.3f} ms"
-            + (f", {one.peak_reserved_bytes / 1e6:,.1f} MB reserved" if one.peak_reserved_bytes else "")
+            "text": f"Peak: {one.peak_allocated_bytes / 1e6:,.6g} MB allocated at {one.peak_us / 1000:,.3f} ms"
+            + (f", {one.peak_reserved_bytes / 1e6:,.6g} MB reserved" if one.peak_reserved_bytes else "")
             + ".",
             "plot": svg.memory(one),
         }
         for one in view.rank.memory
     ]
+
+
+def _shapes(team: Team) -> dict[str, Any]:
+    """Return operators by shape, of the first rank that has them."""
+    view = next((view for view in team.views if view.rank.shapes), None)
+    rows = view.rank.shapes[:_MOST_SMALL_ROWS] if view else ()
+    columns, cells = filled(
+        [
+            *map(Column, ("total ms", "calls", "GFLOP")),
+            Column("operator", number=False),
+            Column("shapes", number=False),
+        ],
+        [
+            [
+                ms(one.total_us),
+                number(one.count, 0),
+                number(None if one.flops is None else one.flops / 1e9),
+                Cell(one.name),
+                Cell(one.shapes, kind="name copy"),
+            ]
+            for one in rows
+        ],
+    )
+    return {"shapes": cells, "shape_columns": columns, "flops": _flops(view.rank) if view else ""}
+
+
+def _flops(rank: RankSummary) -> str:
+    """Say how fast the matrix products of a rank are, over all that was recorded."""
+    if not rank.product_flops or not rank.span_us:
+        return ""
+    rate = rank.product_flops / rank.span_us / 1e6
+    return f"Matrix products: {rank.product_flops / 1e12:,.4g} TFLOP, {rate:,.3g} TFLOP/s of the recorded time."
 
 
 def _stacks(team: Team) -> dict[str, Any]:

@@ -13,6 +13,9 @@ _ROW, _LABEL, _BAR, _NUMBER = 18, 190, 260, 130
 _PLOT_WIDTH, _PLOT_HEIGHT, _MOST_POINTS = 900, 110, 1200
 
 
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
 def bars(rows: Sequence[TimeRow]) -> Markup:
     """Return a bar for each part of the time of a device, as long as its share."""
     if not rows:
@@ -91,6 +94,7 @@ def histogram(bins: Sequence[DurationBin]) -> Markup:
 def memory(found: MemorySummary) -> Markup:
     """Return how much memory was allocated and reserved over time."""
     most = max(found.peak_allocated_bytes, found.peak_reserved_bytes) or 1
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if most >= scale), (1.0, "B"))
     begin_us, span_us = found.points[0].start_us, (found.points[-1].start_us - found.points[0].start_us) or 1.0
 
     def line(values: Sequence[int]) -> str:
@@ -103,7 +107,7 @@ def memory(found: MemorySummary) -> Markup:
     for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)):
         parts.append(
             Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(
-                y + 4, f"{share * most / 1e6:,.1f}"
+                y + 4, f"{share * most / scale:,.1f}"
             )
         )
     if found.peak_reserved_bytes:
@@ -111,7 +115,7 @@ def memory(found: MemorySummary) -> Markup:
         parts.append(Markup('<path class="plot reserved" d="{}"/>').format(reserved))
     parts.append(Markup('<path class="plot" d="{}"/>').format(line([point.allocated_bytes for point in found.points])))
     label = f"Memory of {found.device} over time"
-    parts.append(Markup('<text class="dim" x="64" y="107">MB, over {}</text>').format(f"{span_us / 1e6:,.3f} s"))
+    parts.append(Markup('<text class="dim" x="64" y="107">{}, over {}</text>').format(unit, f"{span_us / 1e6:,.3f} s"))
     return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, label, parts)
 
 

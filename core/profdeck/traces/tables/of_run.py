@@ -144,6 +144,7 @@ _KINDS = {
     "kernel_durations": _plain(detail_model.DurationBin, "kernel_durations"),
     "functions": _plain(detail_model.FunctionTime, "functions"),
     "stacks": _plain(detail_model.StackFrame, "stacks"),
+    "shapes": _plain(detail_model.ShapeCalls, "shapes"),
     "memory": _plain(detail_model.MemorySummary, "memory"),
     "memory_points": _of_ranks(detail_model.MemoryPoint, _memory_points, device=_TEXT),
     "collectives": _plain(detail_model.CollectiveCalls, "collectives"),

@@ -1,0 +1,106 @@
+"""Operators by shape against the standard library, and their FLOPs against torch's own counter."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profdeck import traces
+from profdeck.traces.analysis.shapes import flops_of, product_flops, shape_calls
+from profdeck.traces.reading.reader import read_trace
+
+SIZES = st.lists(st.integers(1, 5), max_size=3)
+DIMS = st.lists(SIZES | st.lists(SIZES, max_size=2), max_size=3)
+OPERATORS = st.lists(
+    st.tuples(st.sampled_from(["aten::mm", "aten::bmm", "aten::cat"]), DIMS, st.integers(0, 9000)), max_size=30
+)
+
+
+def event(name: str, dims: Any, duration_ns: int, **args: Any) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 5, "dur": duration_ns / 1000,
+        "args": {"External id": 3, "Input Dims": dims, **args},
+    }  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(OPERATORS, st.booleans())
+def test_sums_are_those_of_the_standard_library(
+    tmp_path_factory: pytest.TempPathFactory, operators: list[tuple[str, Any, int]], odd: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "shapes.json"
+    others: list[Any] = [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 1, "args": {}}]
+    others += [{"ph": "M", "name": 7, "args": {"Input Dims": 3}, "cat": []}] if odd else []
+    path.write_text(json.dumps({"traceEvents": [*others, *(event(*one) for one in operators)]}))
+    expected: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for name, dims, duration_ns in operators:
+        expected[name, json.dumps(dims)].append(duration_ns)
+    found = shape_calls(read_trace(path).shapes)
+    assert {
+        (one.name, json.dumps(json.loads(one.shapes))): (
+            one.count,
+            round(one.total_us * 1000),
+            round(one.max_us * 1000),
+        )
+        for one in found
+    } == {key: (len(times), sum(times), max(times)) for key, times in expected.items()}
+    assert [one.total_us for one in found] == sorted((one.total_us for one in found), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "flops"),
+    [
+        ("aten::mm", [[2, 3], [3, 5]], 60),
+        ("aten::addmm", [[5], [2, 3], [3, 5], [], []], 60),
+        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], 420),
+        ("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5]], 420),
+        ("aten::mm", [[2, 3], [4, 5]], None),
+        ("aten::mm", [[2, 3]], None),
+        ("aten::mm", [[2, "3"], [3, 5]], None),
+        ("aten::mm", {"0": 1}, None),
+        ("aten::bmm", [[7, 2, 3], [6, 3, 5]], None),
+        ("aten::cat", [[2, 3], [3, 5]], None),
+    ],
+)
+def test_flops_of_products(name: str, dims: Any, flops: int | None) -> None:
+    assert flops_of(name, json.dumps(dims)) == flops
+
+
+def test_the_page_and_the_tables_have_them(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", [[20, 30], [30, 50]], 3_000)]}))
+    run = traces.load(tmp_path / "a.json")
+    assert "[[20, 30], [30, 50]]" in run.report()
+    assert "Matrix products: 6e-08 TFLOP, 0.02 TFLOP/s of the recorded time." in run.report()
+    assert run.table("shapes").to_arrow()["flops"].to_pylist() == [60_000]
+
+
+def test_without_shapes_there_are_no_flops(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", None, 3) | {"args": {}}]}))
+    shapes = read_trace(tmp_path / "a.json").shapes
+    assert (shape_calls(shapes), product_flops(shapes)) == ((), None)
+
+
+@pytest.mark.torch
+def test_flops_are_those_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16))
+
+    def step() -> None:
+        batch = torch.rand(4, 8, 32)
+        out = model(batch)
+        torch.baddbmm(torch.zeros(4, 8, 8), out, out.transpose(1, 2)).sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(tmp_path / "a.json"))
+    assert product_flops(read_trace(tmp_path / "a.json").shapes) == counter.get_total_flops() > 0
