@@ -91,6 +91,10 @@ class DeviceTimes:
             found.idle.add(done.busy, work, part, host)
             found.steps.add(done, part, host)
 
+    def spans(self) -> dict[Id, tuple[int, int]]:
+        """Return the times of the first and the last work of each device."""
+        return {device: (found.idle.begin_ns, found.idle.end_ns) for device, found in self._devices.items()}
+
     def summaries(self) -> tuple[DeviceSummary, ...]:
         """Return the devices in the order of their ids."""
         devices = sorted(self._devices.items(), key=lambda item: _order(item[0]))

@@ -181,7 +181,8 @@ class _Summary:
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
         """Return pictures of the recording and of a typical step, in a second pass over the slices."""
         origin_ns, trace = self._origin_ns or 0, self._trace
-        kinds = Kinds(trace.tables, np.where(self._on_device, self._work, -1), self._classes, trace.thread_names)
+        work = np.where(self._on_device, self._work, -1)
+        kinds = Kinds(trace.tables, work, self._classes, trace.thread_names, self._devices.spans())
         parts = [TimelineParts("recording", origin_ns, self._end_ns, buckets, kinds)]
         if (step := typical_step(summary)) is not None:
             begin_us, end_us = span_of(step)

@@ -43,6 +43,8 @@ class Kinds:
     classes: Sequence[str]
     """Of each name: the class of a kernel."""
     thread_names: Mapping[tuple[Id, Id], str]
+    device_spans: Mapping[Id, tuple[int, int]]
+    """From the first to the last work of each device: before and after that it is not idle but perhaps not recorded."""
 
 
 class TimelineParts:
@@ -163,7 +165,10 @@ class TimelineParts:
             self._cover(key, OVERLAPPED, both)
             self._cover(key, "communication", communication, less=both)
             self._cover(key, "copies", copies, less=intersection(copies, busy))
-            self._cover_idle(key, complement(union(*joined((busy, copies))), part.begin_ns, part.end_ns), host)
+            first_ns, last_ns = kinds.device_spans[device]
+            begin_ns, end_ns = max(part.begin_ns, first_ns), min(part.end_ns, last_ns)
+            if begin_ns < end_ns:
+                self._cover_idle(key, complement(union(*joined((busy, copies))), begin_ns, end_ns), host)
 
     def _cover_idle(self, key: _Key, idle: Spans, host: HostSlice | None) -> None:
         if host is None:

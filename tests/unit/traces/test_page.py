@@ -1,0 +1,104 @@
+"""The page of runs of all kinds, without a browser: its size, and its pictures against the sums."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+
+from gpu_job import GpuJob
+from profdeck.traces.analysis.detail_model import Timeline, TimelineLane
+from profdeck.traces.analysis.model import RankSummary
+from profdeck.traces.loading import summarise
+from profdeck.traces.report.page import write_page
+
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
+REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json"), *DATA.glob("npu/*.csv")])]
+
+
+def of_lane(lane: TimelineLane, picture: Timeline) -> dict[str, float]:
+    """Return the time of each class of a lane, in microseconds."""
+    shares = zlib.decompress(base64.b64decode(lane.shares))
+    bucket_us = picture.duration_us / picture.buckets
+    assert len(shares) == len(lane.classes) * picture.buckets
+    return {
+        name: sum(shares[row * picture.buckets : (row + 1) * picture.buckets]) / 255 * bucket_us
+        for row, name in enumerate(lane.classes)
+    }
+
+
+def check_picture(rank: RankSummary) -> None:
+    """What is drawn of a whole recording adds up to what the tables say, but for the rounding to 255ths."""
+    picture = rank.timelines[0]
+    rounding_us = picture.duration_us / 255
+    lanes = {(lane.kind, lane.group, lane.name): of_lane(lane, picture) for lane in picture.lanes}
+    for device in rank.devices:
+        (drawn,) = (
+            times for (kind, group, _), times in lanes.items() if (kind, group) == ("device", str(device.device))
+        )
+        idle = {f"idle: {cause.cause}": cause.idle_us for cause in device.idle}
+        for cause, time_us in idle.items():
+            assert drawn.get(cause, 0.0) == pytest.approx(time_us, abs=2 * rounding_us), (device.device, cause)
+        work = sum(time_us for name, time_us in drawn.items() if not name.startswith("idle"))
+        assert work == pytest.approx(device.busy_us, abs=2 * rounding_us), device.device
+        for stream in device.streams:
+            key = ("stream", str(device.device), f"stream {stream.stream}")
+            if key in lanes:  # of many, those with the most time
+                assert sum(lanes[key].values()) >= stream.busy_us - 2 * rounding_us
+
+
+def check_page(path: Path) -> str:
+    run, errors = summarise([path], buckets=1024)
+    assert errors == []
+    page = write_page([run], [path.name])
+    assert len(page.encode()) <= 150_000 + 30_000 * len(run.ranks)
+    text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
+    assert not re.search(r"\b(?:nan|None|inf)\b", text)
+    for rank in run.ranks:
+        if rank.timelines:
+            check_picture(rank)
+    return text
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        GpuJob(ranks=2, slow_rank=1),
+        GpuJob(products=100, launch_us=30, product_us=10, small=200),
+        GpuJob(steps=1, items=3, pageable_us=500),
+    ],
+    ids=["straggler", "small", "one step"],
+)
+def test_pictures_agree_with_the_tables(tmp_path: Path, job: GpuJob) -> None:
+    text = check_page(job.write(tmp_path / "run"))
+    assert "Device time per" in text
+    assert 'id="timeline"' in text
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
+def test_pages_of_real_traces(path: Path | None) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    check_page(path)
+
+
+def test_a_trace_of_a_host_alone_has_stages_and_threads(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": category, "name": name, "ts": step * 100 + begin, "dur": length, "pid": 1, "tid": 1}
+        for step in range(4)
+        for category, name, begin, length in (
+            ("user_annotation", f"ProfilerStep#{step}", 0, 99),
+            ("user_annotation", "rollout", 10, 60),
+            ("cpu_op", "aten::mm", 20, 30),
+        )
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    text = check_page(tmp_path / "a.json")
+    assert "rollout" in text
+    assert "Device time" not in text
