@@ -19,7 +19,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help=_R
 Paths = Annotated[
     list[Path],
     typer.Argument(
-        metavar="PATH...",
+        metavar="PATH",
         parser=kit.run_path,
         help="Runs, captures, directories or trace files; latest: the newest run.",
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profdeck.base.errors import TraceError
+from profdeck.base.errors import ConfigError, TraceError
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 
@@ -41,10 +41,13 @@ def command(  # noqa: PLR0913 - the options of a command line
     summary, problems = _trace_options.summarise_paths(
         [run], devices_only=devices_only, rules=rules, processes=processes
     )
-    if parquet is not None:
-        _write_parquet(summary, parquet)
-    if speedscope is not None:
-        _write_speedscope(summary, speedscope)
+    try:
+        if parquet is not None:
+            _write_parquet(summary, parquet)
+        if speedscope is not None:
+            _write_speedscope(summary, speedscope)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or run} cannot be written: {error.strerror or error}.") from error
     for problem in problems:
         kit.say(f"error: {problem}")
     if problems:

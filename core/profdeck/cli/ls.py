@@ -37,7 +37,7 @@ def command(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="[RUN]", parser=kit.run_path, help="A run, or latest for the newest; else a directory of runs."
+            metavar="RUN", parser=kit.run_path, help="A run, or latest for the newest; else a directory of runs."
         ),
     ] = kit.RUNS,
     *,
@@ -47,6 +47,8 @@ def command(
     if not (run / RUN_FILE).exists() and (runs := runs_below(run)):
         _list(runs, as_json=json)
         return
+    if run == kit.RUNS and not run.exists():
+        raise ProfdeckError(f"There is no directory {run} here, so no run. Name a run, or a directory of runs.")
     report = read(run)
     if json:
         kit.print_json(plain(report))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profdeck.base.errors import ProfdeckError
+from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 
@@ -21,7 +21,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     other: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN2]", parser=kit.run_path, help="What to compare with it: what changed from RUN to RUN2."
+            metavar="RUN2", parser=kit.run_path, help="What to compare with it: what changed from RUN to RUN2."
         ),
     ] = None,
     *,
@@ -46,6 +46,8 @@ def command(  # noqa: PLR0913 - the options of a command line
         found, of_path = _trace_options.summarise_paths(
             [path], devices_only=devices_only, rules=rules, traces=count, processes=processes
         )
+        if not found.ranks:
+            raise TraceError(" ".join(of_path))
         runs.append(found)
         problems += of_path
     write(runs, [kit.short(path) for path in paths], file)

@@ -25,7 +25,7 @@ def load(
         processes: How many traces to read at once.
 
     Raises:
-        TraceError: There is no trace below a directory.
+        TraceError: There is no trace below a directory, or none can be read.
         ConfigError: The rules are wrong.
     """
     from profdeck.traces.run import Run

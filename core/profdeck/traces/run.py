@@ -47,6 +47,8 @@ class Run:
         classifier = Classifier(load_rules(rules)) if rules else None
         how: dict[str, Any] = {"devices_only": devices_only, "classifier": classifier, "processes": processes}
         summary, errors = summarise(paths, **how)
+        if not summary.ranks:
+            raise TraceError(" ".join(map(str, errors)))
         return cls(summary, tuple(map(str, errors)), tuple(paths), how)
 
     @property

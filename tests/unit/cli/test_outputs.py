@@ -1,0 +1,61 @@
+"""What `report` and `export` do where they cannot write, or have nothing to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from gpu_job import GpuJob
+from profdeck import traces
+from profdeck.base.errors import TraceError
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "no.txt").write_text("hi")
+    return GpuJob(steps=3).write(tmp_path / "job")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("report job -o directory", "directory cannot be written"),
+        ("report job -o file/page.html", "page.html cannot be written"),
+        ("report no.txt -o page.html", "no.txt: The JSON is not closed"),
+        ("report job no.txt -o page.html", "no.txt: The JSON is not closed"),
+        ("report nowhere -o page.html", "Cannot read nowhere"),
+        ("export job --parquet file", "file cannot be written"),
+        ("export job --parquet file/tables", "cannot be written"),
+        ("export job", "--parquet DIR, --speedscope FILE"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    monkeypatch.chdir(job.parent)
+    result = cli(*command.split())
+    assert result.exit_code in {2, 4}
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert said in " ".join(result.stderr.split())
+    assert Path("file").read_text() == "mine"
+    assert not Path("page.html").exists()
+
+
+def test_a_damaged_trace_has_a_page_that_says_so(cli: Cli, job: Path, tmp_path: Path) -> None:
+    (trace,) = job.iterdir()
+    trace.write_bytes(trace.read_bytes()[:-40])
+    assert cli("report", job, "-o", tmp_path / "new" / "page.html").exit_code == 0
+    assert "damaged: " in (tmp_path / "new" / "page.html").read_text()
+
+
+def test_nothing_readable_is_no_run(job: Path) -> None:
+    for path in (job.parent / "nowhere", job.parent / "no.txt"):
+        with pytest.raises(TraceError):
+            traces.load(path)
