@@ -49,6 +49,7 @@ def rules(findings: list[Finding]) -> set[str]:
         ("small-kernels", GpuJob(small=85), GpuJob(small=75)),
         ("small-kernels", GpuJob(small=110, products=80), GpuJob(small=70, products=80)),
         ("one-kernel", GpuJob(reduce_us=3000), GpuJob(name="nccl", products=10)),
+        ("one-kernel", GpuJob(), GpuJob(products=1, product_us=400, load_us=15_000)),
         ("fp32-gemm", GpuJob(name="ampere_sgemm_128x64_nn"), GpuJob(name="ampere_s16816gemm_128x64_nn")),
         ("unsteady-steps", GpuJob(slow_step=2), GpuJob(slow_step=9)),
         ("data-loading", GpuJob(load_us=1300), GpuJob(load_us=400)),

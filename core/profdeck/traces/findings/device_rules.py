@@ -166,13 +166,16 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
 
 
 def kernel_mix(view: RankView) -> Iterator[RankFinding]:
-    """One kernel, FP32 matrix products, or pointwise work and copies take much of the device (torch-tb-profiler)."""
+    """One kernel over 20 % of the work and 5 % of the step, FP32 matrix products, or much pointwise work and copies
+    (torch-tb-profiler).
+    """
     total_us = view.kernel_us
     if not total_us or not view.rank.kernels:
         return
     of_class = {of.category: of.total_us for of in view.rank.categories}
     biggest = view.rank.kernels[0]
-    if biggest.share > 0.2 and biggest.category not in _NO_COMPUTE:
+    much = biggest.share > 0.2 and view.per_step(biggest.total_us) > 0.05 * view.step_us
+    if much and biggest.category not in _NO_COMPUTE:
         yield draft(
             view,
             "one-kernel",
