@@ -86,6 +86,8 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
             {"roles": {"trainer": ROLE | {"ranks": "some"}}},
             "ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got 'some'",
         ),
+        ({"roles": {"trainer": ROLE | {"ranks": "7..0"}}}, "the range '7..0' (text) is empty"),
+        ({"roles": {"trainer": ROLE | {"ranks": ["0..x"]}}}, "roles.trainer.ranks[0]: expected an integer, got '0..x'"),
         ({"roles": {"trainer": ROLE | {"ranks": 3}}}, "roles.trainer.ranks: expected a list, got 3"),
         ({"roles": {"trainer": ROLE | {"ranks": []}}}, "the list is empty"),
         ({"roles": {"trainer": ROLE | {"ranks": [0, "1"]}}}, "roles.trainer.ranks[1]: expected an integer, got '1'"),
@@ -275,3 +277,12 @@ def test_a_setting_below_a_value_is_refused(tmp_path: Path) -> None:
 def test_a_plugin_own_options_are_strict_too(tally: ModuleType) -> None:
     with pytest.raises(ConfigError, match="unknown key 'fail_on'. Did you mean 'fail_at'?"):
         structure({"fail_on": "start"}, tally.TallyOptions, where="roles.trainer.options")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [("0..3", (0, 1, 2, 3)), (["0..2", 8], (0, 1, 2, 8)), (["4..4"], (4,)), ("all", "all"), ([2], (2,))],
+)
+def test_ranges_of_ranks(ranks: object, expected: object) -> None:
+    settings = {"trainer.backend": "torch", "trainer.ranks": ranks}
+    assert load(settings=settings).config.roles["trainer"].ranks == expected

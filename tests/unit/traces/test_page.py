@@ -77,6 +77,8 @@ def check_page(path: Path) -> str:
 def test_pictures_agree_with_the_tables(tmp_path: Path, job: GpuJob) -> None:
     text = check_page(job.write(tmp_path / "run"))
     assert "Device time per" in text
+    assert "overlapped" in text
+    assert ("By collective" in text) is (job.ranks > 1)
     assert 'id="timeline"' in text
 
 

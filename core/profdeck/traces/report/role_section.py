@@ -188,6 +188,42 @@ def _small_tables(team: Team, most: int) -> dict[str, Any]:
 
     text = {"number": False}
     return {
+        "devices": rows(
+            lambda rank: [
+                (
+                    device.busy_us,
+                    [
+                        Cell(str(device.device) if device.name is None else f"{device.device} ({device.name})"),
+                        ms(device.span_us),
+                        ms(device.busy_us),
+                        ms(device.idle_us),
+                        ms(device.compute_us),
+                        ms(device.communication_us),
+                        ms(device.exposed_communication_us),
+                        percent(device.overlap_us / device.communication_us if device.communication_us else None),
+                        ms(device.memory_us),
+                    ],
+                )
+                for device in rank.devices
+            ]
+        ),
+        "device_columns": [
+            Column("rank", **text),
+            Column("device", **text),
+            *map(
+                Column,
+                (
+                    "first to last work ms",
+                    "busy ms",
+                    "idle ms",
+                    "compute ms",
+                    "communication ms",
+                    "of it exposed ms",
+                    "overlapped",
+                    "copies ms",
+                ),
+            ),
+        ],
         "gaps": rows(
             lambda rank: [
                 (

@@ -24,6 +24,14 @@ def skew_section(group: GroupSkew, place: int) -> dict[str, Any]:
     return {
         "id": f"skew{place}",
         "text": f"{label_of(group.role, group.replica, None, 'All ranks')}: {who}. {group.note or ''}",
+        "collective_columns": [
+            *map(Column, ("calls", "all are in it ms", "first waits for last ms")),
+            Column("collective", number=False),
+        ],
+        "collectives": [
+            [number(one.count, 0), ms(one.transfer_us), ms(one.skew_us), name(one.name, kernel=True)]
+            for one in group.collectives[:_MOST_ROWS]
+        ],
         "columns": [*map(Column, ("rank", "collectives", "last at", "late ms", "waited ms", "clock offset us"))],
         "rows": [
             [
