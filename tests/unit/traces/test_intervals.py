@@ -65,7 +65,7 @@ def test_nested_intervals_need_no_stack(found: list[tuple[int, int, int]]) -> No
     used = sorted((interval for interval in found if interval[2] > interval[1]), key=lambda t: (t[1], -t[2]))
     _, starts, ends = columns(used)
 
-    assert intervals._parents(starts, ends) is not None
+    assert intervals.nesting(starts, ends) is not None
 
 
 def test_deep_nesting_goes_to_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:

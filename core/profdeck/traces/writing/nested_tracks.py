@@ -64,7 +64,7 @@ class NestedTracks:
         """Return which intervals lie inside the last earlier one that is one level up, or are outermost.
 
         The level of one is how many earlier ones are still open. If all intervals of an island (within which there
-        is always one open) fit, they nest: see ``_parents`` in :mod:`profdeck.traces.reading.intervals`.
+        is always one open) fit, they nest: see ``nesting`` in :mod:`profdeck.traces.reading.intervals`.
         """
         count = len(starts)
         index = np.arange(count)
