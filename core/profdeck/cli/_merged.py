@@ -199,14 +199,17 @@ def _selections(sources: Sequence[TraceSource], part: _trace_part.TracePart) -> 
 
 def _write_chrome(pieces: Sequence[_Piece], destination: Path, processes: int, on_progress: Progress) -> _Written:
     from profdeck.traces.merge import MergeSource, merge_traces
+    from profdeck.traces.merge.origin import far_origin_ns
 
+    sources = [
+        MergeSource(piece.source.path, piece.source.label, number, piece.shift_ns, piece.selection)
+        for number, piece in enumerate(pieces)
+    ]
     check = merge_traces(
-        [
-            MergeSource(piece.source.path, piece.source.label, number, piece.shift_ns, piece.selection)
-            for number, piece in enumerate(pieces)
-        ],
+        sources,
         destination,
         gzip=destination.name.endswith(".gz"),
+        origin_ns=far_origin_ns(sources),
         processes=processes,
         on_progress=on_progress,
     )

@@ -35,11 +35,12 @@ _PID = re.compile(rb'"pid"[ \t\n\r]*:[ \t\n\r]*([0-9]{4,9})[ \t\n\r,}]')
 _BASE = re.compile(rb'"%b"[ \t\n\r]*:[ \t\n\r]*([0-9]{1,20})[ \t\n\r,}]' % BASE.encode())
 
 
-def merge_traces(
+def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     sources: Sequence[MergeSource],
     destination: Path,
     *,
     gzip: bool = True,
+    origin_ns: int = 0,
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> TraceCheck:
@@ -51,7 +52,7 @@ def merge_traces(
       in front has them. Events without one get one as well.
     - ``id`` of flow and async events, ``bind_id`` and the global ``id2``: no two sources share one.
     - ``ts``: all count from the smallest ``baseTimeNanoseconds``; the difference, and the ``shift_ns`` of the source,
-      are added exactly, to strings as well. A trace without one counts from 0.
+      are added exactly, to strings as well, and ``origin_ns`` is taken off. A trace without one counts from 0.
     - ``tid`` of events on a lane of a device that overlap without one being inside the other: Perfetto would drop
       the later one. It goes to another lane, which has the name of its own with " (overlapping)".
     - the metadata: each process has a ``process_name`` that begins with the label of its source, and one
@@ -72,6 +73,8 @@ def merge_traces(
         destination: The new file, in a directory that exists. It appears when it is complete and on disk (fsync),
             or not at all. Until then a hidden directory beside it holds as much once more.
         gzip: Write one gzip member rather than plain JSON.
+        origin_ns: What the times of the new file count from, beside the base of the sources; its base is that much
+            later. See `profdeck.traces.merge.origin`.
         processes: How many sources are read at the same time.
         on_progress: Called with the bytes of the sources (as on disk) read so far and in all.
 
@@ -91,7 +94,7 @@ def merge_traces(
         new_file(destination) as file,
         tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory,
     ):
-        merge = _Merge(ordered, Path(directory), gzip=gzip)
+        merge = _Merge(ordered, Path(directory), gzip=gzip, origin_ns=origin_ns)
         merge.write_segments(processes, on_progress)
         return merge.join(file)
 
@@ -128,12 +131,14 @@ class _Merge:
         sources: In their order in the viewer.
         directory: Where segments are written.
         gzip: Whether to deflate.
+        origin_ns: What is taken off all times.
     """
 
-    def __init__(self, sources: Sequence[MergeSource], directory: Path, *, gzip: bool) -> None:
+    def __init__(self, sources: Sequence[MergeSource], directory: Path, *, gzip: bool, origin_ns: int) -> None:
         self._sources = sources
         self._parts = [directory / str(rank) for rank in range(len(sources))]
         self._gzip = gzip
+        self._origin_ns = origin_ns
         self._segments: list[Segment] = []
         self._base_ns: int | None = None
 
@@ -205,7 +210,11 @@ class _Merge:
         taken: frozenset[int] = frozenset()
         places = []
         for rank, source in enumerate(self._sources):
-            places.append(SegmentPlace(rank, len(self._sources), bases_ns[rank] - base_ns + source.shift_ns, taken))
+            places.append(
+                SegmentPlace(
+                    rank, len(self._sources), bases_ns[rank] - base_ns + source.shift_ns - self._origin_ns, taken
+                )
+            )
             taken |= known[rank].host_pids
         return places
 
@@ -230,7 +239,7 @@ class _Merge:
                 }
             )
         if self._base_ns is not None:
-            members[BASE] = self._base_ns
+            members[BASE] = self._base_ns + self._origin_ns
         return {"profdeck": {"sources": described}, **members}
 
 
