@@ -245,7 +245,7 @@ def _report(source: StepSource, run: Path, *, raised: bool, as_json: bool) -> No
     if made and source.captures:
         return  # the last word is the profiler's, once for all ranks
     if made:
-        at = last_word.shown(run)
+        at = kit.short(run)
         kit.say(f"profdeck: captures are in {at}. Next: profdeck summary {at}")
     elif source.step == 1 and raised:
         kit.say("profdeck: nothing was captured: the script raised before its first optimizer step.")

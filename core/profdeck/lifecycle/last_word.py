@@ -51,7 +51,7 @@ def _say() -> None:
     if _pid != os.getpid() or not logging.getLogger("profdeck").isEnabledFor(logging.WARNING):
         return
     for path, counts in _runs.items():
-        run = shown(path)
+        run = _shown(path)
         what = f"{counts.captures} capture{'' if counts.captures == 1 else 's'} in {run}"
         poor = f", {counts.poor} not complete: profdeck ls {run} says why" if counts.poor else ""
         with contextlib.suppress(OSError, ValueError):  # a stream that is closed
@@ -59,7 +59,7 @@ def _say() -> None:
             sys.stderr.flush()
 
 
-def shown(path: Path) -> str:
+def _shown(path: Path) -> str:
     """Write a path as one would type it here."""
     with contextlib.suppress(OSError, ValueError):
         return str(path.relative_to(Path.cwd()))

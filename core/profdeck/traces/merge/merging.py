@@ -6,7 +6,6 @@ import re
 import struct
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,13 +23,11 @@ from profdeck.traces.merge.source import MergeSource
 from profdeck.traces.merge.texts import Event, encoded, encoded_all, labelled, metadata, text_of
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.reading.integrity import TraceCheck
-from profdeck.traces.reading.stream import read_chunks
 
 _SEPARATOR = b",\n"
 _GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"  # deflate, no name, no time, unknown system (RFC 1952)
 
 # Where a guess saves a second pass over a source.
-_HEAD_BYTES = 1 << 18
 _PID = re.compile(rb'"pid"[ \t\n\r]*:[ \t\n\r]*([0-9]{4,9})[ \t\n\r,}]')
 _BASE = re.compile(rb'"%b"[ \t\n\r]*:[ \t\n\r]*([0-9]{1,20})[ \t\n\r,}]' % BASE.encode())
 
@@ -108,11 +105,7 @@ class _Known:
 
 
 def _guess(source: MergeSource) -> _Known:
-    head = b""
-    with suppress(TraceError):
-        chunks = read_chunks(source.file, _HEAD_BYTES)
-        head = bytes(next(chunks, b""))
-        chunks.close()
+    head = source.head()
     base = _BASE.search(head)
     pids = frozenset(pid for pid in map(int, set(_PID.findall(head))) if FIRST_KEPT_PID <= pid < FIRST_NEW_PID)
     return _Known(int(base[1]) if base else None, pids)

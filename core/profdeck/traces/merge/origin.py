@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 
-from profdeck.base.errors import TraceError
 from profdeck.traces.merge.source import MergeSource
-from profdeck.traces.reading.stream import read_chunks
 
-_HEAD_BYTES = 1 << 18
 _TIME_US = re.compile(rb'"ts"[ \t\n\r]*:[ \t\n\r]*"?([0-9]{1,18})')
 # From here on a double of microseconds steps by more than a nanosecond.
 _LARGE_US = 2**53 // 1000
@@ -34,10 +30,5 @@ def far_origin_ns(sources: Sequence[MergeSource]) -> int:
 
 
 def _first_large_us(source: MergeSource) -> int | None:
-    head = b""
-    with suppress(TraceError):
-        chunks = read_chunks(source.file, _HEAD_BYTES)
-        head = bytes(next(chunks, b""))
-        chunks.close()
-    times_us = [time_us for time_us in map(int, _TIME_US.findall(head)) if time_us >= _LARGE_US]
+    times_us = [time_us for time_us in map(int, _TIME_US.findall(source.head())) if time_us >= _LARGE_US]
     return min(times_us, default=None)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import attrs
 
+from profdeck.base.errors import TraceError
 from profdeck.traces.kinds import chrome_trace
+from profdeck.traces.reading.stream import read_chunks
+
+_HEAD_BYTES = 1 << 18
 
 
 class EventFilter(Protocol):
@@ -40,3 +45,13 @@ class MergeSource:
             TraceError: There is none in the directory.
         """
         return chrome_trace(self.path)
+
+    def head(self) -> bytes:
+        """Return the first 256 KiB of its text; nothing where it cannot be read, which is said later."""
+        with suppress(TraceError):
+            chunks = read_chunks(self.file, _HEAD_BYTES)
+            try:
+                return bytes(next(chunks, b""))
+            finally:
+                chunks.close()
+        return b""
