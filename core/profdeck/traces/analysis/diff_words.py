@@ -8,7 +8,6 @@ from profdeck.traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
-_ONE = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _CALLED_SAME = 0.05
@@ -17,7 +16,7 @@ _CALLED_SAME = 0.05
 
 def counted(count: int, section: str) -> str:
     """Write how many of a section there are."""
-    return f"{count:,} {(_ONE if count == 1 else MANY)[section]}"
+    return f"{count:,} {(SECTIONS if count == 1 else MANY)[section]}"
 
 
 def verdict_of(role: RoleDiff) -> str:
