@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from profdeck.base.errors import TraceError
-from profdeck.traces.merge import EventFilter, MergeSource, merge_traces, merging
+from profdeck.traces.merge import EventFilter, MergeSource, merge_traces, source
 from profdeck.traces.reading.integrity import check_trace
 
 
@@ -75,7 +75,7 @@ def test_what_was_taken_to_be_known_is_put_right(
     sources: list[MergeSource], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_traces(sources, folder / "guessed", gzip=False)
-    monkeypatch.setattr(merging, "_HEAD_BYTES", 1)
+    monkeypatch.setattr(source, "_HEAD_BYTES", 1)
     merge_traces(sources, folder / "not guessed", gzip=False)
 
     assert (folder / "guessed").read_bytes() == (folder / "not guessed").read_bytes()
