@@ -41,9 +41,9 @@ def sources(tmp_path: Path) -> list[MergeSource]:
     found = [
         MergeSource(tmp_path / "sources" / str(rank), f"rank {rank}", 0, shift_ns=1500 * rank) for rank in range(5)
     ]
-    for rank, source in enumerate(found):
+    for rank, one in enumerate(found):
         data = trace(rank)
-        source.path.write_bytes(gzip.compress(data) if rank % 2 else data)
+        one.path.write_bytes(gzip.compress(data) if rank % 2 else data)
     found[3].path.write_bytes(found[3].path.read_bytes()[:-30])
     return found
 
@@ -174,8 +174,8 @@ def test_a_file_system_that_copies_nothing_by_itself_is_served(
 def test_no_two_of_many_sources_share_an_id(tmp_path: Path) -> None:
     data = json.dumps([event("s", id=one) for one in [*range(9), 12, 123, 10**12, 10**13, "0x1f"]]).encode()
     sources = [MergeSource(tmp_path / str(rank), f"rank {rank}", 0) for rank in range(300)]
-    for source in sources:
-        source.path.write_bytes(data)
+    for one in sources:
+        one.path.write_bytes(data)
 
     assert merge_traces(sources, tmp_path / "merged", gzip=False, processes=2).whole
 
