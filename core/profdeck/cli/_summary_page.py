@@ -13,6 +13,7 @@ from rich.text import Text
 from profdeck.cli import _page, kit
 from profdeck.cli._page import aligned, bar, beside, wrapped
 from profdeck.traces.analysis.formatting import ms, percent
+from profdeck.traces.analysis.host_states import NOT_READ
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck.traces.overview import Team, WorkRow, about, not_complete, teams_of
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_FINDINGS = 5
 _STAGES, _LEAST_STAGE = 6, 0.01
+_IDLE = "device: idle"
 _TIMES, _LEAST_TIME = 5, 0.01
 _FEWEST_ROWS, _USUAL_ROWS = 3, 10
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
@@ -135,13 +137,14 @@ def _device(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
     blocks: list[list[Text]] = []
     shown = [row for row in team.device if row.share >= _LEAST_TIME]
     longest = max((row.share for row in shown), default=1.0)
-    for is_idle, heading in ((False, "device: work"), (True, "device: idle, while the host was")):
+    for is_idle, heading in ((False, "device: work"), (True, f"{_IDLE}, while the host was")):
         rows = [row for row in shown if row.is_idle is is_idle][:_TIMES]
         if not rows:
             continue
         size = min(_LONGEST_CLASS, max(len(row.name) for row in rows))
         length = max(4, min(_LONGEST_BAR, room // 2 - size - 20))
-        lines = [Text(_heading(team, heading, named), style="bold")]
+        known = {row.name for row in rows} != {NOT_READ}
+        lines = [Text(_heading(team, heading if known else _IDLE, named), style="bold")]
         for row in rows:
             name = cut_middle(kit.printable(row.name), size)
             line = Text(f"{name:<{size}} {ms(row.mean_us):>7} {percent(row.share):>6} ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from profdeck.cli import _page, kit
 from profdeck.cli._page import aligned
 from profdeck.traces.analysis.formatting import percent
-from profdeck.traces.analysis.run_model import label_of
+from profdeck.traces.analysis.labels import label_of, labels_of, of_run, runs_of
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ _Table = list[Text]
 def tables(run: RunSummary, width: int, limit: int | None) -> _Table:
     """Return the lines of all tables, with at most so many rows each; all rows if None."""
     lines: _Table = []
+    labels, runs = labels_of(run.ranks), runs_of(run.ranks)
     for rank in run.ranks:
-        lines += _of_rank(rank, width, limit)
+        lines += _of_rank(rank, labels[rank.path], width, limit)
     if len(run.ranks) > 1:
-        lines += [*_overview(run.ranks, width), Text()]
+        lines += [*_overview(run.ranks, labels, width), Text()]
     for group in run.skew:
-        lines += _skew(group, width, limit)
+        lines += _skew(group, of_run(group.run, runs), width, limit)
     return lines
 
 
-def _of_rank(rank: RankSummary, width: int, limit: int | None) -> _Table:
-    label = label_of(rank.role, rank.replica, rank.rank, rank.path)
+def _of_rank(rank: RankSummary, label: str, width: int, limit: int | None) -> _Table:
     about = [] if label in rank.path else [label]
     about.append("devices only" if rank.events is None else f"{rank.events:,} events")
     if rank.graph_launches:
@@ -318,7 +318,7 @@ def _annotations(rank: RankSummary, width: int, limit: int | None) -> _Table:
     return _with_rest(aligned(("calls", "total ms", "max ms", "stage or mark"), rows, width), len(found), limit)
 
 
-def _overview(ranks: Sequence[RankSummary], width: int) -> _Table:
+def _overview(ranks: Sequence[RankSummary], labels: Mapping[str, str], width: int) -> _Table:
     rows = [
         [
             _ms(rank.span_us),
@@ -328,7 +328,7 @@ def _overview(ranks: Sequence[RankSummary], width: int) -> _Table:
             "" if rank.events is None else f"{rank.events:,}",
             "yes" if rank.whole else "not proved" if rank.problem is None else "no",
             rank.capture or "",
-            label_of(rank.role, rank.replica, rank.rank, kit.short(Path(rank.path))),
+            labels[rank.path],
         ]
         for rank in ranks
     ]
@@ -339,10 +339,10 @@ def _overview(ranks: Sequence[RankSummary], width: int) -> _Table:
     return aligned(header, rows, width, left=("whole", "capture"))
 
 
-def _skew(group: GroupSkew, width: int, limit: int | None) -> _Table:
+def _skew(group: GroupSkew, of_run: str, width: int, limit: int | None) -> _Table:
     lines: _Table = []
     if any(rank.collectives for rank in group.ranks):
-        what = " ".join(filter(None, [group.role, None if group.replica is None else str(group.replica)]))
+        what = label_of(group.role, group.replica, None, "") + of_run
         who = "no rank stands out" if group.straggler is None else f"rank {group.straggler} arrives last most often"
         lines.append(Text(f"Collectives{f' of {what}' if what else ''}: {who}", style="bold"))
         rows = [

@@ -189,6 +189,20 @@ def created_ns(run: Path) -> int:
         return 0
 
 
+def run_of(file: Path, replica: int | None) -> Path:
+    """Return the run that a file of a rank or target lies in, by its place below it.
+
+    Args:
+        file: Below ``<run>/step_000010/<role>`` or, of a replica, ``<run>/step_000010/<role>/replica_002``.
+        replica: As the manifest says it.
+    """
+    above = 2 if replica is None else 3
+    if len(file.parents) > above:
+        return file.parents[above]
+    parents = Path(os.path.abspath(file)).parents  # noqa: PTH100 - links stay as they are
+    return parents[min(above, len(parents) - 1)]
+
+
 def replica_directory(role: Path, replica: int) -> Path:
     """Name the directory of a replica, in that of its role."""
     return role / f"replica_{replica:03d}"

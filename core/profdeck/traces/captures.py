@@ -12,7 +12,7 @@ import attrs
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.json_files import read_json
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
-from profdeck.records.run_directory import RUN_FILE
+from profdeck.records.run_directory import RUN_FILE, run_of
 from profdeck.records.status import Status
 from profdeck.traces.analysis.model import RankSummary
 from profdeck.traces.analysis.run_model import CaptureStatus, RecordingAbout
@@ -90,6 +90,7 @@ def _state(file: Path, manifest: Manifest, broken: Mapping[str, str]) -> Capture
     elif status is Status.COMPLETE and problems:
         status = Status.PARTIAL
     return CaptureStatus(
+        run=str(run_of(file, manifest.replica)),
         capture=manifest.capture,
         role=manifest.role,
         replica=manifest.replica,
@@ -127,4 +128,4 @@ def _missing(directory: Path, manifest: Manifest, rank: int) -> CaptureStatus:
 
 def _order(state: CaptureStatus) -> tuple[object, ...]:
     replica = -1 if state.replica is None else state.replica
-    return state.first_step, state.role, replica, state.capture, -1 if state.rank is None else state.rank
+    return state.run, state.first_step, state.role, replica, state.capture, -1 if state.rank is None else state.rank

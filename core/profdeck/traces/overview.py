@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from profdeck.traces.analysis.formatting import plural, ranges
-from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
+from profdeck.traces.analysis.host_states import NOT_READ, OUTSIDE_OPERATORS
+from profdeck.traces.analysis.labels import label_of, of_run, runs_of, strangers
 from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.analysis.run_model import label_of
 from profdeck.traces.analysis.step_names import ITERATION
-from profdeck.traces.findings.rank_view import RankView
+from profdeck.traces.findings.rank_view import RankView, views_of
 
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
@@ -114,17 +114,20 @@ class Team:
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
     """Return the roles of a run in the order of the ranks."""
-    captures: dict[str | None, dict[str | None, None]] = {}
+    captures: dict[tuple[str | None, str | None], dict[str | None, None]] = {}
     for rank in run.ranks:
-        captures.setdefault(rank.role, {})[rank.capture] = None
+        captures.setdefault((rank.run, rank.role), {})[rank.capture] = None
     groups: dict[tuple[object, ...], list[RankView]] = {}
     names: dict[tuple[object, ...], str] = {}
-    for rank in run.ranks:
-        count = len(captures[rank.role])
+    alone, runs = strangers(run.ranks), runs_of(run.ranks)
+    for view in views_of(run):
+        rank = view.rank
+        count = len(captures[rank.run, rank.role])
         apart = rank.capture if 1 < count <= _MOST_CAPTURES else None
-        key = rank.role, apart, rank.path if rank.role is None and rank.rank is None else None
-        groups.setdefault(key, []).append(RankView(rank))
-        what = rank.role or (label_of(None, None, None, rank.path) if key[2] else "")
+        key = rank.run, rank.role, apart, rank.path if rank.path in alone else None
+        groups.setdefault(key, []).append(view)
+        what = view.label if rank.path in alone else rank.role or ""
+        what += of_run(rank.run, runs)
         names[key] = f"{what}, {apart}" if apart else f"{what}, {count} captures" if count > 1 else what
     return tuple(_team(names[key], views) for key, views in groups.items())
 
@@ -163,9 +166,11 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
 
 def about(run: RunSummary, teams: Sequence[Team]) -> str:
     """Say what there is: captures, ranks, steps, events, and whether all is whole where nothing else is wrong."""
-    captures = {rank.capture for rank in run.ranks if rank.capture}
-    parts = [plural(len(captures), "capture")] if captures else []
-    ranked = any(rank.rank is not None for rank in run.ranks)
+    runs = runs_of(run.ranks)
+    captures = {(rank.run, rank.capture) for rank in run.ranks if rank.capture}
+    parts = [plural(len(runs), "run")] if len(runs) > 1 else []
+    parts += [plural(len(captures), "capture")] if captures else []
+    ranked = any(rank.rank is not None for rank in run.ranks) and not strangers(run.ranks)
     parts.append(plural(len(run.ranks), "rank" if ranked else "trace") + _of_roles(teams))
     if numbers := [step.step for rank in run.ranks for step in rank.steps if step.step is not None]:
         parts.append(f"step{'s' if len(set(numbers)) > 1 else ''} {ranges(numbers)}")
@@ -191,9 +196,11 @@ def _of_roles(teams: Sequence[Team]) -> str:
 def not_complete(run: RunSummary) -> list[tuple[str, str]]:
     """Return the status and a line about each role, or trace, that is not complete."""
     poor: dict[tuple[str, str], list[str]] = {}
+    runs = runs_of(run.captures)
     for capture in run.captures:
         if capture.status != "complete":
             who = label_of(capture.role, capture.replica, None, "")
+            who += of_run(capture.run, runs)
             what = "" if capture.rank is None else f" rank {capture.rank}"
             poor.setdefault((capture.status, who), []).append(f"step {capture.first_step}{what}")
     lines = []
@@ -215,7 +222,7 @@ def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
     def row(name: str, value: Callable[[RankView], float], *, is_stage: bool) -> StageRow:
         of_ranks = tuple(map(value, timed))
         mean_us = statistics.fmean(of_ranks)
-        slowest = timed[of_ranks.index(max(of_ranks))]
+        slowest = timed[of_ranks.index(max(of_ranks))].rank
         step_us = statistics.fmean(view.host_step_us for view in timed)
         return StageRow(
             name=name,
@@ -223,7 +230,7 @@ def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
             mean_us=mean_us,
             share=mean_us / step_us,
             of_ranks_us=of_ranks,
-            slowest=slowest.label if len(timed) > 1 else None,
+            slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if len(timed) > 1 else None,
         )
 
     rows = [row(name, lambda view, name=name: _of_stage(view, name), is_stage=True) for name in names]  # type: ignore[misc]  # bound
@@ -262,7 +269,7 @@ def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
     for view in with_device:
         for of in view.rank.categories:
             work[of.category] = work.get(of.category, 0.0) + view.per_step(of.total_us) / len(with_device)
-        known = view.idle or {"not read": view.idle_us}
+        known = view.idle or {NOT_READ: view.idle_us}
         for cause, idle_us in known.items():
             idle[cause] = idle.get(cause, 0.0) + idle_us / len(with_device)
     rows = [

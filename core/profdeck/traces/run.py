@@ -13,8 +13,8 @@ from profdeck.base.errors import TraceError
 from profdeck.base.files import replace
 from profdeck.traces.analysis.class_rules import load_rules
 from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.model import RankSummary, RunSummary
-from profdeck.traces.analysis.run_model import label_of
+from profdeck.traces.analysis.labels import labels_of
+from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.loading import summarise
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.report.page import write_page
@@ -126,6 +126,7 @@ class Run:
         role: str | None = None,
         replica: int | None = None,
         capture: str | None = None,
+        run: str | None = None,
     ) -> pa.RecordBatchReader:
         """Read the complete events of one trace once more, as Arrow in batches, in bounded memory.
 
@@ -134,24 +135,29 @@ class Run:
 
         Args:
             rank: Of which rank; needed where there are several.
-            role: Of which role, as the next two.
+            role: Of which role, as the next three.
             replica: Of which replica.
             capture: Of which capture.
+            run: Of which run, by its directory.
 
         Raises:
             TraceError: No trace, or more than one, is meant.
             ProfdeckError: pyarrow is not installed.
         """
         arrow()
-        wanted = {"rank": rank, "role": role, "replica": replica, "capture": capture}
+        wanted = {"rank": rank, "role": role, "replica": replica, "capture": capture, "run": run}
         given = {name: value for name, value in wanted.items() if value is not None}
         found = [one for one in self.summary.ranks if all(getattr(one, name) == given[name] for name in given)]
         if len(found) != 1:
             raise TraceError(
-                f"{len(found)} traces are meant by {given or 'no choice'}. Choose one by rank, role, replica and "
-                f"capture; there are: {'; '.join(map(_named, self.summary.ranks))}."
+                f"{len(found)} traces are meant by {given or 'no choice'}. Choose one by rank, role, replica, "
+                f"capture and run; there are: {'; '.join(self._named())}."
             )
         return read_trace(Path(found[0].path), devices_only=self._how["devices_only"]).to_batches()
+
+    def _named(self) -> list[str]:
+        labels = labels_of(self.summary.ranks)
+        return [f"{labels[one.path]}, {one.capture}" if one.capture else labels[one.path] for one in self.summary.ranks]
 
     def report(self, file: Path | str | None = None) -> str:
         """Return the page of ``profdeck report``, which reads the traces once more for its pictures.
@@ -175,8 +181,3 @@ class Run:
             f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.report())}" '
             f'style="width:100%;height:{_FRAME_PIXELS}px;border:0"></iframe>'
         )
-
-
-def _named(rank: RankSummary) -> str:
-    label = label_of(rank.role, rank.replica, rank.rank, rank.path)
-    return f"{label} of {rank.capture}" if rank.capture else label

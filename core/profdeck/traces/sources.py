@@ -34,6 +34,8 @@ class TraceSource:
     """Of the rank, or of the target for a file that holds all of its ranks."""
     artifact: ArtifactRecord | None = None
     """The trace's own entry in it."""
+    run: str | None = None
+    """The run directory that the manifest is of."""
 
     @property
     def size_bytes(self) -> int:
@@ -167,6 +169,7 @@ def _endings() -> list[str]:
 def _told(path: Path) -> Iterator[TraceSource]:
     """Yield the traces that manifests beside a file, or below a directory, name."""
     from profdeck.records.manifest import is_manifest, read_manifest
+    from profdeck.records.run_directory import run_of
 
     beside = path.parent.glob("*.json") if _is_one(path) else files_below(path)
     for file in filter(is_manifest, beside):
@@ -178,4 +181,4 @@ def _told(path: Path) -> Iterator[TraceSource]:
             trace = file.parent / artifact.name
             kind = kind_named(artifact.kind)
             if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
-                yield TraceSource(trace, manifest, artifact)
+                yield TraceSource(trace, manifest, artifact, str(run_of(file, manifest.replica)))

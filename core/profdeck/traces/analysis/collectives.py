@@ -46,6 +46,7 @@ class Collectives:
     role: str | None = None
     replica: int | None = None
     capture: str | None = None
+    run: str | None = None
     host: str | None = None
     """Ranks of one host share a clock, unless their collectives are more than 100 us apart."""
     anchor_offset_ns: int | None = None
@@ -93,12 +94,12 @@ class MatchedGroup:
         return start - begin, end - begin
 
 
-RankTeam = tuple[str | None, int | None, str | None]
+RankTeam = tuple[str | None, str | None, int | None, str | None]
 
 
 def team_of(rank: Collectives) -> RankTeam:
     """Return which ranks an offset holds for."""
-    return rank.role, rank.replica, rank.capture
+    return rank.run, rank.role, rank.replica, rank.capture
 
 
 def _meant_by_all(ranks: Sequence[Collectives]) -> dict[tuple[object, ...], str]:

@@ -101,7 +101,7 @@ class StepOfDevice:
     exposed_communication_us: float
     memory_us: float
     idle: tuple[IdleCause, ...]
-    """As of a device; where the host was not read, its cause is ``not read``."""
+    """As of a device; where the host was not read, its cause is ``host not read``."""
 
     @property
     def idle_us(self) -> float:

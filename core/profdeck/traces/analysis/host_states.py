@@ -33,7 +33,7 @@ what they do together. A thread that waits for a device tells least of the recor
 every thread all the time, where they are recorded, and tell even less.
 """
 
-NOT_READ = "not read"
+NOT_READ = "host not read"
 """The cause of idle time where the host was not read."""
 
 OUTSIDE_OPERATORS = frozenset({"Python and other host code", "nothing recorded"})

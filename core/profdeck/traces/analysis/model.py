@@ -203,6 +203,8 @@ class RankSummary:
     world_size: int | None
     host: str | None
     capture: str | None
+    run: str | None = None
+    """The directory of the run; ``None`` without a manifest, as for host and capture."""
     whole: bool
     """Whether every byte of the trace was read and found sound. False with ``problem`` ``None``: not all was looked
     at, because only devices were asked for."""
@@ -301,6 +303,7 @@ class GroupSkew:
     role: str | None
     replica: int | None
     capture: str | None
+    run: str | None = None
     collectives: tuple[CollectiveSkew, ...]
     ranks: tuple[RankSkew, ...]
     straggler: int | None

@@ -12,6 +12,8 @@ import attrs
 class CaptureStatus:
     """Whether one rank of one capture is there, or one target of it if that failed."""
 
+    run: str
+    """Its directory."""
     capture: str
     role: str
     replica: int | None
@@ -67,10 +69,3 @@ class Finding:
     ranks: tuple[str, ...]
     """Whom it is about, worst first, such as ``trainer rank 3``."""
     evidence: Evidence | None
-
-
-def label_of(role: str | None, replica: int | None, rank: int | None, path: str) -> str:
-    """Return what people call a rank: ``rollout/1 rank 0``, or the name of its file where it has neither."""
-    parts = [role if replica is None else f"{role}/{replica}"] if role else []
-    parts += [f"rank {rank}"] if rank is not None else []
-    return " ".join(parts) or path.rpartition("/")[2]

@@ -40,12 +40,12 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
 
 
 def _skew(team: Sequence[Collectives]) -> GroupSkew:
-    role, replica, capture = team[0].role, team[0].replica, team[0].capture
+    run, role, replica, capture = team_of(team[0])
     twice = [rank for rank, times in Counter(rank.rank for rank in team).items() if rank is not None and times > 1]
     if twice:
         note = f"Several traces say that they are rank {twice[0]}: they are no ranks of one program."
         return GroupSkew(
-            role=role, replica=replica, capture=capture, collectives=(), ranks=(), straggler=None, note=note
+            role=role, replica=replica, capture=capture, run=run, collectives=(), ranks=(), straggler=None, note=note
         )
     groups = matched_groups(team)
     offsets = offsets_of(team, groups)
@@ -57,6 +57,7 @@ def _skew(team: Sequence[Collectives]) -> GroupSkew:
         role=role,
         replica=replica,
         capture=capture,
+        run=run,
         collectives=tally.collectives(),
         ranks=tuple(
             RankSkew(

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import attrs
 
+from profdeck.traces.analysis.labels import strangers
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_model import Finding
 from profdeck.traces.findings import device_rules, host_rules, run_rules
 from profdeck.traces.findings.rank_finding import RankFinding
-from profdeck.traces.findings.rank_view import RankView
+from profdeck.traces.findings.rank_view import views_of
 
 # What can gain less is not worth a sentence.
 _LEAST_SHARE = 0.005
@@ -19,27 +20,28 @@ _PAIR = 2
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return what stands out in a run: what is missing first, then by what share of a step can be gained."""
-    views = [RankView(rank) for rank in run.ranks if rank.span_us]
+    views = [view for view in views_of(run) if view.rank.span_us]
     drafts = [draft for view in views for rule in device_rules.RULES for draft in rule(view.typical())]
     drafts += [draft for view in views for rule in host_rules.RULES for draft in rule(view)]
-    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(views), *run_rules.slow_links(views)]
+    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views), *run_rules.slow_links(views)]
     teams: dict[tuple[str, str], list[RankFinding]] = {}
     for draft in drafts:
         if draft.share is not None and draft.share < _LEAST_SHARE:
             continue
         teams.setdefault((draft.rule, draft.key), []).append(draft)
-    found = [_one(team, len(views)) for team in teams.values()]
+    noun = "traces" if strangers(run.ranks) else "ranks"
+    found = [_one(team, len(views), noun) for team in teams.values()]
     found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
     return (*run_rules.incomplete(run), *_without_repeats(found), *run_rules.few_steps(views))
 
 
-def _one(team: list[RankFinding], ranks: int) -> Finding:
+def _one(team: list[RankFinding], ranks: int, noun: str) -> Finding:
     in_order = sorted(team, key=lambda draft: (-(draft.share or 0.0), -(draft.gain_us or 0.0), draft.label))
     worst = in_order[0]
     of_many = dict.fromkeys(draft.label for draft in in_order)
     if len(of_many) > 1:
         which = f"{len(of_many)} of {ranks}" if len(of_many) < ranks else "both" if ranks == _PAIR else f"all {ranks}"
-        who = f" ({which} ranks, most on {worst.label})"
+        who = f" ({which} {noun}, most on {worst.label})"
     else:
         who = f" ({worst.label})" if ranks > 1 and worst.label not in worst.text else ""
     return Finding(

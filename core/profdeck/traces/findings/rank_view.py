@@ -11,8 +11,9 @@ import attrs
 
 from profdeck.traces.analysis.detail_model import StageSummary, StepOfDevice
 from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
-from profdeck.traces.analysis.model import DeviceSummary, RankSummary, StepSummary
-from profdeck.traces.analysis.run_model import Evidence, label_of
+from profdeck.traces.analysis.labels import labels_of
+from profdeck.traces.analysis.model import DeviceSummary, RankSummary, RunSummary, StepSummary
+from profdeck.traces.analysis.run_model import Evidence
 from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck.traces.analysis.typical import typical_step
 
@@ -20,16 +21,19 @@ _FEWEST_STEPS = 3
 _OUTLIER = 1.25
 
 
+def views_of(run: RunSummary) -> list[RankView]:
+    """Return the traces of a run, in their order."""
+    labels = labels_of(run.ranks)
+    return [RankView(rank, labels[rank.path]) for rank in run.ranks]
+
+
 @attrs.frozen(slots=False)
 class RankView:
     """One rank, with its times as sums over the steps that divide it; without steps, over the recording."""
 
     rank: RankSummary
-
-    @property
-    def label(self) -> str:
-        """What people call it."""
-        return label_of(self.rank.role, self.rank.replica, self.rank.rank, self.rank.path)
+    label: str
+    """What people call it."""
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -138,7 +142,7 @@ class RankView:
             if step.kind != self.kind or max([step.duration_us, *(of.duration_us for of in step.devices)]) <= limit_us
         ]
         enough = sum(step.kind == self.kind for step in kept) >= _FEWEST_STEPS
-        return RankView(attrs.evolve(self.rank, steps=tuple(kept))) if enough else self
+        return RankView(attrs.evolve(self.rank, steps=tuple(kept)), self.label) if enough else self
 
     def evidence(self, step: StepSummary | None = None) -> Evidence | None:
         """Return where a step is in the trace; the typical one, if not given."""

@@ -6,8 +6,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from profdeck.traces.analysis.formatting import plural
+from profdeck.traces.analysis.labels import label_of, labels_of, strangers
 from profdeck.traces.analysis.model import GroupSkew, RunSummary
 from profdeck.traces.analysis.run_model import Finding
+from profdeck.traces.analysis.step_names import GLOBAL_STEP
 from profdeck.traces.findings.rank_finding import RankFinding, ms, percent
 from profdeck.traces.findings.rank_view import RankView
 
@@ -24,8 +27,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
     statuses = Counter(capture.status for capture in run.captures if capture.status != "complete")
     if statuses:
         worst = next(capture for capture in run.captures if capture.status != "complete")
-        who = worst.role if worst.replica is None else f"{worst.role}/{worst.replica}"
-        who += "" if worst.rank is None else f" rank {worst.rank}"
+        who = label_of(worst.role, worst.replica, worst.rank, "")
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         why = f": {worst.problem.rstrip('.')}" if worst.problem else ""
         yield _notice(
@@ -36,17 +38,20 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
     broken = [rank for rank in run.ranks if rank.problem]
     if broken and not statuses:
         yield _notice(
-            f"{len(broken)} of {len(run.ranks)} traces are damaged, such as {RankView(broken[0]).label}",
+            f"{len(broken)} of {len(run.ranks)} traces are damaged, such as {labels_of(run.ranks)[broken[0].path]}",
             "record them again; what is said here is of what can be read",
         )
 
 
 def few_steps(views: Sequence[RankView]) -> Iterator[Finding]:
     """Fewer than three steps."""
-    counts = {len(view.steps) for view in views if view.steps and view.kind == "global_step"}
-    if counts and max(counts) < _FEWEST_STEPS:
+    counts: Counter[str] = Counter()  # of a rank, over its captures
+    for view in views:
+        if view.kind == GLOBAL_STEP:
+            counts[view.label] += len(view.steps)
+    if counts and max(counts.values()) < _FEWEST_STEPS:
         yield _notice(
-            f"Only {max(counts)} step{'s were' if max(counts) > 1 else ' was'} recorded: no telling what is usual",
+            f"Only {plural(max(counts.values()), 'step')} recorded: no telling what is usual",
             "record at least three steps in a row",
             rule="few-steps",
         )
@@ -100,14 +105,15 @@ def _slow_view(group: GroupSkew, views: Sequence[RankView]) -> RankView | None:
     return next(iter(slow or mine), None)
 
 
-def slow_stage(views: Sequence[RankView]) -> Iterator[RankFinding]:
+def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
     """A stage that takes one rank 10 % of the step longer than the median of the other ranks, without the time in which
     a collective of the host was open: that waits for others.
     """
     teams: dict[tuple[object, ...], list[RankView]] = {}
+    alone = strangers(run.ranks)
     for view in views:
-        if view.stages and view.rank.host_times is not None:
-            key = (view.rank.role, view.rank.replica, view.rank.capture, view.rank.host_times.basis)
+        if view.stages and view.rank.host_times is not None and view.rank.path not in alone:
+            key = (view.rank.run, view.rank.role, view.rank.replica, view.rank.capture, view.rank.host_times.basis)
             teams.setdefault(key, []).append(view)
     for team in teams.values():
         names = {stage.name for view in team for stage in view.stages}

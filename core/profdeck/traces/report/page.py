@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from profdeck.base.version import __version__
+from profdeck.traces.analysis.labels import of_run, runs_of
 from profdeck.traces.analysis.model import RankSummary, RunSummary
 from profdeck.traces.overview import about, not_complete, teams_of
 from profdeck.traces.report.role_section import role_section
@@ -31,7 +32,13 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
     """
     run = runs[-1]
     teams = teams_of(run)
-    ranks = [(labels[number] if len(runs) > 1 else "", rank) for number, one in enumerate(runs) for rank in one.ranks]
+    of_runs = runs_of(run.ranks)
+    ranks = [
+        (labels[number] if len(runs) > 1 else "", rank)
+        for number, one in enumerate(runs)
+        for rank in one.ranks
+        if rank.timelines
+    ]
     payload = timeline_data(ranks, shared=len(runs) == 1)
     style, script = (_file(name) for name in ("page.css", "page.js"))
     verdicts = changes(runs) if len(runs) > 1 else []
@@ -47,7 +54,11 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
         "has_timeline": bool(payload["ranks"]),
         "ranks": payload["ranks"],
         "teams": [role_section(team, number, len(run.ranks)) for number, team in enumerate(teams)],
-        "skew": [skew_section(group, number) for number, group in enumerate(run.skew) if group.ranks],
+        "skew": [
+            skew_section(group, of_run(group.run, of_runs), number)
+            for number, group in enumerate(run.skew)
+            if group.ranks
+        ],
         "captures": capture_rows,
         "capture_columns": capture_columns,
         "recordings": recording_rows,

@@ -9,8 +9,9 @@ from typing import Any
 from profdeck.traces.analysis.diff import diff_runs
 from profdeck.traces.analysis.diff_model import Change, RoleDiff
 from profdeck.traces.analysis.diff_words import MANY, SECTIONS, basis_of, verdict_of
-from profdeck.traces.analysis.model import GroupSkew, RunSummary
-from profdeck.traces.analysis.run_model import label_of
+from profdeck.traces.analysis.labels import label_of, runs_of
+from profdeck.traces.analysis.model import GroupSkew, RankSummary, RunSummary
+from profdeck.traces.analysis.run_model import CaptureStatus
 from profdeck.traces.report.cells import Cell, Column, filled, ms, name, number, percent
 
 _MOST_ROWS = 40
@@ -18,12 +19,12 @@ _PLURALS = {section: words.capitalize() for section, words in MANY.items()}
 _STYLES = {"slower": "poor", "faster": "good"}
 
 
-def skew_section(group: GroupSkew, place: int) -> dict[str, Any]:
+def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
     """Return which rank of a group arrived last, and what the others waited."""
     who = "No rank stands out" if group.straggler is None else f"Rank {group.straggler} arrives last most often"
     return {
         "id": f"skew{place}",
-        "text": f"{label_of(group.role, group.replica, None, 'All ranks')}: {who}. {group.note or ''}",
+        "text": f"{label_of(group.role, group.replica, None, 'All ranks')}{of_run}: {who}. {group.note or ''}",
         "collective_columns": [
             *map(Column, ("calls", "all are in it ms", "first waits for last ms")),
             Column("collective", number=False),
@@ -49,14 +50,17 @@ def skew_section(group: GroupSkew, place: int) -> dict[str, Any]:
 
 def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
     """Return what each role and rank was to record and did, and the traces that were given as files."""
-    rows = []
-    paths = {(rank.capture, rank.role, rank.replica, rank.rank): rank for rank in run.ranks}
+    rows, runs = [], runs_of(run.captures)
+    paths = {_place(rank): rank for rank in run.ranks if rank.run is not None}
+    told: set[str] = set()
     for capture in run.captures:
-        rank = paths.pop((capture.capture, capture.role, capture.replica, capture.rank), None)
+        rank = paths.get(_place(capture))
+        told |= {rank.path} if rank else set()
         step = f"{capture.first_step}" + (f"..{capture.last_step}" if capture.last_step > capture.first_step else "")
         rows.append(
             [
                 Cell(step, kind="n"),
+                Cell(runs[capture.run] if len(runs) > 1 else ""),
                 Cell(
                     label_of(capture.role, capture.replica, None, "") + (f", {capture.stage}" if capture.stage else "")
                 ),
@@ -68,11 +72,12 @@ def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
             ]
         )
     for rank in run.ranks:
-        if paths.get((rank.capture, rank.role, rank.replica, rank.rank)) is rank or not run.captures:
+        if rank.path not in told:
             whole = "whole" if rank.whole else "not proved" if rank.problem is None else "partial"
             rows.append(
                 [
                     Cell("", kind="n"),
+                    Cell(""),
                     Cell(rank.role or ""),
                     Cell("" if rank.rank is None else str(rank.rank)),
                     Cell(whole, kind="good" if rank.whole else "poor" if rank.problem else ""),
@@ -81,8 +86,12 @@ def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
                     Cell(rank.problem or ""),
                 ]
             )
-    words = ("role", "rank", "state", "host", "trace", "problem")
+    words = ("run", "role", "rank", "state", "host", "trace", "problem")
     return filled([Column("step"), *(Column(word, number=False) for word in words)], rows)
+
+
+def _place(one: RankSummary | CaptureStatus) -> tuple[object, ...]:
+    return one.run, one.capture, one.role, one.replica, one.rank
 
 
 def recordings(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:

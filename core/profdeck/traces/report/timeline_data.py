@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from profdeck.traces.analysis.detail_model import Timeline
+from profdeck.traces.analysis.labels import labels_of
 from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.analysis.run_model import label_of
 
 _KINDS = ("global_step", "iteration", "stage")
 # Beyond so many traces only devices are shown, or the busiest thread where there is none.
@@ -23,19 +23,19 @@ def timeline_data(ranks: Sequence[tuple[str, RankSummary]], *, shared: bool) -> 
         ranks: What each run is called, and the traces with their pictures.
         shared: Whether all are of one run, so that they may share an axis.
     """
-    drawn = [(run, rank) for run, rank in ranks if rank.timelines]
-    known = [rank.origin_unix_ns for _, rank in drawn if rank.origin_unix_ns is not None]
+    known = [rank.origin_unix_ns for _, rank in ranks if rank.origin_unix_ns is not None]
     first_ns = min(known, default=0)
     names: dict[str, int] = {}
+    labels = {run: labels_of([rank for of, rank in ranks if of == run]) for run, _ in ranks}
     return {
         "shared": shared,
         "ranks": [
             {
-                "label": " ".join(filter(None, [run, label_of(rank.role, rank.replica, rank.rank, rank.path)])),
+                "label": " ".join(filter(None, [run, labels[run][rank.path]])),
                 "origin": None if rank.origin_unix_ns is None else (rank.origin_unix_ns - first_ns) / 1000,
-                "windows": [_window(one, names, len(drawn)) for one in rank.timelines],
+                "windows": [_window(one, names, len(ranks)) for one in rank.timelines],
             }
-            for run, rank in drawn
+            for run, rank in ranks
         ],
         "names": list(names),
     }

@@ -1,4 +1,4 @@
-"""The tables of a run, each with role, replica, rank, host and capture in front."""
+"""The tables of a run, each with role, replica, rank, host, capture and run in front."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _FRONT = {
     "rank": ColumnType.INTEGER,
     "host": ColumnType.TEXT,
     "capture": ColumnType.TEXT,
+    "run": ColumnType.TEXT,
 }
 _PATH = {"path": ColumnType.TEXT}
 
@@ -101,7 +102,7 @@ def _links(rank: RankSummary) -> Iterator[_Row]:
 
 def _skew(run: RunSummary) -> Iterator[_Row]:
     for group in run.skew:
-        yield from (((group.role, group.replica, one.rank, None, group.capture), one) for one in group.ranks)
+        yield from (((group.role, group.replica, one.rank, None, group.capture, group.run), one) for one in group.ranks)
 
 
 def _captures(run: RunSummary) -> Iterator[_Row]:
@@ -111,7 +112,7 @@ def _captures(run: RunSummary) -> Iterator[_Row]:
 
 def _recordings(run: RunSummary) -> Iterator[_Row]:
     for one in run.recordings:
-        yield (one.role, None, None, None, None), one
+        yield (one.role, None, None, None, None, None), one
 
 
 def _findings(run: RunSummary) -> Iterator[_Row]:

@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from profdeck.traces.analysis.detail_model import StackFrame
+from profdeck.traces.analysis.labels import labels_of
 from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.analysis.run_model import label_of
 
 
 def speedscope(run: RunSummary) -> dict[str, Any] | None:
     """Return the document, with a profile for each trace that has stacks; ``None`` where none has."""
     frames: dict[str, int] = {}
-    profiles = [
-        _profile(label_of(rank.role, rank.replica, rank.rank, rank.path), rank.stacks, frames)
-        for rank in run.ranks
-        if rank.stacks
-    ]
+    labels = labels_of(run.ranks)
+    profiles = [_profile(labels[rank.path], rank.stacks, frames) for rank in run.ranks if rank.stacks]
     if not profiles:
         return None
     return {
