@@ -33,6 +33,8 @@ class GpuJob:
     slow_rank: int | None = None
     """The rank whose loader takes ``slow_load_us``."""
     slow_load_us: float = 6_000.0
+    uneven_us: float = 0.0
+    """How much longer one rank loads, another one in each step."""
     reduce_us: float = 300.0
     """Of the all-reduce itself."""
     items: int = 0
@@ -80,6 +82,7 @@ class _Rank:
         """Do all up to the all-reduce; return when the device is ready for it."""
         job = self.job
         load = job.slow_load_us if self.rank == job.slow_rank else job.load_us
+        load += job.uneven_us if self.step % job.ranks == self.rank else 0.0
         self._host("user_annotation", "data_loading", load)
         if job.slow_step == self.step:
             self.host += 5 * job.products * max(job.product_us, job.launch_us)

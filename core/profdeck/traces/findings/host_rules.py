@@ -106,13 +106,13 @@ def unsteady(view: RankView) -> Iterator[RankFinding]:
     steps = [step for step in view.steps if step.kind != ITERATION]
     if len(steps) >= _FEWEST_STEPS and (text := _unsteady(steps)):
         slowest = max(steps, key=lambda step: step.duration_us)
-        gain_us = _over_median(steps)
         yield draft(
             view,
             "unsteady-steps",
             text,
             f"compare step {slowest.step} with the typical one: `profdeck trim` cuts single steps out",
-            gain_us=gain_us,
+            # Of steps that differ to both sides the mean is no longer than the median: no bound is known.
+            gain_us=_over_median(steps) if _has_outlier(steps) else None,
             step_us=statistics.fmean(step.duration_us for step in steps),
             evidence=view.evidence(slowest),
         )
@@ -136,12 +136,17 @@ def _unsteady(steps: list[StepSummary]) -> str | None:
     median = statistics.median(durations)
     deviation = statistics.median(abs(duration - median) for duration in durations)
     slowest = max(steps, key=lambda step: step.duration_us)
-    if slowest.duration_us > 1.25 * median:
+    if _has_outlier(steps):
         which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
         return f"{which} takes {ms(slowest.duration_us)}, {slowest.duration_us / median:.1f} times the median step"
     if deviation > 0.1 * median:
         return f"Steps differ by {percent(deviation / median)} from their median of {ms(median)}"
     return None
+
+
+def _has_outlier(steps: list[StepSummary]) -> bool:
+    durations = [step.duration_us for step in steps]
+    return max(durations) > 1.25 * statistics.median(durations)
 
 
 def _over_median(steps: list[StepSummary]) -> float:

@@ -1,0 +1,151 @@
+"""The rules that jobs on GPUs do not show: of engines, of hosts without a device, of NPUs; each from its limit on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import test_findings
+from ascend_job import KERNEL_COLUMNS, Job, row
+from gpu_job import GpuJob
+from profdeck.traces import findings
+from profdeck.traces.loading import summarise
+
+Write = Callable[[Path], Path]
+DECODE = "execute_context_0(0)_generation_4(4)"
+
+
+def event(category: str, name: str, start: float, duration: float, **place: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, **place}
+
+
+def save(path: Path, events: Sequence[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    return path
+
+
+def engine(device_us: float = 100, durations: Sequence[float] = (100,) * 6, *, graphs: bool = False) -> Write:
+    """Decode iterations that launch one kernel each, which takes so many percent of the first one."""
+
+    def write(path: Path) -> Path:
+        device, events, now = {"pid": 0, "tid": 7}, [], 0.0
+        call = "cudaGraphLaunch" if graphs else "cudaLaunchKernel"
+        for duration in durations:
+            events += [
+                event("user_annotation", DECODE, now, duration),
+                event("cuda_runtime", call, now + 1, 2),
+                event("gpu_user_annotation", DECODE, now + 5, device_us, **device),
+                event("kernel", "gemm_bf16", now + 5, device_us, **device),
+            ]
+            now += max(duration, device_us) + 10
+        return save(path, events)
+
+    return write
+
+
+def host(durations: Sequence[float], *, operator_us: float = 10_000, stage: str = "update") -> Write:
+    """Steps of one stage on a host without a device, whose operator takes so long of each."""
+
+    def write(path: Path) -> Path:
+        events, now = [], 0.0
+        for step, duration in enumerate(durations):
+            events += [
+                event("user_annotation", f"ProfilerStep#{step}", now, duration),
+                event("user_annotation", stage, now, duration),
+                event("cpu_op", "aten::mm", now, min(operator_us, duration)),
+            ]
+            now += duration
+        return save(path, events)
+
+    return write
+
+
+def gpus(**job: Any) -> Write:
+    return lambda path: GpuJob(ranks=2, steps=12, **job).write(path)
+
+
+def cores(ai_cpu_us: float) -> Write:
+    """A kernel on AI_CPU beside one of 100 us on other cores."""
+
+    def write(path: Path) -> Path:
+        directory = path.with_name("kernels")
+        directory.mkdir()
+        begin_us = 1_713_174_287_000_000.0
+        rows = [
+            KERNEL_COLUMNS,
+            row(1, 1, "MatMulV2_1", "MatMulV2", "AI_CORE", begin_us, 100, stream="16"),
+            row(1, 2, "Unique_2", "Unique", "AI_CPU", begin_us + 100, ai_cpu_us, stream="16"),
+        ]
+        table = directory / "kernel_details.csv"
+        table.write_text("".join(f"{line}\r\n" for line in rows), encoding="utf-8")
+        return table
+
+    return write
+
+
+def link(name: str, gb_per_s: float, large: float = 1.0) -> Write:
+    """A job on NPUs whose collectives send over one link at such a rate, with such a share of large packets."""
+
+    def write(path: Path) -> Path:
+        (directory,) = Job(lambda _rank, _step: 500.0, ranks=1).write(path)
+        file = directory / "ASCEND_PROFILER_OUTPUT" / "communication.json"
+        document = json.loads(file.read_text())
+        for step in document.values():
+            for call in step["collective"].values():
+                call["Communication Bandwidth Info"] = {
+                    name: {
+                        "Transit Size(MB)": gb_per_s * 100,
+                        "Transit Time(ms)": 100,
+                        "Bandwidth(GB/s)": gb_per_s,
+                        "Large Packet Ratio": large,
+                        "Size Distribution": {"1.0": [1000, 100]},
+                    }
+                }
+        file.write_text(json.dumps(document))
+        return directory
+
+    return write
+
+
+LIMITS: list[tuple[str, Write, Write]] = [
+    ("decode-launch-bound", engine(69), engine(71)),
+    ("decode-launch-bound", engine(50), engine(50, graphs=True)),
+    ("unsteady-decode", engine(50, [100] * 120 + [230] * 3), engine(50, [100] * 120 + [190] * 3)),
+    ("unsteady-decode", engine(50, [100] * 98 + [230] * 3), engine(50, [100] * 95 + [230] * 3)),
+    ("outside-operators", host([10_000] * 4, operator_us=6_900), host([10_000] * 4, operator_us=7_100)),
+    ("garbage-collection", host([1_010] * 4, stage="gc.collect"), host([990] * 4, stage="gc.collect")),
+    ("unsteady-steps", host([88, 100, 112] * 3), host([92, 100, 108] * 3)),
+    ("unsteady-steps", host([100, 100, 100, 126]), host([100, 100, 100, 124])),
+    ("imbalance", gpus(uneven_us=132), gpus(uneven_us=125)),
+    ("ai-cpu", cores(5.5), cores(5.0)),
+    ("slow-link", link("SDMA", 14.3), link("SDMA", 14.5)),
+    ("slow-link", link("RDMA", 5.0, large=0.79), link("RDMA", 5.0, large=0.81)),
+]
+
+
+def told(path: Path) -> dict[str, str]:
+    run, errors = summarise([path])
+    assert not errors
+    return {finding.rule: finding.text for finding in run.findings}
+
+
+@pytest.mark.parametrize(("rule", "has", "has_not"), LIMITS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_rule_applies_from_its_limit_on(tmp_path: Path, rule: str, has: Write, has_not: Write) -> None:
+    for name, write in (("has", has), ("has_not", has_not)):
+        (tmp_path / name).mkdir()
+        found = told(write(tmp_path / name / "trace.json"))
+        assert (rule in found) is (name == "has"), found
+
+
+def test_no_rule_is_without_a_trace_that_has_it() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(*findings.__path__).glob("*_rules.py"))
+    rules = set(re.findall(r'(?:rule=|,\n\s+)"([a-z0-9-]+)",\n', sources)) | {"few-steps"}
+    (pairs,) = [mark for mark in test_findings.test_each_rule_applies_from_its_threshold_on.pytestmark if mark.args]
+    shown = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]}
+    assert len(rules) > 20
+    assert rules - shown == set()
