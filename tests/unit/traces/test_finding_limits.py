@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import test_findings
 from ascend_job import KERNEL_COLUMNS, Job, row
+
 from gpu_job import GpuJob
 from profdeck.traces import findings
 from profdeck.traces.loading import summarise
