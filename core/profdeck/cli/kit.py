@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _REFRESH_EVERY_S = 0.1
+_ENDS = re.compile(" +$", re.MULTILINE)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -38,7 +39,7 @@ def printable(text: str) -> str:
 def stdout() -> Console:
     """Return a console for stdout that prints text as it is: brackets in names are not markup.
 
-    In a pipe or a file nothing is folded, so that a search finds it in one line.
+    In a pipe or a file nothing is folded, so that a search finds it in one line, and no line ends in spaces.
     """
     from rich.console import Console
 
@@ -50,7 +51,21 @@ def stdout() -> Console:
             _leave()
 
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Printable(markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
+    file = sys.stdout if sys.stdout.isatty() else cast("IO[str]", _Trimmed(sys.stdout))
+    return Printable(file=file, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
+
+
+class _Trimmed:
+    """A stream that leaves the spaces at the ends of lines out; each line comes as a whole."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_ENDS.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def print_json(document: Any) -> None:

@@ -217,3 +217,14 @@ def test_what_torch_npu_analysed(cli: Cli, of_torch_npu: Path) -> None:
     result = cli("ls", of_torch_npu.parents[2])
     assert result.exit_code == 1
     assert "has neither trace_view.json nor a database: the analysis failed." in " ".join(words(result))
+
+
+@pytest.mark.parametrize(
+    "command", [("ls",), ("ls", "latest"), ("backends",), ("config", "show", "profdeck.yaml"), ("check", "profdeck.yaml")]
+)
+def test_no_line_ends_in_spaces_in_a_pipe(cli: Cli, record: Record, command: tuple[str, ...]) -> None:
+    record(3)
+    Path("profdeck.yaml").write_text("steps: [1]\nroles: {trainer: {backend: paper}}\n")
+    lines = cli(*command).stdout.splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if line != line.rstrip()] == []
