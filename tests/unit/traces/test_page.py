@@ -104,3 +104,29 @@ def test_a_trace_of_a_host_alone_has_stages_and_threads(tmp_path: Path) -> None:
     text = check_page(tmp_path / "a.json")
     assert "rollout" in text
     assert "Device time" not in text
+
+
+@pytest.mark.parametrize(
+    ("durations", "typical"),
+    [
+        ([[100, 100, 100, 100, 100], [100, 100, 300, 100, 100]], 11),
+        ([[100, 50, 100, 100, 100], [100, 100, 300, 100, 100]], 13),
+        ([[100, 100, 101, 100, 100], [200, 200, 205, 200, 200]], 12),
+    ],
+)
+def test_all_ranks_show_the_same_step(tmp_path: Path, durations: list[list[int]], typical: int) -> None:
+    """Each rank chose its own, and the page drew two steps above each other as if they were one."""
+    for rank, of_rank in enumerate(durations):
+        starts = [sum(of_rank[:step]) for step in range(len(of_rank))]
+        events = [
+            {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "pid": 1, "tid": 1}
+            for step, (start, duration) in enumerate(zip(starts, of_rank, strict=True), 10)
+            for category, name in (("user_annotation", f"ProfilerStep#{step}"), ("cpu_op", "aten::mm"))
+        ]
+        document = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
+    run, _ = summarise([tmp_path], buckets=64)
+    assert [picture.title for rank in run.ranks for picture in rank.timelines] == [
+        "recording",
+        f"ProfilerStep#{typical}",
+    ] * 2

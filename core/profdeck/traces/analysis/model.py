@@ -261,7 +261,8 @@ class RankSummary:
     memory: tuple[MemorySummary, ...] = ()
     """Where allocations were recorded."""
     timelines: tuple[Timeline, ...] = ()
-    """Pictures, where they were asked for: of all that was recorded, and of a typical step."""
+    """Pictures, where they were asked for: of all that was recorded, and of a typical step, of a trace by itself of
+    each step that may be called so."""
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import attrs
+
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
 from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.model import RankSummary, RunSummary
 from profdeck.traces.analysis.skew import skew_of
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.summary import Reading, read_summary
+from profdeck.traces.analysis.typical import candidates, typical_steps
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.ray_tasks import map_on_ray
 from profdeck.traces.sources import TraceSource
@@ -55,10 +58,21 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         found = map_on_ray(function, sources, sizes, address=ray, on_progress=on_progress)
     readings = [reading for reading in found if not isinstance(reading, TraceError)]
     summary = RunSummary(
-        ranks=tuple(reading.summary for reading in readings),
+        ranks=_with_typical([reading.summary for reading in readings]),
         skew=skew_of([reading.collectives for reading in readings]),
     )
     return summary, [error for error in found if isinstance(error, TraceError)]
+
+
+def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
+    """Return the traces with the pictures of all that was recorded and of the typical step alone."""
+    typical = typical_steps(ranks)
+    found = []
+    for rank in ranks:
+        whole, *of_steps = rank.timelines or (None,)
+        kept = [of_steps[candidates(rank).index(typical[rank.path])]] if of_steps else []
+        found.append(attrs.evolve(rank, timelines=(whole, *kept)) if whole else rank)
+    return tuple(found)
 
 
 def _read(  # noqa: PLR0913 - what is the same for all traces

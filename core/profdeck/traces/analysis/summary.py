@@ -27,7 +27,7 @@ from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.step_times import StepTimes
 from profdeck.traces.analysis.steps import find_steps
 from profdeck.traces.analysis.timeline import Kinds, TimelineParts
-from profdeck.traces.analysis.typical import marks_of, span_of, typical_step
+from profdeck.traces.analysis.typical import candidates, marks_of, span_of
 from profdeck.traces.kinds import kind_of
 from profdeck.traces.reading.columns import (
     ANNOTATION,
@@ -179,12 +179,12 @@ class _Summary:
         return Reading(summary, self._collected(summary))
 
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
-        """Return pictures of the recording and of a typical step, in a second pass over the slices."""
+        """Return pictures of the recording and of the steps that may be typical, in a second pass over the slices."""
         origin_ns, trace = self._origin_ns or 0, self._trace
         work = np.where(self._on_device, self._work, -1)
         kinds = Kinds(trace.tables, work, self._classes, trace.thread_names, self._devices.spans())
         parts = [TimelineParts("recording", origin_ns, self._end_ns, buckets, kinds)]
-        if (step := typical_step(summary)) is not None:
+        for step in candidates(summary):
             begin_us, end_us = span_of(step)
             begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in (begin_us, end_us))
             parts.append(TimelineParts(step.name, begin_ns, end_ns, buckets, kinds))

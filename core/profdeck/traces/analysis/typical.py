@@ -1,30 +1,66 @@
-"""Which step of a trace is typical, and where it is."""
+"""Which step is typical: one for all ranks of a program, so that their pictures show the same step."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from profdeck.traces.analysis.detail_model import TimelineMark
+from profdeck.traces.analysis.labels import strangers
 from profdeck.traces.analysis.model import RankSummary, StepSummary
 from profdeck.traces.analysis.step_names import GLOBAL_STEP
 
-# The middle one in time is typical unless it differs from the median by more.
+# The middle step in time is typical unless it differs from the median of a rank by more.
 _NEAR = 0.1
 
 
-def typical_step(rank: RankSummary) -> StepSummary | None:
-    """Return a step of about median duration: the middle one in time, if it is, so that all ranks have the same."""
+def candidates(rank: RankSummary) -> list[StepSummary]:
+    """Return the steps that may be chosen, at most three: the middle one in time, and those half-way to the ends.
+
+    They depend on the number of steps alone, so that ranks which recorded the same steps have the same candidates.
+    """
     kinds = {step.kind for step in rank.steps}
     kind = GLOBAL_STEP if GLOBAL_STEP in kinds else next(iter(kinds), None)
     steps = [step for step in rank.steps if step.kind == kind]
-    if not steps:
-        return None
-    median = statistics.median(map(_duration, steps))
-    middle = steps[len(steps) // 2]
-    if abs(_duration(middle) - median) <= _NEAR * median:
-        return middle
-    return min(steps, key=lambda step: abs(_duration(step) - median))
+    places = dict.fromkeys(len(steps) * quarters // 4 for quarters in (2, 1, 3))
+    return [steps[place] for place in places if steps]
+
+
+def typical_steps(ranks: Sequence[RankSummary]) -> dict[str, StepSummary]:
+    """Return by path a step of about median duration: the same one for all ranks of a role and capture.
+
+    That is the middle one in time or, where it takes some rank 10 % longer or shorter than the median, the candidate
+    that differs least on the rank where it differs most. Ranks without a candidate in common have each their own.
+    """
+    alone = strangers(ranks)
+    teams: dict[tuple[object, ...], dict[str, dict[int, StepSummary]]] = {}
+    medians: dict[str, float] = {}
+    for rank in ranks:
+        found = candidates(rank)
+        if not found:
+            continue
+        kind = found[0].kind
+        medians[rank.path] = statistics.median(_duration(step) for step in rank.steps if step.kind == kind)
+        own = rank.path if rank.path in alone else None if kind == GLOBAL_STEP else rank.replica
+        steps = {place if step.step is None else step.step: step for place, step in enumerate(found)}
+        teams.setdefault((rank.run, rank.role, rank.capture, kind, own), {})[rank.path] = steps
+    chosen: dict[str, StepSummary] = {}
+    for team in teams.values():
+        common = set.intersection(*(set(steps) for steps in team.values()))
+        for group in [team] if common else [{path: steps} for path, steps in team.items()]:
+            choice = _choice(group, medians, common)
+            chosen |= {path: steps[choice] for path, steps in group.items()}
+    return chosen
+
+
+def _choice(team: dict[str, dict[int, StepSummary]], medians: dict[str, float], common: set[int]) -> int:
+    def differs(key: int) -> float:
+        return max(
+            abs(_duration(steps[key]) - medians[path]) / max(medians[path], 1e-9) for path, steps in team.items()
+        )
+
+    keys = [key for key in next(iter(team.values())) if not common or key in common]
+    return keys[0] if differs(keys[0]) <= _NEAR else min(keys, key=differs)
 
 
 def span_of(step: StepSummary) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from profdeck.traces.analysis.labels import labels_of
 from profdeck.traces.analysis.model import DeviceSummary, RankSummary, RunSummary, StepSummary
 from profdeck.traces.analysis.run_model import Evidence
 from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION
-from profdeck.traces.analysis.typical import typical_step
+from profdeck.traces.analysis.typical import typical_steps
 
 _FEWEST_STEPS = 3
 _OUTLIER = 1.25
@@ -23,8 +23,8 @@ _OUTLIER = 1.25
 
 def views_of(run: RunSummary) -> list[RankView]:
     """Return the traces of a run, in their order."""
-    labels = labels_of(run.ranks)
-    return [RankView(rank, labels[rank.path]) for rank in run.ranks]
+    labels, typical = labels_of(run.ranks), typical_steps(run.ranks)
+    return [RankView(rank, labels[rank.path], typical.get(rank.path)) for rank in run.ranks]
 
 
 @attrs.frozen(slots=False)
@@ -34,6 +34,8 @@ class RankView:
     rank: RankSummary
     label: str
     """What people call it."""
+    typical_step: StepSummary | None
+    """The step that pictures show, if it has steps."""
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -142,11 +144,11 @@ class RankView:
             if step.kind != self.kind or max([step.duration_us, *(of.duration_us for of in step.devices)]) <= limit_us
         ]
         enough = sum(step.kind == self.kind for step in kept) >= _FEWEST_STEPS
-        return RankView(attrs.evolve(self.rank, steps=tuple(kept)), self.label) if enough else self
+        return RankView(attrs.evolve(self.rank, steps=tuple(kept)), self.label, self.typical_step) if enough else self
 
     def evidence(self, step: StepSummary | None = None) -> Evidence | None:
         """Return where a step is in the trace; the typical one, if not given."""
-        step = step or typical_step(self.rank)
+        step = step or self.typical_step
         if step is None:
             return None
         for of in step.devices[:1]:

@@ -157,8 +157,12 @@ function zoom(factor, at) {
 function pan(part) { const span = view[1] - view[0], from = Math.max(0, Math.min(extent() - span, view[0] + part * span)); view = [from, from + span]; redraw(); }
 function setMode(to) { mode = to; view = null; layout(); for (const b of document.querySelectorAll("button[data-mode]")) b.setAttribute("aria-pressed", b.dataset.mode === mode); legend(); }
 function legend() {
-  const names = new Map(); for (const row of rows) if (row.lane) for (const name of row.lane.classes) names.set(name, 1);
-  $("legend").replaceChildren(...[...names.keys()].map(name => { const s = document.createElement("span"), i = document.createElement("i"); i.style.background = colour(name); s.append(i, name); return s; }));
+  const make = (tag, ...content) => { const made = document.createElement(tag); made.append(...content); return made; };
+  const entry = name => { const mark = make("i"); mark.style.background = colour(name); return make("span", mark, name); };
+  $("legend").replaceChildren(...[["device", "devices"], ["stream", "streams"], ["thread", "host threads"]].flatMap(([kind, title]) => {
+    const names = new Set(rows.filter(row => row.lane && row.kind === kind).flatMap(row => row.lane.classes));
+    return names.size ? [make("p", make("b", title), ...[...names].map(entry))] : [];
+  }));
 }
 const ACTIONS = {"ArrowLeft": () => pan(-.2), "a": () => pan(-.2), "ArrowRight": () => pan(.2), "d": () => pan(.2), "+": () => zoom(.6), "=": () => zoom(.6), "w": () => zoom(.6), "-": () => zoom(1.6), "s": () => zoom(1.6),
 "0": () => { view = null; layout(); }, "Home": () => { view = null; layout(); }, "r": () => setMode("whole"), "t": () => setMode("step"), "l": () => { details = !details; layout(); legend(); }};
