@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profdeck.cli import kit
-from profdeck.traces.analysis.short_names import cut_middle
+from profdeck.traces.analysis.short_names import cut_apart, cut_middle
 
 PIPED_WIDTH = 120
 UNLIMITED = 1_000_000
@@ -41,7 +41,7 @@ def aligned(
         rows: As many cells each. The last one of a row is cut to what is left of the width.
         width: In columns of the screen.
         left: The headings of columns, besides the last, that are aligned to the left.
-        cut: Cuts a cell to a width.
+        cut: Shortens the last cell of a row, to a width where that helps.
     """
     cells = [[kit.printable(cell) for cell in row] for row in rows]
     used = [column for column in range(len(header)) if any(row[column] for row in cells)]
@@ -49,11 +49,13 @@ def aligned(
     sizes = [max([cell_len(header[column]), *(cell_len(row[column]) for row in cells)]) for column in range(last)]
     room = max(8, width - sum(sizes[column] + _GAP for column in used if column != last))
 
-    def line(row: Sequence[str]) -> str:
+    names = cut_apart([cut(row[last], UNLIMITED) for row in cells], room)
+
+    def line(row: Sequence[str], name: str) -> str:
         parts = []
         for column in used:
             if column == last:
-                parts.append(cut(row[column], room))
+                parts.append(name)
                 continue
             pad = " " * (sizes[column] - cell_len(row[column]))
             parts.append(row[column] + pad if header[column] in left else pad + row[column])
@@ -61,7 +63,8 @@ def aligned(
 
     if not rows:
         return []
-    return [Text(line(header), style="bold"), *(Text(line(row)) for row in cells)]
+    heading = Text(line(header, cut_middle(header[last], room)), style="bold")
+    return [heading, *(Text(line(row, name)) for row, name in zip(cells, names, strict=True))]
 
 
 def wrapped(text: str, width: int, *, indent: str = "", first: str | None = None, style: str = "") -> list[Text]:

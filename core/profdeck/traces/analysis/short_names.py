@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+from collections.abc import Sequence
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\b(?:at::native|at::detail|at::cuda|c10|cub::CUB_\w+|std)::")
 # What elementwise kernels of torch all have at their end.
 _POINTERS = re.compile(r", Array<char ?\*, \d+\w*>(?= ?>)")
 _MOST_MANGLED = 4096
+_LEAST_APART = 24
+# So much of what is common is shown before what differs.
+_BEFORE = 4
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -37,6 +42,24 @@ def cut_middle(text: str, width: int) -> str:
         return text
     kept = max(0, width - 1)
     return f"{text[: kept - kept // 3]}…{text[len(text) - kept // 3 :]}" if width > 0 else ""
+
+
+def cut_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Return texts in so many characters each; those that differ only where the middle is cut show what differs."""
+    cut = [cut_middle(text, width) for text in texts]
+    alike: dict[str, list[int]] = {}
+    for place, text in enumerate(cut):
+        alike.setdefault(text, []).append(place)
+    for places in alike.values():
+        differ = {texts[place] for place in places}
+        if len(differ) < 2 or width < _LEAST_APART:  # noqa: PLR2004 - one text is told from no other
+            continue
+        common = len(os.path.commonprefix(list(differ)))  # noqa: RUF071 - of characters is what is meant
+        for place in places:
+            end = texts[place][common - _BEFORE :]
+            shown = f"{texts[place][: max(width // 3, width - 1 - len(end))]}…{end}"
+            cut[place] = shown if len(shown) <= width else f"{shown[: width - 1]}…"
+    return cut
 
 
 def _without_arguments(name: str) -> str:

@@ -1,0 +1,49 @@
+"""Names in one line: short, and told apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.traces.analysis.short_names import cut_apart, cut_middle, short_kernel
+
+EMBEDDING = "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_{}_per_row_1<Half, float, Half, 2ul, 32>"
+
+
+@given(st.lists(st.text(max_size=60), max_size=6), st.integers(0, 50))
+def test_texts_fit_and_what_fits_stays(texts: list[str], width: int) -> None:
+    cut = cut_apart(texts, width)
+    assert len(cut) == len(texts)
+    assert all(len(one) <= width for one in cut)
+    assert all(one == text for one, text in zip(cut, texts, strict=True) if len(text) <= width)
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 90])
+def test_names_that_differ_in_the_middle_are_told_apart(width: int) -> None:
+    """Three rows of a comparison said the same."""
+    names = [EMBEDDING.format(kind) for kind in ("cta", "warp")]
+    assert len({cut_middle(name, width) for name in names}) == 1
+    first, second = cut_apart(names, width)
+    assert "cta"[:3] in first
+    assert "warp"[:3] in second
+    assert first[: width // 3] == names[0][: width // 3]
+
+
+def test_one_name_twice_is_cut_as_usual() -> None:
+    name = EMBEDDING.format("cta")
+    assert cut_apart([name, name], 40) == [cut_middle(name, 40)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::(anonymous namespace)::fill<float>(int, float*) const", "fill<float>"),
+        ("_Z4fillIfEvPT_i", "fill<float>"),
+        ("bool Op::operator()(int)", "bool Op::operator()"),
+        ("_Zbroken", "_Zbroken"),
+        ("(anonymous namespace)", "(anonymous namespace)"),
+    ],
+)
+def test_kernels_have_no_arguments_and_no_usual_namespaces(name: str, short: str) -> None:
+    assert short_kernel(name, 60) == short
