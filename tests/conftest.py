@@ -78,6 +78,7 @@ def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
 
 
 @pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the leases of a test to itself."""
+def own_directories(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the leases of a test, and what it read, to itself."""
     monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / tmp_path.name))

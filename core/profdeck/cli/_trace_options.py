@@ -35,6 +35,9 @@ DevicesOnly = Annotated[
     bool,
     typer.Option("--devices-only", help="Read devices and annotations only: three times as fast, no operators."),
 ]
+Cache = Annotated[
+    bool, typer.Option("--cache/--no-cache", help="Keep what is read, and read again only what changed since.")
+]
 Rules = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Classes of kernels of your own, in YAML or TOML."),
@@ -59,6 +62,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     traces: int = 0,
     processes: int = 0,
     ray: str | None = None,
+    cache: bool = True,
 ) -> tuple[RunSummary, list[str]]:
     """Summarise all traces below some paths, with progress on stderr; also return why some could not be read.
 
@@ -69,11 +73,13 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
         traces: How many traces are to be on one page, for its pictures; 0 for none.
         processes: How many traces to read at once; 0: one for each core.
         ray: See `profdeck.traces.loading.summarise`.
+        cache: Whether to keep what is read, and to use what was read before.
 
     Raises:
         TraceError: There is no trace below a directory.
         ConfigError: The rules are wrong.
     """
+    from profdeck.base.result_cache import ResultCache
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
     from profdeck.traces.loading import summarise
@@ -87,6 +93,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
             buckets=buckets_of(traces) if traces else 0,
             processes=cores(processes),
             ray=ray,
+            cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,
             on_left_out=left_out,
         )

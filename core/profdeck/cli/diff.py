@@ -82,6 +82,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 8,
     full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
+    cache: _trace_options.Cache = True,
     json: kit.Json = False,
 ) -> None:
     """Compare two runs: what got slower or faster.
@@ -94,7 +95,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     runs = []
     problems: list[str] = []
     for path in (before, after):
-        run, of_path = _read(path)
+        run, of_path = _read(path, cache=cache)
         runs.append(run)
         problems += of_path
     for problem in problems:
@@ -139,11 +140,11 @@ def command(  # noqa: PLR0913 - the options of the command line
         raise typer.Exit(ExitCode.REGRESSION)
 
 
-def _read(path: Path) -> tuple[RunSummary, list[str]]:
+def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
     """Read or make a summary; also return why some traces could not be read."""
     from profdeck.traces.analysis.diff import is_summary, load_summary
 
-    return (load_summary(path), []) if is_summary(path) else _trace_options.summarise_paths([path])
+    return (load_summary(path), []) if is_summary(path) else _trace_options.summarise_paths([path], cache=cache)
 
 
 def _warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:

@@ -30,6 +30,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     devices_only: _trace_options.DevicesOnly = False,
     rules: _trace_options.Rules = None,
     processes: _trace_options.Processes = 0,
+    cache: _trace_options.Cache = True,
 ) -> None:
     """Write the tables of a run for other tools."""
     if parquet is None and speedscope is None:
@@ -39,7 +40,7 @@ def command(  # noqa: PLR0913 - the options of a command line
 
         arrow()  # before anything is read
     summary, problems = _trace_options.summarise_paths(
-        [run], devices_only=devices_only, rules=rules, processes=processes
+        [run], devices_only=devices_only, rules=rules, processes=processes, cache=cache
     )
     try:
         if parquet is not None:

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from profdeck.after_run.record import FinishReport, FinishState, read_finishes
 from profdeck.base.errors import ProfdeckError
-from profdeck.cli import kit
+from profdeck.base.result_cache import ResultCache
+from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
@@ -41,6 +42,7 @@ def command(
         ),
     ] = kit.RUNS,
     *,
+    cache: _trace_options.Cache = True,
     json: kit.Json = False,
 ) -> None:
     """List a run's captures, or the runs; exit with 1 if incomplete."""
@@ -49,7 +51,7 @@ def command(
         return
     if run == kit.RUNS and not run.exists():
         raise ProfdeckError(f"There is no directory {run} here, so no run. Name a run, or a directory of runs.")
-    report = read(run)
+    report = read(run, cache=ResultCache.of_user() if cache else None)
     if json:
         kit.print_json(plain(report))
     else:
@@ -58,7 +60,7 @@ def command(
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def read(run: Path, *, only: Callable[[Manifest], bool] | None = None) -> RunReport:
+def read(run: Path, *, only: Callable[[Manifest], bool] | None = None, cache: ResultCache | None = None) -> RunReport:
     """Read a run with progress; the arguments are those of `read_run`.
 
     Raises:
@@ -66,7 +68,7 @@ def read(run: Path, *, only: Callable[[Manifest], bool] | None = None) -> RunRep
     """
     try:
         with kit.progress("Reading the traces") as on_progress:
-            return read_run(run, only=only, on_progress=on_progress)
+            return read_run(run, only=only, cache=cache, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 
@@ -124,6 +126,9 @@ def show(report: RunReport) -> None:
     amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"
     captures = f"{counted['captures']} capture{'' if counted['captures'] == 1 else 's'}"
     console.print(f"{kit.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+    if unread := counted["not_read_again"]:
+        files = "file was" if unread == 1 else "files were"
+        console.print(f"{unread} {files} proved before and did not change since; to read them again: --no-cache")
 
 
 def _show_ranks(report: RunReport, console: Console) -> None:

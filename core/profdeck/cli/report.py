@@ -31,6 +31,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     devices_only: _trace_options.DevicesOnly = False,
     rules: _trace_options.Rules = None,
     processes: _trace_options.Processes = 0,
+    cache: _trace_options.Cache = True,
 ) -> None:
     """Write a page with findings, timelines and tables.
 
@@ -44,7 +45,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     runs, problems = [], []
     for path in paths:
         found, of_path = _trace_options.summarise_paths(
-            [path], devices_only=devices_only, rules=rules, traces=count, processes=processes
+            [path], devices_only=devices_only, rules=rules, traces=count, processes=processes, cache=cache
         )
         if not found.ranks:
             raise TraceError(" ".join(of_path))

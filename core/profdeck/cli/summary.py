@@ -43,6 +43,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     rules: _trace_options.Rules = None,
     processes: _trace_options.Processes = 0,
     ray: _trace_options.Ray = None,
+    cache: _trace_options.Cache = True,
     json: kit.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
     rows: Annotated[
@@ -56,7 +57,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if rows and not as_csv:
         raise typer.BadParameter("--rows says what --csv prints: give --csv as well.")
     run, problems = _trace_options.summarise_paths(
-        paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray
+        paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray, cache=cache
     )
     if json:
         kit.print_json(run.to_dict())

@@ -15,6 +15,7 @@ def load(
     devices_only: bool = False,
     rules: str | os.PathLike[str] | None = None,
     processes: int = 1,
+    cache: bool = True,
 ) -> Run:
     """Read all traces below some paths, for tables and notebooks.
 
@@ -23,6 +24,7 @@ def load(
         devices_only: Read devices and annotations only: three times as fast, no operators.
         rules: A file with classes of kernels of your own.
         processes: How many traces to read at once.
+        cache: Keep what is read, and read again only what changed since.
 
     Raises:
         TraceError: There is no trace below a directory, or none can be read.
@@ -35,4 +37,5 @@ def load(
         devices_only=devices_only,
         rules=None if rules is None else Path(rules),
         processes=processes,
+        cache=cache,
     )

@@ -9,12 +9,13 @@ import attrs
 
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
+from profdeck.base.result_cache import ResultCache
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.captures import captures_below, manifests_below, recordings_of, silent_roles
 from profdeck.traces.findings.finding import findings_of
-from profdeck.traces.recognition import FileFormat, format_of
+from profdeck.traces.recognition import is_merged
 from profdeck.traces.sources import find_sources
 
 
@@ -26,6 +27,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     buckets: int = 0,
     processes: int = 1,
     ray: str | None = None,
+    cache: ResultCache | None = None,
     on_progress: Progress | None = None,
     on_left_out: Callable[[Path, str], None] | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
@@ -38,6 +40,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         buckets: As there.
         processes: As there.
         ray: As there.
+        cache: As there.
         on_progress: As there.
         on_left_out: See `profdeck.traces.sources.find_sources`.
 
@@ -49,7 +52,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     """
     sources = find_sources(paths, on_left_out=on_left_out)
     for source in sources:
-        if format_of(source.path) is FileFormat.MERGED:
+        if is_merged(source.path):
             raise TraceError(
                 f"{source.path} holds the traces of several ranks in one. Give those, or the run that they are in: "
                 "here their steps and devices would be added up."
@@ -61,6 +64,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         buckets=buckets,
         processes=processes,
         ray=ray,
+        cache=cache,
         on_progress=on_progress,
     )
     manifests = manifests_below(paths)

@@ -11,6 +11,7 @@ from isal import igzip_lib
 
 GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 12
 _MERGED = re.compile(rb'\s*\{\s*"profdeck"\s*:\s*\{\s*"sources"')
 _EVENTS = re.compile(rb'\s*(?:\{.*"traceEvents"\s*:\s*\[|\[\s*\{.*"ph"\s*:)', re.DOTALL)
 # A Chrome trace of Python functions alone; "fee" stands for function entry and exit.
@@ -54,6 +55,11 @@ def format_of(path: Path) -> FileFormat:
     return FileFormat.TRACE if is_trace else FileFormat.OTHER
 
 
+def is_merged(path: Path) -> bool:
+    """Tell whether a file is one that `profdeck merge` made, by how it begins."""
+    return _MERGED.match(_head(path, _FIRST_BYTES)) is not None
+
+
 def reader_of(path: Path) -> str | None:
     """Say whose a profile is that profdeck does not read, and what does; None for everything else."""
     for endings, what in _OTHER_ENDINGS.items():
@@ -63,16 +69,16 @@ def reader_of(path: Path) -> str | None:
     return next((what for pattern, what in _OTHERS if pattern.match(head)), None)
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path, most_bytes: int = _HEAD_BYTES) -> bytes:
     with suppress(OSError):
         if path.is_file():  # neither a pipe, which would wait, nor a device
             with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-            return _inflated(head) if head.startswith(GZIP_MAGIC) else head
+                head = file.read(most_bytes)
+            return _inflated(head, most_bytes) if head.startswith(GZIP_MAGIC) else head
     return b""
 
 
-def _inflated(head: bytes) -> bytes:
+def _inflated(head: bytes, most_bytes: int) -> bytes:
     with suppress(Exception):  # of isal: it is damaged, which its reader reports
-        return bytes(igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP).decompress(head, _HEAD_BYTES))
+        return bytes(igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP).decompress(head, most_bytes))
     return b""

@@ -11,6 +11,7 @@ import attrs
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import replace
+from profdeck.base.result_cache import ResultCache
 from profdeck.traces.analysis.class_rules import load_rules
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.labels import labels_of
@@ -41,11 +42,22 @@ class Run:
 
     @classmethod
     def load(
-        cls, paths: Sequence[Path], *, devices_only: bool = False, rules: Path | None = None, processes: int = 1
+        cls,
+        paths: Sequence[Path],
+        *,
+        devices_only: bool = False,
+        rules: Path | None = None,
+        processes: int = 1,
+        cache: bool = True,
     ) -> Run:
         """Read all traces below the paths: see `profdeck.traces.load`."""
         classifier = Classifier(load_rules(rules)) if rules else None
-        how: dict[str, Any] = {"devices_only": devices_only, "classifier": classifier, "processes": processes}
+        how: dict[str, Any] = {
+            "devices_only": devices_only,
+            "classifier": classifier,
+            "processes": processes,
+            "cache": ResultCache.of_user() if cache else None,
+        }
         summary, errors = summarise(paths, **how)
         if not summary.ranks:
             raise TraceError(" ".join(map(str, errors)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections import defaultdict
@@ -12,28 +11,30 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import size_of_tree
 from profdeck.base.json_files import read_json
 from profdeck.base.progress import Meter, Progress
+from profdeck.base.result_cache import ResultCache
 from profdeck.config.model import Mode
 from profdeck.config.schedule import Schedule
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, replica_directory, runs_below
 from profdeck.records.status import Status
-from profdeck.traces.kinds import TRACE, ArtifactKind, files_below, kind_named
-from profdeck.traces.reading.integrity import check_trace
+from profdeck.traces.kinds import files_below, kind_named
+from profdeck.verification.proving import Prover
 from profdeck.verification.reports import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
 
 _MOST_STEPS = 1000
 
 
-def read_run(
+def read_run(  # noqa: PLR0913 - all but the path have defaults
     path: Path,
     *,
     only: Callable[[Manifest], bool] | None = None,
     within: str = "step_*",
     contents: bool = True,
+    cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> RunReport:
     """Read all manifests of a run and check every file that they mention.
@@ -43,6 +44,7 @@ def read_run(
         only: tells which manifests count; all if None. What belongs to no capture is then no problem of the run.
         within: the name of the steps' directories that are read, as a pattern.
         contents: whether files are read to their ends; else only their sizes are compared.
+        cache: where it is kept what was proved of files; those that did not change since are not read again.
         on_progress: told of the bytes read, for a progress bar.
 
     Raises:
@@ -77,14 +79,16 @@ def read_run(
     ranks = [item for group in manifests.values() for item in group]
     everything = [(file.parent, manifest) for file, manifest in (*ranks, *targets)]
     total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
-    meter = Meter(total, on_progress) if contents else None
+    prover = Prover(Meter(total, on_progress), cache) if contents else None
     ends: dict[_Place, int] = {(file.parent, manifest.capture): manifest.last_step for file, manifest in targets}
-    captures = tuple(_capture(group, ends, meter) for _, group in sorted(manifests.items()))
+    captures = tuple(_capture(group, ends, prover) for _, group in sorted(manifests.items()))
     there: dict[_Place, set[int]] = defaultdict(set)
     for file, manifest in ranks:
         there[file.parent, manifest.request].add(manifest.rank)
     places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
-    asked = tuple(_target(file, manifest, there, places, meter) for file, manifest in targets)
+    asked = tuple(_target(file, manifest, there, places, prover) for file, manifest in targets)
+    if prover is not None:
+        prover.finish()
     if only is None:
         problems += _skipped(about, captures, asked)
         seen = {capture.role for capture in captures} | {target.role for target in asked}
@@ -163,12 +167,12 @@ def read_about(path: Path) -> dict[str, Any]:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
 
 
-def _capture(group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], meter: Meter | None) -> CaptureReport:
+def _capture(group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], prover: Prover | None) -> CaptureReport:
     manifest = group[0][1]
     # An engine knows no global steps. Without a window it has recorded to the end of those that its target was asked
     # for; a window may end at any of them.
     asked = [ends.get((file.parent, one.request), one.last_step) for file, one in group if one.iterations is None]
-    ranks = [_rank(file, manifest, meter) for file, manifest in group]
+    ranks = [_rank(file, manifest, prover) for file, manifest in group]
     there = {rank.rank for rank in ranks}
     expected = {rank for _, manifest in group for rank in manifest.expected_ranks}
     ranks += [_absent(rank) for rank in expected - there]
@@ -189,9 +193,9 @@ _Place = tuple[Path, str | None]
 
 
 def _target(
-    file: Path, manifest: Manifest, ranks: Mapping[_Place, set[int]], places: set[_Place], meter: Meter | None
+    file: Path, manifest: Manifest, ranks: Mapping[_Place, set[int]], places: set[_Place], prover: Prover | None
 ) -> TargetReport:
-    artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
+    artifacts = tuple(_artifact(file.parent, record, prover) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
     there = ranks.get((file.parent, manifest.capture), set())
     absent = [f"Rank {rank}" for rank in manifest.expected_ranks if rank not in there]
@@ -233,8 +237,8 @@ def _absent(rank: int) -> RankReport:
     )
 
 
-def _rank(file: Path, manifest: Manifest, meter: Meter | None) -> RankReport:
-    artifacts = tuple(_artifact(file.parent, record, meter) for record in manifest.artifacts)
+def _rank(file: Path, manifest: Manifest, prover: Prover | None) -> RankReport:
+    artifacts = tuple(_artifact(file.parent, record, prover) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
     return RankReport(
         rank=manifest.rank,
@@ -267,7 +271,7 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
     return manifest.status, problems
 
 
-def _artifact(directory: Path, record: ArtifactRecord, meter: Meter | None) -> ArtifactReport:
+def _artifact(directory: Path, record: ArtifactRecord, prover: Prover | None) -> ArtifactReport:
     path = directory / record.name
     kind, size_bytes = kind_named(record.kind), _size(path)
     report = ArtifactReport(
@@ -283,57 +287,20 @@ def _artifact(directory: Path, record: ArtifactRecord, meter: Meter | None) -> A
         report = attrs.evolve(report, whole=False, problem=record.problem or "the file is gone")
     elif (not path.is_file() and not (kind and path.is_dir())) or path.is_symlink():
         report = attrs.evolve(report, whole=False, problem="is no regular file")
-    elif meter is not None:
-        report = _read(report, kind, meter)
+    elif prover is not None:
+        report = prover.read(report, kind)
     if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):
         problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
     if report.whole and record.events is not None and report.events != record.events:
         problem = f"has {report.events:,} events where {record.events:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
-    if meter is None:
+    if prover is None:
         return report
-    if report.whole and record.sha256 is not None and _sha256(path) != record.sha256:
+    if report.whole and record.sha256 is not None and prover.sha256(path) != record.sha256:
         report = attrs.evolve(report, whole=False, problem="is not the file that was written: its SHA-256 differs")
-    meter.passed(size_bytes)
+    prover.meter.passed(size_bytes)
     return report
-
-
-def _read(report: ArtifactReport, kind: ArtifactKind | None, meter: Meter) -> ArtifactReport:
-    """Read a file to its end, if it is known how."""
-    if report.kind != TRACE and kind is None:
-        return report
-    try:
-        return _checked(report, kind, meter)
-    except (OSError, ProfdeckError) as error:
-        return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
-    except Exception as error:  # a plugin's kind may raise anything, and costs its own artifact only
-        if kind is None:
-            raise
-        return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
-
-
-def _checked(report: ArtifactReport, kind: ArtifactKind | None, meter: Meter) -> ArtifactReport:
-    if kind is not None:
-        found = kind.check(report.path, meter.within)
-        return attrs.evolve(
-            report,
-            events=found.events,
-            # The recorder may have seen what cannot be told any more.
-            whole=report.whole and found.whole,
-            problem=" ".join(filter(None, [report.problem, found.problem])) or None,
-            notes=found.notes,
-        )
-    check = check_trace(report.path, on_progress=meter.within)
-    return attrs.evolve(report, events=check.events, whole=check.whole, problem=check.problem)
 
 
 def _size(path: Path) -> int:

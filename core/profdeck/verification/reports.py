@@ -30,6 +30,8 @@ class ArtifactReport:
     iterations: tuple[int, int] | None
     notes: tuple[str, ...] = ()
     """What else there is to say of it."""
+    kept: bool = False
+    """Whether it was read before, and not again since it did not change."""
 
 
 @attrs.frozen(kw_only=True)
@@ -155,6 +157,7 @@ def totals(report: RunReport) -> dict[str, Any]:
         "ranks_by_status": dict(Counter(str(rank.status) for rank in ranks)),
         "size_bytes": sum(rank.size_bytes for rank in ranks),
         "events": sum(rank.events for rank in ranks),
+        "not_read_again": sum(artifact.kept for rank in ranks for artifact in rank.artifacts),
     }
 
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from profdeck.traces.analysis.short_names import cut_apart, cut_middle, short_kernel
 
-EMBEDDING = "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_{}_per_row_1<Half, float, Half, 2ul, 32>"
+EMBEDDING = (
+    "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_{}_per_row_1<Half, float, Half, 2ul, 32>"
+)
 
 
 @given(st.lists(st.text(max_size=60), max_size=6), st.integers(0, 50))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import attrs
 
 from profdeck.base.errors import TraceError
 from profdeck.base.progress import Progress
+from profdeck.base.result_cache import ResultCache
+from profdeck.traces.analysis import kept_reading
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.model import RankSummary, RunSummary
+from profdeck.traces.analysis.rank_reading import RankReading
 from profdeck.traces.analysis.skew import skew_of
 from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import Reading, read_summary
 from profdeck.traces.analysis.typical import candidates, typical_steps
+from profdeck.traces.kept_results import KeptResults
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.ray_tasks import map_on_ray
 from profdeck.traces.sources import TraceSource
@@ -28,6 +30,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     buckets: int = 0,
     processes: int = 1,
     ray: str | None = None,
+    cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
     """Summarise traces of any mixture of ranks, roles and engines; the answer does not depend on where it is made.
@@ -39,29 +42,86 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         buckets: As there.
         processes: How many traces are read at once, each in a process of its own if it is more than one.
         ray: The address of a Ray cluster on whose nodes the traces are read instead; they must see the files.
+        cache: Where results are kept: what did not change since it was read is not read again. On Ray nothing is kept.
         on_progress: Called with the bytes read so far and in all.
 
     Returns:
         The summary of those that could be read, in the order of the sources, and why the others could not be read.
     """
-    function = functools.partial(
-        _read,
-        devices_only=devices_only,
-        classifier=classifier or Classifier(),
-        step_names=StepNames.load(),
-        buckets=buckets,
-    )
-    sizes = [source.size_bytes for source in sources]
-    if ray is None:
-        found = map_traces(function, sources, sizes, processes=processes, on_progress=on_progress)
-    else:
-        found = map_on_ray(function, sources, sizes, address=ray, on_progress=on_progress)
-    readings = [reading for reading in found if not isinstance(reading, TraceError)]
+    how = _How(classifier or Classifier(), StepNames.load(), devices_only=devices_only, buckets=buckets, cache=cache)
+    found: dict[int, RankReading | TraceError] = {}
+    if cache is not None and ray is None:
+        found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
+    left = [index for index in range(len(sources)) if index not in found]
+    if left:
+        to_read = [sources[index] for index in left]
+        sizes = [source.size_bytes for source in to_read]
+        if ray is None:
+            read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
+            how.results.tidy_up()
+        else:
+            how = attrs.evolve(how, cache=None)
+            read = map_on_ray(how.read, to_read, sizes, address=ray, on_progress=on_progress)
+        found |= dict(zip(left, read, strict=True))
+    in_order = [found[index] for index in range(len(sources))]
+    readings = [reading for reading in in_order if not isinstance(reading, TraceError)]
     summary = RunSummary(
         ranks=_with_typical([reading.summary for reading in readings]),
         skew=skew_of([reading.collectives for reading in readings]),
     )
-    return summary, [error for error in found if isinstance(error, TraceError)]
+    return summary, [error for error in in_order if isinstance(error, TraceError)]
+
+
+@attrs.frozen
+class _How:
+    """How to read a trace, or to find what was read of it. Goes to other processes."""
+
+    classifier: Classifier
+    step_names: StepNames
+    devices_only: bool = attrs.field(kw_only=True)
+    buckets: int = attrs.field(kw_only=True)
+    cache: ResultCache | None = attrs.field(kw_only=True)
+
+    @property
+    def results(self) -> KeptResults:
+        """What is kept of this question."""
+        return KeptResults(
+            self.cache, *kept_reading.question(self.classifier, self.step_names, devices_only=self.devices_only)
+        )
+
+    def kept(self, source: TraceSource) -> RankReading | None:
+        """Return what was read before, if nothing changed and it has the pictures that are wanted."""
+        content = self.results.get(source.path, *kept_reading.about(source))
+        if content is None:
+            return None
+        try:
+            found = kept_reading.from_bytes(content, source)
+        except ValueError:
+            return None
+        if not self.buckets:
+            return attrs.evolve(found, summary=attrs.evolve(found.summary, timelines=()))
+        return found if [one.buckets for one in found.summary.timelines[:1]] == [self.buckets] else None
+
+    def read(self, source: TraceSource, on_progress: Progress | None) -> RankReading:
+        """Read a trace, and keep what was found."""
+        from profdeck.traces.analysis.summary import read_summary
+
+        results = self.results
+        before = results.before(source.path)
+        reading = read_summary(
+            source,
+            devices_only=self.devices_only,
+            classifier=self.classifier,
+            step_names=self.step_names,
+            buckets=self.buckets,
+            on_progress=on_progress,
+        )
+        found = reading.summary
+        if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):
+            raise TraceError(f"{source.path}: {found.problem}")
+        if before is not None:
+            results.put(before, source.path, kept_reading.to_bytes(reading), *kept_reading.about(source))
+        return reading
 
 
 def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
@@ -73,26 +133,3 @@ def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
         kept = [of_steps[candidates(rank).index(typical[rank.path])]] if of_steps else []
         found.append(attrs.evolve(rank, timelines=(whole, *kept)) if whole else rank)
     return tuple(found)
-
-
-def _read(  # noqa: PLR0913 - what is the same for all traces
-    source: TraceSource,
-    on_progress: Progress | None,
-    *,
-    devices_only: bool,
-    classifier: Classifier,
-    step_names: StepNames,
-    buckets: int,
-) -> Reading:
-    reading = read_summary(
-        source,
-        devices_only=devices_only,
-        classifier=classifier,
-        step_names=step_names,
-        buckets=buckets,
-        on_progress=on_progress,
-    )
-    found = reading.summary
-    if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):
-        raise TraceError(f"{source.path}: {found.problem}")
-    return reading

@@ -66,6 +66,11 @@ class StepNames:
                 logger.warning("Iterations of '%s' are not recognised in traces: %s", name, describe(error))
         return cls(patterns)
 
+    @property
+    def patterns(self) -> list[str]:
+        """The regular expressions."""
+        return [pattern.pattern for pattern in self._patterns]
+
     def parse(self, name: str) -> StepName | None:
         """Return what a name says, ``None`` if it is not that of a step."""
         if found := _GLOBAL_STEP.fullmatch(name):

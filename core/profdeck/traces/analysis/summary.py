@@ -20,6 +20,7 @@ from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, Devi
 from profdeck.traces.analysis.host_states import HostStates
 from profdeck.traces.analysis.memory import memory_of
 from profdeck.traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
+from profdeck.traces.analysis.rank_reading import RankReading
 from profdeck.traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck.traces.analysis.shapes import product_flops, shape_calls
 from profdeck.traces.analysis.stages import StageTimes
@@ -50,14 +51,6 @@ _MAX_CLASSIFIED = 5000
 _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
 # 2010 and 2100.
 _EARLIEST_UNIX_NS, _LATEST_UNIX_NS = 1_262_304_000 * 10**9, 4_102_444_800 * 10**9
-
-
-@attrs.frozen
-class Reading:
-    """A summary, and what is needed of the trace to compare it with those of other ranks."""
-
-    summary: RankSummary
-    collectives: Collectives
 
 
 def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
@@ -104,7 +97,7 @@ def read_summary(  # noqa: PLR0913 - as above
     step_names: StepNames,
     buckets: int = 0,
     on_progress: Progress | None = None,
-) -> Reading:
+) -> RankReading:
     """Do the same, with the calls of collectives."""
     trace = read_trace(
         source.path,
@@ -117,7 +110,7 @@ def read_summary(  # noqa: PLR0913 - as above
 
 def summary_of(
     trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames, buckets: int = 0
-) -> Reading:
+) -> RankReading:
     """Do the same for a trace that was read; the answer does not depend on how large its slices are."""
     return _Summary(source, trace, _tables(source.path), classifier, step_names).finish(buckets)
 
@@ -170,13 +163,13 @@ class _Summary:
         self._origin_ns: int | None = None
         self._end_ns = 0
 
-    def finish(self, buckets: int) -> Reading:
+    def finish(self, buckets: int) -> RankReading:
         for piece in self._trace.slices():
             self._add(piece)
         summary = self._summary()
         if buckets and summary.span_us:
             summary = attrs.evolve(summary, timelines=self._timelines(summary, buckets))
-        return Reading(summary, self._collected(summary))
+        return RankReading(summary, self._collected(summary))
 
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
         """Return pictures of the recording and of the steps that may be typical, in a second pass over the slices."""

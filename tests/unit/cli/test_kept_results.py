@@ -1,0 +1,243 @@
+"""What was read is not read again, and says the same; what changed in any way is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from gpu_job import GpuJob
+from profdeck.base.result_cache import ResultCache
+from profdeck.traces.analysis import summary
+from profdeck.traces.loading import summarise
+from profdeck.verification import proving
+
+Cli = Callable[..., Result]
+Record = Callable[..., Path]
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
+REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let three seconds have passed since each file changed."""
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3_000_000_000)
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read, in this process."""
+    found: list[str] = []
+    read, check = summary.read_trace, proving.check_trace
+
+    def reading(path: Path, **how: object) -> object:
+        found.append(path.name)
+        return read(path, **how)  # type: ignore[arg-type]
+
+    def checking(path: Path, **how: object) -> object:
+        found.append(path.name)
+        return check(path, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(summary, "read_trace", reading)
+    monkeypatch.setattr(proving, "check_trace", checking)
+    return found
+
+
+def answers(cli: Cli, path: Path, *options: object) -> str:
+    result = cli("summary", path, "--json", "--processes", 1, *options)
+    assert result.exit_code in {0, 4}
+    return result.stdout
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("options", [(), ("--devices-only",)], ids=["all", "devices"])
+@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
+def test_the_kept_answer_is_the_read_one(
+    cli: Cli, readings: list[str], path: Path | None, options: Sequence[str]
+) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    first = answers(cli, path, *options)
+    count = len(readings)
+    assert answers(cli, path, *options) == first
+    assert len(readings) == count > 0
+    assert answers(cli, path, *options, "--no-cache") == first
+    assert len(readings) > count
+
+
+def test_each_rank_is_kept_by_itself(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+    directory = GpuJob(ranks=3, slow_rank=1).write(tmp_path / "job")
+    first = answers(cli, directory)
+    readings.clear()
+    changed = directory / "rank2.trace.json.gz"
+    changed.write_bytes(changed.read_bytes()[:-30])
+    again = json.loads(answers(cli, directory))
+    assert readings == ["rank2.trace.json.gz"]
+    assert [rank["whole"] for rank in again["ranks"]] == [True, True, False]
+    assert again["ranks"][:2] == json.loads(first)["ranks"][:2]
+    assert again["skew"]  # by kept calls and read ones
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced", "touched", "restored times"])
+def test_whatever_changed_is_read(cli: Cli, tmp_path: Path, readings: list[str], change: str) -> None:
+    path = tmp_path / "a.trace.json"
+    events = [{"ph": "X", "cat": "cpu_op", "name": "one", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+    path.write_text(json.dumps({"traceEvents": events}))
+    answers(cli, path)
+    times = path.stat()
+    text = path.read_text().replace("one", "two")
+    if change == "replaced":
+        path.unlink()
+    if change == "touched":
+        os.utime(path)
+    else:
+        path.write_text(text)
+    if change == "restored times":
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert path.stat().st_size == times.st_size
+    readings.clear()
+    assert ("two" in answers(cli, path)) is (change != "touched")
+    assert readings == [path.name]
+
+
+def test_nothing_is_kept_of_what_changes_while_it_is_read(
+    cli: Cli, tmp_path: Path, readings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
+    read = summary.read_trace
+
+    def reading(file: Path, **how: object) -> object:
+        found = read(file, **how)  # type: ignore[arg-type]
+        file.write_bytes(file.read_bytes())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(summary, "read_trace", reading)
+        answers(cli, path)
+    readings.clear()
+    answers(cli, path)
+    assert readings == [path.name]
+
+
+def test_nothing_is_kept_of_a_file_that_is_new(
+    cli: Cli, tmp_path: Path, readings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
+    monkeypatch.undo()
+    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path / "cache"))
+    answers(cli, path)
+    assert [*(tmp_path / "cache").rglob("*")] == []
+
+
+def test_other_questions_have_other_answers(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+    (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
+    (tmp_path / "rules.yaml").write_text("- {class: mine, pattern: bf16}\n")
+    first = answers(cli, path)
+    rules = ("--rules", tmp_path / "rules.yaml")
+    assert "mine" in answers(cli, path, *rules)
+    assert answers(cli, path, "--devices-only") != first
+    count = len(readings)
+    assert "mine" in answers(cli, path, *rules)
+    assert answers(cli, path) == first
+    assert len(readings) == count
+    (tmp_path / "rules.yaml").write_text("- {class: yours, pattern: bf16}\n")
+    assert "yours" in answers(cli, path, *rules)
+
+
+def test_all_commands_share_what_was_read(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+    directory = GpuJob(ranks=2).write(tmp_path / "job")
+    for command in (
+        ("report", directory, "-o", tmp_path / "a.html", "--processes", 1),
+        ("summary", directory, "--processes", 1),
+        ("diff", directory, directory),
+        ("export", directory, "--speedscope", tmp_path / "stacks.json"),
+        ("report", directory, "-o", tmp_path / "b.html"),
+    ):
+        cli(*command)
+        assert len(readings) == 2, command
+    assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
+
+
+def test_the_manifest_counts(cli: Cli, record: Record, readings: list[str]) -> None:
+    run = record(3)
+    first = json.loads(answers(cli, run))
+    (manifest,) = run.rglob("rank_*.step3.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"host": "another"}))
+    again = json.loads(answers(cli, run))
+    assert first["ranks"][0]["host"] != again["ranks"][0]["host"] == "another"
+
+
+def test_a_run_is_the_same_from_other_places(
+    cli: Cli, record: Record, readings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = record(3)
+    answers(cli, run)
+    count = len(readings)
+    monkeypatch.chdir(run.parent)
+    found = json.loads(answers(cli, Path(run.name)))
+    assert len(readings) == count
+    assert found["ranks"][0]["path"].startswith(f"{run.name}/step_000003")
+    assert found["ranks"][0]["run"] == run.name
+
+
+def test_ls_reads_what_it_has_not_proved(cli: Cli, record: Record, readings: list[str]) -> None:
+    run = record(3, 5, ranks=(0, 1), world_size=2)
+    assert cli("ls", run).exit_code == 0
+    assert len(readings) == 4
+    again = cli("ls", run)
+    assert again.exit_code == 0
+    assert len(readings) == 4
+    assert "4 files were proved before and did not change since" in again.stdout
+    report = json.loads(cli("ls", run, "--json").stdout)
+    assert report["totals"]["not_read_again"] == 4
+    trace = next(run.rglob("rank_0001*step3.trace.json*"))
+    times = trace.stat()
+    trace.write_bytes(trace.read_bytes()[:-4] + b"    ")
+    os.utime(trace, ns=(times.st_atime_ns, times.st_mtime_ns))
+    damaged = cli("ls", run)
+    assert damaged.exit_code == 1
+    assert readings[4:] == [trace.name]
+    assert cli("ls", run, "--no-cache").exit_code == 1
+    assert len(readings) == 9
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_way_makes_no_difference(tmp_path: Path, processes: int) -> None:
+    directory = GpuJob(ranks=4, slow_rank=2, items=3).write(tmp_path / "job")
+    (tmp_path / "cache").mkdir()
+    cache = ResultCache(tmp_path / "cache")
+    found = [
+        summarise([directory], cache=way, processes=count, buckets=256)[0]
+        for way, count in ((None, 1), (cache, processes), (cache, 1), (cache, 2))
+    ]
+    assert all(one == found[0] for one in found)
+    assert [*(tmp_path / "cache").rglob("*")]
+
+
+def test_a_bad_result_is_read_anew(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+    """Whatever is in the cache, it costs time alone."""
+    (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
+    first = answers(cli, path)
+    cache = ResultCache.of_user()
+    assert cache is not None
+    for content in (b"", b"x", gzip.compress(b"[]")):
+        for file in cache.directory.rglob("??*"):
+            if file.is_file():
+                cache.put(file.parent.name + file.name, content)
+        readings.clear()
+        assert answers(cli, path) == first
+        assert readings == [path.name]
+
+
+def test_an_error_is_not_kept(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+    (tmp_path / "a.trace.json").write_text("nothing")
+    for _ in range(2):
+        assert cli("summary", tmp_path / "a.trace.json").exit_code == 4
+    assert len(readings) == 2
