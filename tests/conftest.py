@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -77,8 +78,11 @@ def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     device_backend.cache_clear()
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def own_directories(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the leases of a test, and what it read, to itself."""
     monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / tmp_path.name))
+    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / str(next(_numbers))))

@@ -42,6 +42,7 @@ def command(
         ),
     ] = kit.RUNS,
     *,
+    processes: _trace_options.Processes = 0,
     cache: _trace_options.Cache = True,
     json: kit.Json = False,
 ) -> None:
@@ -51,7 +52,7 @@ def command(
         return
     if run == kit.RUNS and not run.exists():
         raise ProfdeckError(f"There is no directory {run} here, so no run. Name a run, or a directory of runs.")
-    report = read(run, cache=ResultCache.of_user() if cache else None)
+    report = read(run, cache=ResultCache.of_user() if cache else None, processes=processes)
     if json:
         kit.print_json(plain(report))
     else:
@@ -60,15 +61,22 @@ def command(
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def read(run: Path, *, only: Callable[[Manifest], bool] | None = None, cache: ResultCache | None = None) -> RunReport:
-    """Read a run with progress; the arguments are those of `read_run`.
+def read(
+    run: Path,
+    *,
+    only: Callable[[Manifest], bool] | None = None,
+    cache: ResultCache | None = None,
+    processes: int = 0,
+) -> RunReport:
+    """Read a run with progress; the arguments are those of `read_run`, 0 processes being one for each core.
 
     Raises:
         ProfdeckError: it cannot be read, or is not a run.
     """
     try:
         with kit.progress("Reading the traces") as on_progress:
-            return read_run(run, only=only, cache=cache, on_progress=on_progress)
+            cores = _trace_options.cores(processes)
+            return read_run(run, only=only, cache=cache, processes=cores, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 

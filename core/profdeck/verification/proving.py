@@ -1,92 +1,113 @@
-"""Proves single files by reading them, or finds that they were proved before and did not change since."""
+"""Proves files by reading them, several at a time, or finds that they were proved before and did not change since."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import msgspec
 
-from profdeck.base.errors import ProfdeckError, describe
-from profdeck.base.progress import Meter
+from profdeck.base.errors import ProfdeckError, TraceError, describe
+from profdeck.base.files import size_of
+from profdeck.base.progress import Meter, Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.kept_results import KeptResults
 from profdeck.traces.kinds import TRACE, ArtifactKind
+from profdeck.traces.parallel import map_traces
 from profdeck.traces.reading.integrity import check_trace
 from profdeck.verification.reports import ArtifactReport
 
 
-class _Proof(msgspec.Struct):
+class Proof(msgspec.Struct):
     """What reading a trace to its end found."""
 
-    events: int
     whole: bool
     problem: str | None
+    events: int | None
+    """``None`` where it cannot be read."""
+    sha256: str | None
+    """Of the file, as far as somebody wants to compare it."""
+    kept: bool = False
+    """Whether it was found before, and the file did not change since."""
 
 
-_decode = msgspec.json.Decoder(_Proof).decode
+_decode = msgspec.json.Decoder(Proof).decode
+
+
+@attrs.frozen
+class TraceToProve:
+    """A trace, and what to find of it."""
+
+    path: Path
+    with_sum: bool
+    """Whether to compute its SHA-256, too."""
+
+    def __str__(self) -> str:
+        return str(self.path)
 
 
 class Prover:
     """Reads the files of a run.
 
     Args:
-        meter: Told of the bytes read.
+        total_bytes: The size of all of them.
         cache: Where it is kept what was found.
+        processes: How many traces are read at the same time.
+        on_progress: Told of the bytes read, of all.
     """
 
-    def __init__(self, meter: Meter, cache: ResultCache | None = None) -> None:
-        self.meter = meter
-        self._proofs, self._sums = KeptResults(cache, "whole"), KeptResults(cache, "sha256")
-        self._added = False
+    def __init__(
+        self, total_bytes: int, *, cache: ResultCache | None, processes: int, on_progress: Progress | None
+    ) -> None:
+        self._meter = Meter(total_bytes, on_progress)
+        self._cache, self._processes = cache, processes
+        self._proofs: dict[Path, Proof] = {}
+
+    def read_traces(self, traces: Sequence[TraceToProve]) -> None:
+        """Read all traces to their ends that were not, or not as they are now."""
+        results = KeptResults(self._cache, "whole")
+        left = []
+        for trace in traces:
+            kept = results.get(trace.path, trace.with_sum)
+            if kept is None:
+                left.append(trace)
+            else:
+                self._proofs[trace.path] = msgspec.structs.replace(_decode(kept), kept=True)
+        if not left:
+            return
+        sizes = [size_of(trace.path) for trace in left]
+        prove = functools.partial(_prove, results=results)
+        found = map_traces(prove, left, sizes, processes=self._processes, on_progress=self._meter.within)
+        for trace, proof in zip(left, found, strict=True):
+            self._proofs[trace.path] = _unreadable(proof) if isinstance(proof, TraceError) else proof
+        self._meter.passed(sum(sizes))
+        results.tidy_up()
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:
-        """Read a file to its end, if it is known how."""
-        if report.kind != TRACE and kind is None:
+        """Say what was found of a trace, or read an artifact of another kind to its end, if it is known how."""
+        if kind is not None:
+            found = self._of_kind(report, kind)
+            self._meter.passed(report.size_bytes)
+            return found
+        if report.kind != TRACE or (proof := self._proofs.get(report.path)) is None:
             return report
-        try:
-            return self._trace(report) if kind is None else self._of_kind(report, kind)
-        except (OSError, ProfdeckError) as error:
-            return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
-        except Exception as error:  # a plugin's kind may raise anything, and costs its own artifact only
-            if kind is None:
-                raise
-            return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
+        events = report.events if proof.events is None else proof.events
+        return attrs.evolve(report, events=events, whole=proof.whole, problem=proof.problem, kept=proof.kept)
 
     def sha256(self, path: Path) -> str | None:
         """Return the SHA-256 of a file; ``None`` if it cannot be read."""
-        if kept := self._sums.get(path):
-            return kept.hex()
-        before = self._sums.before(path)
-        try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256")
-        except OSError:
-            return None
-        self._sums.put(before, path, found.digest())
-        return found.hexdigest()
-
-    def finish(self) -> None:
-        """Keep the cache within its bounds."""
-        if self._added:
-            self._proofs.tidy_up()
-
-    def _trace(self, report: ArtifactReport) -> ArtifactReport:
-        if kept := self._proofs.get(report.path):
-            proof = _decode(kept)
-        else:
-            before = self._proofs.before(report.path)
-            check = check_trace(report.path, on_progress=self.meter.within)
-            proof = _Proof(check.events, check.whole, check.problem)
-            self._proofs.put(before, report.path, msgspec.json.encode(proof))
-            self._added = True
-        return attrs.evolve(
-            report, events=proof.events, whole=proof.whole, problem=proof.problem, kept=kept is not None
-        )
+        return self._proofs[path].sha256 if path in self._proofs else _sha256(path)
 
     def _of_kind(self, report: ArtifactReport, kind: ArtifactKind) -> ArtifactReport:
-        found = kind.check(report.path, self.meter.within)
+        try:
+            found = kind.check(report.path, self._meter.within)
+        except (OSError, ProfdeckError) as error:
+            return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
+        except Exception as error:  # noqa: BLE001 - a plugin's kind may raise anything, and costs its own artifact only
+            return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
         return attrs.evolve(
             report,
             events=found.events,
@@ -95,3 +116,28 @@ class Prover:
             problem=" ".join(filter(None, [report.problem, found.problem])) or None,
             notes=found.notes,
         )
+
+
+def _prove(trace: TraceToProve, on_progress: Progress | None, *, results: KeptResults) -> Proof:
+    before = results.before(trace.path)
+    try:
+        check = check_trace(trace.path, on_progress=on_progress)
+    except (OSError, ProfdeckError) as error:
+        return _unreadable(error)
+    # Of what is damaged nobody asks whether it is the file that was written.
+    sha256 = _sha256(trace.path) if trace.with_sum and check.whole else None
+    proof = Proof(whole=check.whole, problem=check.problem, events=check.events, sha256=sha256)
+    results.put(before, trace.path, msgspec.json.encode(proof), trace.with_sum)
+    return proof
+
+
+def _unreadable(error: Exception) -> Proof:
+    return Proof(whole=False, problem=f"cannot be read: {error}", events=None, sha256=None)
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

@@ -14,15 +14,15 @@ import attrs
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import size_of_tree
 from profdeck.base.json_files import read_json
-from profdeck.base.progress import Meter, Progress
+from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.config.model import Mode
 from profdeck.config.schedule import Schedule
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, replica_directory, runs_below
 from profdeck.records.status import Status
-from profdeck.traces.kinds import files_below, kind_named
-from profdeck.verification.proving import Prover
+from profdeck.traces.kinds import TRACE, files_below, kind_named
+from profdeck.verification.proving import Prover, TraceToProve
 from profdeck.verification.reports import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
 
 _MOST_STEPS = 1000
@@ -35,6 +35,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     within: str = "step_*",
     contents: bool = True,
     cache: ResultCache | None = None,
+    processes: int = 1,
     on_progress: Progress | None = None,
 ) -> RunReport:
     """Read all manifests of a run and check every file that they mention.
@@ -45,6 +46,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         within: the name of the steps' directories that are read, as a pattern.
         contents: whether files are read to their ends; else only their sizes are compared.
         cache: where it is kept what was proved of files; those that did not change since are not read again.
+        processes: how many traces are read at the same time.
         on_progress: told of the bytes read, for a progress bar.
 
     Raises:
@@ -79,7 +81,17 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     ranks = [item for group in manifests.values() for item in group]
     everything = [(file.parent, manifest) for file, manifest in (*ranks, *targets)]
     total = sum(_size(directory / record.name) for directory, manifest in everything for record in manifest.artifacts)
-    prover = Prover(Meter(total, on_progress), cache) if contents else None
+    prover = None
+    if contents:
+        prover = Prover(total, cache=cache, processes=processes, on_progress=on_progress)
+        prover.read_traces(
+            [
+                TraceToProve(trace, record.sha256 is not None)
+                for directory, manifest in everything
+                for record in manifest.artifacts
+                if record.kind == TRACE and not (trace := directory / record.name).is_symlink() and trace.is_file()
+            ]
+        )
     ends: dict[_Place, int] = {(file.parent, manifest.capture): manifest.last_step for file, manifest in targets}
     captures = tuple(_capture(group, ends, prover) for _, group in sorted(manifests.items()))
     there: dict[_Place, set[int]] = defaultdict(set)
@@ -87,8 +99,6 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         there[file.parent, manifest.request].add(manifest.rank)
     places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
     asked = tuple(_target(file, manifest, there, places, prover) for file, manifest in targets)
-    if prover is not None:
-        prover.finish()
     if only is None:
         problems += _skipped(about, captures, asked)
         seen = {capture.role for capture in captures} | {target.role for target in asked}
@@ -299,7 +309,6 @@ def _artifact(directory: Path, record: ArtifactRecord, prover: Prover | None) ->
         return report
     if report.whole and record.sha256 is not None and prover.sha256(path) != record.sha256:
         report = attrs.evolve(report, whole=False, problem="is not the file that was written: its SHA-256 differs")
-    prover.meter.passed(size_bytes)
     return report
 
 

@@ -243,8 +243,9 @@ def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) ->
 def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Sequence[Path]] = []
 
-    def summarise(paths: Sequence[Path]) -> tuple[RunSummary, list[str]]:
+    def summarise(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
         read.append(paths)
+        assert cache
         return run(rank(1100)), ["rank1.trace.json: it is empty"]
 
     monkeypatch.setattr(_trace_options, "summarise_paths", summarise)
@@ -257,7 +258,7 @@ def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, mon
 def test_what_could_not_be_read_is_told_even_if_nothing_is_left(
     cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_trace_options, "summarise_paths", lambda _: (run(), ["rank0.trace.json: it is empty"]))
+    monkeypatch.setattr(_trace_options, "summarise_paths", lambda _, **_how: (run(), ["rank0.trace.json: it is empty"]))
     result = cli("diff", document("a.json", rank()), tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
     assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
@@ -272,7 +273,7 @@ def test_a_document_that_is_no_summary(cli: Cli, document: Document, tmp_path: P
 
 
 def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(paths: Sequence[Path]) -> tuple[RunSummary, list[str]]:
+    def fail(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
         raise TraceError(f"{paths[0].name}: there is no trace below this directory.")
 
     monkeypatch.setattr(_trace_options, "summarise_paths", fail)

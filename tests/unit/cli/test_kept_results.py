@@ -189,22 +189,22 @@ def test_a_run_is_the_same_from_other_places(
 
 def test_ls_reads_what_it_has_not_proved(cli: Cli, record: Record, readings: list[str]) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
-    assert cli("ls", run).exit_code == 0
+    assert cli("ls", run, "--processes", 1).exit_code == 0
     assert len(readings) == 4
-    again = cli("ls", run)
+    again = cli("ls", run, "--processes", 1)
     assert again.exit_code == 0
     assert len(readings) == 4
     assert "4 files were proved before and did not change since" in again.stdout
-    report = json.loads(cli("ls", run, "--json").stdout)
+    report = json.loads(cli("ls", run, "--processes", 1, "--json").stdout)
     assert report["totals"]["not_read_again"] == 4
     trace = next(run.rglob("rank_0001*step3.trace.json*"))
     times = trace.stat()
     trace.write_bytes(trace.read_bytes()[:-4] + b"    ")
     os.utime(trace, ns=(times.st_atime_ns, times.st_mtime_ns))
-    damaged = cli("ls", run)
+    damaged = cli("ls", run, "--processes", 1)
     assert damaged.exit_code == 1
     assert readings[4:] == [trace.name]
-    assert cli("ls", run, "--no-cache").exit_code == 1
+    assert cli("ls", run, "--processes", 1, "--no-cache").exit_code == 1
     assert len(readings) == 9
 
 
