@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import multiprocessing
 import operator
+import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
@@ -26,7 +28,11 @@ from benchmarks.traces import expected, inputs, peers
 from benchmarks.traces.costs import MB, Entry, RunError, measure, python, run
 from benchmarks.traces.inputs import Input
 
+from profdeck.base.result_cache import CACHE_VARIABLE
+
 GB = 1_000_000_000
+SETTLED_S = 2.5
+"""So old files are when something is kept of them."""
 SHOWN = 8
 QUERY = """
 with work as (select category, dur from slice where category in ('kernel', 'gpu_memcpy', 'gpu_memset'))
@@ -240,6 +246,19 @@ def growth(bench: Bench) -> list[Row]:
     ]
 
 
+def again(bench: Bench) -> list[Row]:
+    """Ask about the same files once more: what was read is kept."""
+    of = bench.job(bench.sizes.growing_ranks[-1], bench.sizes.growing_rank)
+    first = our_task(f"first question about {len(of.paths)} ranks", "job", of)
+    second = our_task(f"second question about {len(of.paths)} ranks", "again", of)
+    os.environ[CACHE_VARIABLE] = str(bench.directory / "results")
+    time.sleep(SETTLED_S)
+    measure([attrs.evolve(second, costs=[])], [], 1)
+    measure([second], [], bench.sizes.rounds)
+    measure([first], [], 1)
+    return [first.row(), second.row(), quotient(second.name, "s", (second.wall_s, 0.6), "goal of 0.6 s", Fraction(1))]
+
+
 def shares(bench: Bench) -> list[Row]:
     """See where the CPU time of a summary goes."""
     of = bench.one_rank(bench.sizes.one)
@@ -301,7 +320,7 @@ def slopes(entries: Sequence[Entry]) -> list[Row]:
     ]
 
 
-SECTIONS = {"one-rank": one_rank, "job": job, "merge": merge, "growth": growth, "shares": shares}
+SECTIONS = {"one-rank": one_rank, "job": job, "merge": merge, "growth": growth, "again": again, "shares": shares}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # a task imports what it needs itself, since that takes time of its process
+    from profdeck.base.result_cache import ResultCache
     from profdeck.traces.analysis.model import RankSummary
 
 PROCESSES = 2
@@ -41,13 +42,20 @@ def all_events(path: str) -> dict[str, Any]:
     return {"events": found.events, "whole": found.whole, **_figures(found)}
 
 
-def job(*paths: str) -> dict[str, Any]:
+def again(*paths: str) -> dict[str, Any]:
+    """Do the same, of what is kept."""
+    from profdeck.base.result_cache import ResultCache
+
+    return job(*paths, cache=ResultCache.of_user())
+
+
+def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
     """Summarise what the devices of all ranks of a job did, and how the ranks stood to each other."""
     from profdeck.traces.analysis.run_summary import summarise_run
     from profdeck.traces.sources import TraceSource
 
     sources = [TraceSource(Path(path)) for path in paths]
-    found, errors = summarise_run(sources, processes=PROCESSES, devices_only=True)
+    found, errors = summarise_run(sources, processes=PROCESSES, devices_only=True, cache=cache)
     assert not errors, errors
     (group,) = found.skew
     figures = Counter[str]()
@@ -130,6 +138,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "device_lanes": device_lanes,
     "all_events": all_events,
     "job": job,
+    "again": again,
     "merge": merge,
     "merge_slim": merge_slim,
 }
