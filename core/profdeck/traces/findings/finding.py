@@ -21,7 +21,8 @@ _PAIR = 2
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return what stands out in a run: what is missing first, then by what share of a step can be gained."""
     views = [view for view in views_of(run) if view.rank.span_us]
-    drafts = [draft for view in views for rule in device_rules.RULES for draft in rule(view.typical())]
+    typical = [view.typical() for view in views]
+    drafts = [draft for view in typical for rule in device_rules.RULES for draft in rule(view)]
     drafts += [draft for view in views for rule in host_rules.RULES for draft in rule(view)]
     drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views), *run_rules.slow_links(views)]
     teams: dict[tuple[str, str], list[RankFinding]] = {}
