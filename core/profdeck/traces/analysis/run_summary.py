@@ -40,7 +40,8 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         devices_only: See :func:`profdeck.traces.analysis.summary.summarise_trace`.
         classifier: As there.
         buckets: As there.
-        processes: How many traces are read at once, each in a process of its own if it is more than one.
+        processes: How many traces are read at once, each in a process of its own if it is more than one; of one trace,
+            how many processes read it together.
         ray: The address of a Ray cluster on whose nodes the traces are read instead; they must see the files.
         cache: Where results are kept: what did not change since it was read is not read again. On Ray nothing is kept.
         on_progress: Called with the bytes read so far and in all.
@@ -57,6 +58,8 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         to_read = [sources[index] for index in left]
         sizes = [source.size_bytes for source in to_read]
         if ray is None:
+            if len(left) == 1:
+                how = attrs.evolve(how, processes=processes)
             read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
             how.results.tidy_up()
         else:
@@ -81,6 +84,8 @@ class _How:
     devices_only: bool = attrs.field(kw_only=True)
     buckets: int = attrs.field(kw_only=True)
     cache: ResultCache | None = attrs.field(kw_only=True)
+    processes: int = attrs.field(default=1, kw_only=True)
+    """How many read a trace together."""
 
     @property
     def results(self) -> KeptResults:
@@ -114,6 +119,7 @@ class _How:
             classifier=self.classifier,
             step_names=self.step_names,
             buckets=self.buckets,
+            processes=self.processes,
             on_progress=on_progress,
         )
         found = reading.summary

@@ -96,13 +96,15 @@ def read_summary(  # noqa: PLR0913 - as above
     classifier: Classifier,
     step_names: StepNames,
     buckets: int = 0,
+    processes: int = 1,
     on_progress: Progress | None = None,
 ) -> RankReading:
-    """Do the same, with the calls of collectives."""
+    """Do the same, with the calls of collectives; several processes may read a large trace together."""
     trace = read_trace(
         source.path,
         devices_only=devices_only,
         is_step=lambda name: step_names.parse(name) is not None,
+        processes=processes,
         on_progress=on_progress,
     )
     return summary_of(trace, source, classifier=classifier, step_names=step_names, buckets=buckets)

@@ -12,18 +12,14 @@ import stringzilla
 from profdeck.traces.reading.column_builder import (
     KINETO,
     MAX_NAME_LENGTH,
-    MAX_TRACKS,
     ColumnBuilder,
     DecimalEvent,
     FastEvent,
 )
 from profdeck.traces.reading.columns import Columns, Tables
-from profdeck.traces.reading.event_args import AnnotationIds, Copies
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
-from profdeck.traces.reading.stated_collectives import StatedCollectives
-from profdeck.traces.reading.stated_memory import StatedMemory
-from profdeck.traces.reading.stated_shapes import StatedShapes
+from profdeck.traces.reading.stated import Stated
 from profdeck.traces.reading.times import LostDigitsError
 
 PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
@@ -42,31 +38,20 @@ class AllEvents:
     """
 
     wants_text = True
-    searched = False
-    """Whether something was searched rather than parsed: nobody knows then whether all of it is JSON."""
 
     def __init__(self, keys: frozenset[str], tables: Tables, sink: Callable[[Columns], None]) -> None:
         self.keys = keys
-        self.members: dict[str, Any] = {}
-        self.process_names: dict[Id, str] = {}
-        self.thread_names: dict[tuple[Id, Id], str] = {}
-        self.copies = Copies()
-        self.collectives = StatedCollectives()
-        self.memory = StatedMemory()
-        self.shapes = StatedShapes()
-        self.annotations = AnnotationIds()
+        self.stated = Stated()
         self.collector = ColumnBuilder(tables, sink)
         self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
         self._decode: Callable[[memoryview], list[Any]] = msgspec.json.Decoder(list[FastEvent]).decode
         self._patience = _PATIENCE
-        self.undecodable = 0
-        """How many events no decoder takes."""
         self._loose: list[DecimalEvent] = []
 
     def finish(self) -> None:
         """Hand on what is held back; to be called once, at the end."""
         self.flush()
-        self.collector.finish(self.process_names)
+        self.collector.finish(self.stated.process_names)
 
     def batch(self, text: memoryview) -> int | None:
         """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
@@ -83,7 +68,7 @@ class AllEvents:
         """Take one event."""
         decoded = decode_leniently(b"[%b]" % text)
         if decoded is None and b'"ph"' in text:
-            self.undecodable += 1
+            self.stated.undecodable += 1
         self._take(decoded or [])
         self._take_args(text)
 
@@ -91,7 +76,7 @@ class AllEvents:
         """Keep the value."""
         decoded = decode_leniently(b"[%b]" % text)
         if decoded:
-            self.members[key] = decoded[0]
+            self.stated.members[key] = decoded[0]
 
     def _take_kineto(self, text: memoryview) -> int | None:
         """Return how many events there are; ``None``: they have another form, and none was taken."""
@@ -125,12 +110,13 @@ class AllEvents:
         return len(events)
 
     def _take_args(self, text: memoryview | bytes) -> None:
-        self.collectives.add(text)
-        self.memory.add(text)
-        self.annotations.add(text)
+        stated = self.stated
+        stated.collectives.add(text)
+        stated.memory.add(text)
+        stated.annotations.add(text)
         events = b"[%b]" % text if isinstance(text, bytes) else text
-        self.shapes.add(events)
-        self.copies.add(events)
+        stated.shapes.add(events)
+        stated.copies.add(events)
 
     def _look_for_names(self, text: memoryview) -> None:
         for needle in (PROCESS_NAME, _THREAD_NAME):
@@ -152,13 +138,13 @@ class AllEvents:
     def _take_names(self, objects: list[Any]) -> None:
         for event in objects:
             args = event.get("args") if isinstance(event, dict) and event.get("ph") == "M" else None
-            if not isinstance(args, dict) or len(self.process_names) + len(self.thread_names) > MAX_TRACKS:
+            if not isinstance(args, dict) or not self.stated.has_room_for_names:
                 continue
             name, pid = str(args.get("name"))[:MAX_NAME_LENGTH], _id(event.get("pid"))
             if event.get("name") == "process_name":
-                self.process_names[pid] = name
+                self.stated.process_names[pid] = name
             elif event.get("name") == "thread_name":
-                self.thread_names[pid, _id(event.get("tid"))] = name
+                self.stated.thread_names[pid, _id(event.get("tid"))] = name
 
 
 def named(data: bytes, needle: bytes) -> list[Any] | None:

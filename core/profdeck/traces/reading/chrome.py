@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import IO, TypedDict
 
 import attrs
 import numpy as np
@@ -20,7 +20,8 @@ from profdeck.traces.reading.columns import (
     Tables,
     concatenated,
 )
-from profdeck.traces.reading.integrity import check_trace
+from profdeck.traces.reading.integrity import TraceCheck, check_trace
+from profdeck.traces.reading.stated import Stated
 from profdeck.traces.reading.time_slices import SLICE_EVENTS, TimeSlices
 from profdeck.traces.reading.trace import Trace
 
@@ -28,9 +29,9 @@ MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 # What a category is called that only the name of the process will tell is "" so far.
 DEVICE_LANES = DEVICE_CATEGORIES | MARKS | {""}
 # More annotations than any capture that somebody looks at has: 24 MB of them.
-_MAX_MARKS = 1_000_000
+MAX_MARKS = 1_000_000
 # Written by Kineto at the head and the end of the file (libkineto/src/output_json.cpp).
-_KEYS = frozenset({"distributedInfo", "deviceProperties", "baseTimeNanoseconds"})
+KEYS = frozenset({"distributedInfo", "deviceProperties", "baseTimeNanoseconds"})
 
 
 class ReadingArguments(TypedDict):
@@ -55,29 +56,61 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
 ) -> Trace:
     """Read the events of some categories, or all, in the way of a handler; see `profdeck.traces.reading.reader`."""
     store = EventStore(is_step, categories, tables, slice_events)
-    handler = kind(_KEYS, store.tables, store.add)
+    handler = kind(KEYS, store.tables, store.add)
     check = check_trace(path, handler, on_progress=on_progress, max_json_bytes=max_json_bytes)
     handler.finish()
-    if handler.undecodable:
-        which = "An event" if handler.undecodable == 1 else f"{handler.undecodable:,} events"
+    return trace_of(
+        path,
+        check,
+        handler.stated,
+        tables=store.tables,
+        timeline=store.timeline,
+        marks=store.marks.columns(),
+        devices_only=categories is not None,
+    )
+
+
+def trace_of(  # noqa: PLR0913 - all that was read
+    path: Path,
+    check: TraceCheck,
+    stated: Stated,
+    *,
+    tables: Tables,
+    timeline: TimeSlices,
+    marks: Columns,
+    devices_only: bool,
+) -> Trace:
+    """Return what was read as a trace.
+
+    Args:
+        path: The file.
+        check: What reading it to its end established.
+        stated: What it says besides its complete events.
+        tables: For all columns.
+        timeline: The complete events.
+        marks: Those that may mark steps, in the order of the file.
+        devices_only: Whether the events are those of devices and annotations only.
+    """
+    if stated.undecodable:
+        which = "An event" if stated.undecodable == 1 else f"{stated.undecodable:,} events"
         lost = f"{which} cannot be decoded: nested too deeply, or with a number too large. It is in no other number."
         check = attrs.evolve(check, whole=False, problem=" ".join(filter(None, [check.problem, lost])))
     return Trace(
         path=path,
         check=check,
-        devices_only=categories is not None,
-        searched=handler.searched,
-        tables=store.tables,
-        timeline=store.timeline,
-        marks=store.marks.columns(),
-        members=handler.members,
-        process_names=handler.process_names,
-        thread_names=handler.thread_names,
-        copied=handler.copies.told,
-        collectives=handler.collectives,
-        memory=handler.memory,
-        shapes=handler.shapes,
-        annotations=handler.annotations,
+        devices_only=devices_only,
+        searched=stated.searched,
+        tables=tables,
+        timeline=timeline,
+        marks=marks,
+        members=stated.members,
+        process_names=stated.process_names,
+        thread_names=stated.thread_names,
+        copied=stated.copies.told,
+        collectives=stated.collectives,
+        memory=stated.memory,
+        shapes=stated.shapes,
+        annotations=stated.annotations,
     )
 
 
@@ -90,9 +123,10 @@ class EventStore:
         categories: frozenset[str] | None,
         tables: Tables | None = None,
         slice_events: int = SLICE_EVENTS,
+        file: IO[bytes] | None = None,
     ) -> None:
         self.tables = Tables() if tables is None else tables
-        self.timeline = TimeSlices(self.tables, slice_events)
+        self.timeline = TimeSlices(self.tables, slice_events, file)
         self.marks = _Marks(self.tables, is_step)
         self._categories = categories
 
@@ -119,12 +153,18 @@ class _Marks:
         if known < len(self._tables.names):
             self._is_mark = np.append(self._is_mark, list(map(self._marks, range(known, len(self._tables.names)))))
         kept = block[self._is_mark[block.name]]
-        if len(kept) and self._count < _MAX_MARKS:
-            self._kept.append(kept[: _MAX_MARKS - self._count])
+        if len(kept) and self._count < MAX_MARKS:
+            self._kept.append(kept[: MAX_MARKS - self._count])
             self._count += len(kept)
 
     def columns(self) -> Columns:
         return concatenated(self._tables, self._kept)
+
+    def take(self) -> Columns:
+        """Return those that came since."""
+        found = self.columns()
+        self._kept = []
+        return found
 
     def _marks(self, code: int) -> bool:
         category = self._tables.categories[self._tables.name_category[code]]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import attrs
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -142,6 +143,35 @@ class CompleteEvent(NamedTuple):
     duration_ns: int
 
 
+@attrs.frozen
+class KnownCodes:
+    """What has codes in the tables of a builder."""
+
+    categories: list[str | tuple[Id]]
+    """Those of events without one are a tuple of their process."""
+    names: list[str]
+    name_category: list[int]
+    tracks: list[tuple[Id, Id]]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing fell together because there was too much of it."""
+        return (
+            _OTHER_CATEGORIES not in self.categories
+            and _OTHER_TRACK not in self.tracks
+            and _OTHER_NAMES not in self.names
+        )
+
+    def since(self, before: KnownCodes) -> KnownCodes:
+        """Return what came after an earlier state of the same builder."""
+        return KnownCodes(
+            self.categories[len(before.categories) :],
+            self.names[len(before.names) :],
+            self.name_category[len(before.name_category) :],
+            self.tracks[len(before.tracks) :],
+        )
+
+
 class ColumnBuilder:
     """Turns decoded events into columns, and hands them on in blocks.
 
@@ -205,9 +235,30 @@ class ColumnBuilder:
         start, duration = np.array(starts, dtype=np.int64), np.array(durations, dtype=np.int64)
         self._keep(name, track, start, duration, np.ones(len(spans), dtype=np.bool_))
 
+    def known(self) -> KnownCodes:
+        """Return what has codes, each list in the order of the codes."""
+        return KnownCodes(
+            list(self._categories), self._tables.names[:], self._tables.name_category[:], self._tables.tracks[:]
+        )
+
+    def codes_of(self, new: KnownCodes, categories: list[str | tuple[Id]]) -> tuple[list[int], list[int]]:
+        """Give codes to what another builder has met, and return those of its names and of its tracks.
+
+        Args:
+            new: What it met, in the order of its codes.
+            categories: All that it knows, by its codes.
+        """
+        for category in new.categories:
+            self._categories[category]
+        names = [
+            self._categories[categories[category]][name]
+            for name, category in zip(new.names, new.name_category, strict=True)
+        ]
+        return names, [self._tracks[track] for track in new.tracks]
+
     def finish(self, process_names: dict[Id, str]) -> None:
         """Hand on the rest."""
-        self._hand_on()
+        self.hand_on()
         self._categories.name_processes(process_names)
 
     def _keep(
@@ -217,9 +268,10 @@ class ColumnBuilder:
         self._parts.append(part if readable.all() else part[readable])
         self._held += len(part)
         if self._held >= _BLOCK_EVENTS:
-            self._hand_on()
+            self.hand_on()
 
-    def _hand_on(self) -> None:
+    def hand_on(self) -> None:
+        """Hand on what is held."""
         if self._parts:
             self._sink(concatenated(self._tables, self._parts))
         self._parts.clear()

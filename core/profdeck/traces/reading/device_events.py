@@ -50,10 +50,10 @@ class DeviceEvents(AllEvents):
         if lanes is None or names is None or not self._take_lanes(lanes):
             return super().batch(text)
         self._take_names(names)
-        self.collectives.add(text)
-        self.annotations.add(text)
-        self.copies.add(text, self._copies)
-        self.searched = True
+        self.stated.collectives.add(text)
+        self.stated.annotations.add(text)
+        self.stated.copies.add(text, self._copies)
+        self.stated.searched = True
         return 1  # nobody has counted them
 
     def _take_lanes(self, pieces: list[memoryview]) -> bool:

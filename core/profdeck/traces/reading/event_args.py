@@ -59,6 +59,11 @@ class Copies:
         self.told: dict[tuple[str, str], tuple[int, int]] = {}
         """How many of each category and name said what they moved, and how many bytes in all."""
 
+    def extend(self, following: Copies) -> bool:
+        """Take what the next part of the file says; return whether there was room for all of it."""
+        self._take(following.told)
+        return len(self.told) < _MAX_COPIES
+
     def add(self, events: memoryview | bytes, begins: Iterable[int] | None = None) -> None:
         """Take those among some events.
 
@@ -67,7 +72,10 @@ class Copies:
             begins: Where they begin, if that is known.
         """
         found = _copies_of_kineto(events, _begins(events) if begins is None else begins)
-        for kind, (count, size_bytes) in (_copies_of_any(events) if found is None else found).items():
+        self._take(_copies_of_any(events) if found is None else found)
+
+    def _take(self, found: _Told) -> None:
+        for kind, (count, size_bytes) in found.items():
             if kind in self.told or len(self.told) < _MAX_COPIES:
                 count_before, bytes_before = self.told.get(kind, (0, 0))
                 self.told[kind] = count_before + count, bytes_before + size_bytes
@@ -147,6 +155,11 @@ class AnnotationIds:
                 end = stringzilla.find(text, b"}", stringzilla.find(text, b"}", id_at) + 1) + 1
                 self._add(text[max(0, begin) : end])
             at = following
+
+    def extend(self, following: AnnotationIds) -> bool:
+        """Take what the next part of the file says; return whether there was room for all of it."""
+        self._ids |= following._ids
+        return len(self._ids) < _MAX_IDS
 
     def of(self, annotations: Columns) -> Int:
         """Return the id of each annotation, -1 where it has none."""

@@ -109,6 +109,21 @@ class StatedCollectives:
             self._add(text[max(0, begin) : end])
             at = stringzilla.find(text, _COLLECTIVE, max(at + 1, end))
 
+    def extend(self, following: StatedCollectives) -> bool:
+        """Take what the next part of the file says; return whether there was room for all of it."""
+        codes = []
+        for stated in following.stated:
+            if stated not in self._codes:
+                self._codes[stated] = len(self.stated)
+                self.stated.append(stated)
+            codes.append(self._codes[stated])
+        for track, values in following._of_track.items():
+            rows = np.array(values).reshape(-1, 2)
+            rows[:, 1] = np.array(codes)[rows[:, 1]]
+            self._of_track.setdefault(track, array("q")).frombytes(rows.tobytes())
+        self._count += following._count
+        return self._count < _MAX_COLLECTIVES and len(self.stated) < MAX_NAMES
+
     def of(self, kernels: Columns) -> Int:
         """Return which of ``stated`` each kernel is part of; where it does not say, how many there are."""
         unknown = len(self.stated)

@@ -56,6 +56,13 @@ class StatedMemory:
             self._add(text[max(0, begin) : end])
             at = stringzilla.find(text, _MEMORY, max(at + 1, end))
 
+    def extend(self, following: StatedMemory) -> bool:
+        """Take what the next part of the file says; return whether there was room for all of it."""
+        for device, values in following._of_device.items():
+            self._of_device.setdefault(device, array("q")).extend(values)
+        self._count += following._count
+        return self._count < _MOST_EVENTS and not following.left_out
+
     def devices(self) -> list[tuple[tuple[int, int], Int]]:
         """Return the type and id of each device, and a row for each mark in the order of time.
 

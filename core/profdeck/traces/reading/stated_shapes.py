@@ -58,6 +58,15 @@ class StatedShapes:
             if event.cat == OPERATOR and event.args is not None and event.args.dims:
                 self._add(event)
 
+    def extend(self, following: StatedShapes) -> bool:
+        """Take what the next part of the file says; return whether there was room for all of it."""
+        for key, (count, duration_ns, longest_ns) in following.times.items():
+            sums = self.times.setdefault(key, [0, 0, 0])
+            sums[0] += count
+            sums[1] += duration_ns
+            sums[2] = max(sums[2], longest_ns)
+        return len(self.times) < _MOST_SHAPES and not following.left_out
+
     def _add(self, event: _Event) -> None:
         assert event.args is not None  # noqa: S101 - the caller has looked
         duration_ns = exact_nanoseconds(event.dur)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import attrs
@@ -44,6 +44,23 @@ class Slice:
         return attrs.evolve(self.columns, start_ns=self.order_ns, end_ns=self.whole_end_ns)[which]
 
 
+@attrs.frozen(eq=False)
+class SortedRun:
+    """Events in the order of their starts, in a file."""
+
+    row: int
+    """Where the first one is in the file, in rows."""
+    end: int
+    """Where the first row after them is."""
+    starts: Int
+    """The starts of every so-manieth row."""
+    file: IO[bytes] | None = None
+    """The file; ``None`` for the one that `TimeSlices` has itself."""
+    names: NDArray[np.int32] | None = None
+    """What the codes of names in that file are in the tables; ``None`` if they are the same. As for tracks."""
+    tracks: NDArray[np.int32] | None = None
+
+
 class TimeSlices:
     """Takes events in any order; gives them back in slices of time.
 
@@ -53,17 +70,33 @@ class TimeSlices:
     Args:
         tables: Those of the events.
         slice_events: How many events start in a slice, about.
+        file: For the runs, instead of a temporary one.
     """
 
-    def __init__(self, tables: Tables, slice_events: int = SLICE_EVENTS) -> None:
+    def __init__(self, tables: Tables, slice_events: int = SLICE_EVENTS, file: IO[bytes] | None = None) -> None:
         self._tables = tables
         self._slice_events = slice_events
         self._sample = max(1, slice_events // _SAMPLES)
         self._blocks: list[Columns] = []
         self._held = 0
-        self._file: IO[bytes] | None = None
-        self._runs: list[tuple[int, Int]] = []  # where in the file, in rows, and the sampled starts
+        self._file = file
+        self._runs: list[SortedRun] = []
         self._rows = 0
+
+    @classmethod
+    def of_runs(cls, tables: Tables, runs: Sequence[SortedRun], slice_events: int = SLICE_EVENTS) -> TimeSlices:
+        """Return those of runs that others wrote, in the order of the file that the events are from."""
+        found = cls(tables, slice_events)
+        found._runs = list(runs)
+        found._rows = sum(run.end - run.row for run in runs)
+        return found
+
+    def take_runs(self) -> list[SortedRun]:
+        """Write all events that were added since to the file, and return where."""
+        if self._held:
+            self._spill()
+        runs, self._runs = self._runs, []
+        return runs
 
     def __len__(self) -> int:
         return self._rows + self._held
@@ -81,20 +114,18 @@ class TimeSlices:
 
     def blocks(self) -> Iterator[Columns]:
         """Yield all events in blocks, in no particular order; to be called when all have been added."""
-        if self._file is not None:
-            self._file.flush()
-            for (row, starts), end in zip(self._runs, self._ends(), strict=True):
-                yield self._columns(self._run(self._file, row, end, starts).until(None))
+        for run in self._open_runs():
+            yield self._columns(run.until(None))
         yield from self._blocks
 
     def slices(self) -> Iterator[Slice]:
         """Yield all events, slice by slice; to be called when all have been added."""
-        if self._file is None:
+        if self._file is None and not self._runs:
             yield from self._only_slice()
             return
         if self._held:
             self._spill()
-        yield from self._slices_of_file(self._file)
+        yield from self._slices_of_runs()
 
     def _sorted(self) -> Columns:
         columns = concatenated(self._tables, self._blocks)
@@ -121,16 +152,14 @@ class TimeSlices:
         for field, column in zip(_ROW.names or (), _arrays(columns), strict=True):
             rows[field] = column
         self._file.write(rows.data)
-        self._runs.append((self._rows, columns.start_ns[:: self._sample].copy()))
-        self._rows += len(rows)
+        end = self._rows + len(rows)
+        self._runs.append(SortedRun(self._rows, end, columns.start_ns[:: self._sample].copy()))
+        self._rows = end
 
-    def _slices_of_file(self, file: IO[bytes]) -> Iterator[Slice]:
-        file.flush()
-        sample = np.sort(np.concatenate([starts for _, starts in self._runs]))
+    def _slices_of_runs(self) -> Iterator[Slice]:
+        sample = np.sort(np.concatenate([run.starts for run in self._runs]))
         cuts = np.unique(sample[:: max(1, self._slice_events // self._sample)])
-        readers = [
-            self._run(file, row, end, starts) for (row, starts), end in zip(self._runs, self._ends(), strict=True)
-        ]
+        readers = self._open_runs()
         open_still = concatenated(self._tables, [])
         for number, begin in enumerate(cuts.tolist()):
             is_last = number == len(cuts) - 1
@@ -151,27 +180,26 @@ class TimeSlices:
                 longest = np.argpartition(open_still.end_ns, -_MAX_OPEN_EVENTS)[-_MAX_OPEN_EVENTS:]
                 open_still = open_still[np.sort(longest)]
 
-    def _run(self, file: IO[bytes], row: int, end: int, starts: Int) -> _Run:
-        return _Run(file, row, end, starts, self._sample)
+    def _open_runs(self) -> list[_RunReader]:
+        if self._file is not None:
+            self._file.flush()
+        return [_RunReader(file, run, self._sample) for run in self._runs if (file := run.file or self._file)]
 
     def _columns(self, rows: NDArray[np.void]) -> Columns:
         return Columns(self._tables, rows["name"], rows["track"], rows["start_ns"], rows["end_ns"])
-
-    def _ends(self) -> list[int]:
-        return [*(row for row, _ in self._runs[1:]), self._rows]
 
 
 def _arrays(columns: Columns) -> tuple[Int, Int, NDArray[np.int32], NDArray[np.int32]]:
     return columns.start_ns, columns.end_ns, columns.name, columns.track
 
 
-class _Run:
-    """One sorted run in the file, read from its beginning to its end."""
+class _RunReader:
+    """Reads a sorted run from its beginning to its end."""
 
-    def __init__(self, file: IO[bytes], row: int, end: int, starts: Int, sample: int) -> None:
-        self._file = file
-        self._first, self._next, self._end = row, row, end
-        self._starts, self._sample = starts, sample  # the starts of every so-manieth row
+    def __init__(self, file: IO[bytes], run: SortedRun, sample: int) -> None:
+        self._file, self._run = file, run
+        self._first, self._next, self._end = run.row, run.row, run.end
+        self._starts, self._sample = run.starts, sample
         self._held = np.empty(0, dtype=_ROW)
 
     def until(self, time_ns: int | None) -> NDArray[np.void]:
@@ -189,4 +217,9 @@ class _Run:
         self._file.seek(self._next * _ROW.itemsize)
         self._next += count
         rows: NDArray[np.void] = np.frombuffer(self._file.read(count * _ROW.itemsize), dtype=_ROW)
+        if self._run.names is None or self._run.tracks is None:
+            return rows
+        rows = rows.copy()
+        rows["name"] = self._run.names[rows["name"]]
+        rows["track"] = self._run.tracks[rows["track"]]
         return rows

@@ -16,6 +16,7 @@ Time = float | str | Decimal | None
 _NS_PER_US = 1000
 _MAX_TIME_US = 2**52  # 142 years; beyond it a float has no fraction and nanoseconds leave 64 bits
 _MAX_EXACT_US = 2**43  # from here on floats are 2 ns apart
+_MAX_SHARP_US, _NEAR_HALF = 2**33, 1e-3  # below it floats are 0.001 ns apart
 _DIGITS, _MAX_DIGITS = 3, 16  # behind the point, and in front of it below _MAX_TIME_US
 
 
@@ -38,7 +39,14 @@ def nanoseconds_of_floats(times_us: NDArray[np.float64]) -> tuple[Int, NDArray[n
     fraction = times - whole
     if fraction[np.abs(times) >= _MAX_EXACT_US].any():
         raise LostDigitsError
-    return whole.astype(np.int64) * _NS_PER_US + np.rint(fraction * _NS_PER_US).astype(np.int64), readable
+    of_fraction = fraction * _NS_PER_US
+    rounded = np.rint(of_fraction)
+    found = whole.astype(np.int64) * _NS_PER_US + rounded.astype(np.int64)
+    # Half a nanosecond in the text may be a little less as a float.
+    halves = np.flatnonzero((np.abs(np.abs(of_fraction - rounded) - 0.5) < _NEAR_HALF) & (times < _MAX_SHARP_US))
+    if len(halves):
+        found[halves] = [exact_nanoseconds(time_us) for time_us in times[halves].tolist()]
+    return found, readable
 
 
 def nanoseconds(times_us: Sequence[Time]) -> tuple[Int, NDArray[np.bool_]]:

@@ -1,0 +1,167 @@
+"""A trace that several processes read together is the same as one that one process reads, to the last code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import test_fuzz
+import test_oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_job import GpuJob
+from profdeck.traces.reading.all_events import AllEvents
+from profdeck.traces.reading.chrome import DEVICE_LANES
+from profdeck.traces.reading.device_events import DeviceEvents
+from profdeck.traces.reading.integrity import MAX_JSON_BYTES
+from profdeck.traces.reading.parts import HowToRead, read_in_parts
+from profdeck.traces.reading.reader import read_trace
+from profdeck.traces.reading.trace import Trace
+
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
+REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
+
+
+def is_step(name: str) -> bool:
+    return name.startswith("ProfilerStep#")
+
+
+def in_parts(path: Path, *, devices_only: bool = False, **how: Any) -> Trace | None:
+    """Read in this process, one part after the other."""
+    small: dict[str, Any] = {"parts": 3, "chunk_bytes": 3000, "group_batches": 2, "slice_events": 100}
+    return read_in_parts(
+        HowToRead(
+            path=path,
+            kind=DeviceEvents if devices_only else AllEvents,
+            categories=DEVICE_LANES if devices_only else None,
+            is_step=is_step,
+            max_json_bytes=MAX_JSON_BYTES,
+            **(small | how),
+        ),
+        None,
+        1,
+    )
+
+
+def is_same(found: Trace, expected: Trace) -> None:
+    assert found.tables == expected.tables
+    one, other = found.columns(), expected.columns()
+    for name in ("name", "track", "start_ns", "end_ns"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert np.array_equal(getattr(found.marks, name), getattr(expected.marks, name)), name
+    for name in ("members", "process_names", "thread_names", "copied", "searched", "devices_only"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert list(found.process_names.items()) == list(expected.process_names.items())
+    assert found.collectives.stated == expected.collectives.stated
+    assert np.array_equal(found.collectives.of(one), expected.collectives.of(other))
+    assert np.array_equal(found.annotations.of(one), expected.annotations.of(other))
+    assert found.shapes.times == expected.shapes.times
+    for (device, rows), (device_too, rows_too) in zip(found.memory.devices(), expected.memory.devices(), strict=True):
+        assert device == device_too
+        assert np.array_equal(rows, rows_too)
+    # What is searched counts no events.
+    checks = [found.check, expected.check]
+    if found.searched:
+        checks = [attrs.evolve(check, events=1) for check in checks]
+    assert checks[0] == checks[1]
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("devices_only", [False, True], ids=["all", "devices"])
+@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
+def test_real_traces(path: Path | None, *, devices_only: bool) -> None:
+    if path is None:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    expected = read_trace(path, devices_only=devices_only, is_step=is_step)
+    for how in ({"parts": 2, "chunk_bytes": 1 << 16, "group_batches": 1}, {"parts": 5, "chunk_bytes": 30_000}):
+        found = in_parts(path, devices_only=devices_only, **how)
+        if devices_only and not expected.searched:
+            continue
+        assert found is not None
+        is_same(found, expected)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    events=st.lists(
+        test_oracle.with_args(test_oracle.host_events() | test_oracle.device_events() | test_oracle.OTHERS),
+        min_size=1,
+        max_size=60,
+    ),
+    marks=test_oracle.steps(),
+    layout=test_oracle.LAYOUTS,
+    parts=st.integers(1, 4),
+    chunk_bytes=st.sampled_from([64, 300, 1000, 5000]),
+    group_batches=st.integers(1, 3),
+)
+def test_any_trace(
+    events: list[dict[str, Any]],
+    marks: list[dict[str, Any]],
+    layout: Any,
+    parts: int,
+    chunk_bytes: int,
+    group_batches: int,
+) -> None:
+    document = {"schemaVersion": 1, "traceEvents": [*events, *marks], "baseTimeNanoseconds": 7}
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "trace.json"
+        path.write_text(json.dumps(document, **layout))
+        expected = read_trace(path, is_step=is_step)
+        found = in_parts(path, parts=parts, chunk_bytes=chunk_bytes, group_batches=group_batches, slice_events=7)
+        if found is not None:
+            is_same(found, expected)
+        # Of a sound trace of Kineto's form each batch decodes.
+        assert found is not None or not expected.check.whole or any("ph" not in event for event in events)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_no_profiler_wrote(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    path = tmp_path / "trace.json"
+    path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
+    found = in_parts(path, chunk_bytes=chance.choice([100, 1000, 4000]), parts=chance.choice([1, 2, 3]))
+    if found is not None:
+        is_same(found, read_trace(path, is_step=is_step))
+        assert found.check.whole
+
+
+def test_damage_is_left_to_one_process(tmp_path: Path) -> None:
+    (path,) = GpuJob(steps=40).write(tmp_path / "job").iterdir()
+    text = gzip.decompress(path.read_bytes())
+    for broken in (text[:-20], text.replace(b'"cpu_op"', b'"cpu_op', 1), text[:3000] + text[9000:]):
+        path.write_bytes(gzip.compress(broken))
+        assert in_parts(path) is None
+    path.write_bytes(gzip.compress(text)[:-9])
+    assert in_parts(path) is None
+    path.write_bytes(gzip.compress(text))
+    assert in_parts(path) is not None
+
+
+def test_commands_read_a_large_trace_on_all_cores(tmp_path: Path) -> None:
+    """In processes of their own: the text of both is the same, and so is that of a damaged file."""
+    (packed,) = GpuJob(steps=150, products=400, launch_us=40, product_us=30, items=3).write(tmp_path / "job").iterdir()
+    path = tmp_path / "large.json"
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert path.stat().st_size > 20 << 20
+
+    def summary(*options: str) -> str:
+        command = [sys.executable, "-m", "profdeck", "summary", str(path), "--json", "--no-cache", *options]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout
+
+    for options in ((), ("--devices-only",)):
+        assert len({summary("--processes", count, *options) for count in "123"}) == 1
+    path.write_bytes(path.read_bytes()[:-100])
+    assert len({summary("--processes", count) for count in "12"}) == 1
+    assert '"whole": false' in summary()
+    assert [*Path(tempfile.gettempdir()).glob("profdeck-*/0")] == []
