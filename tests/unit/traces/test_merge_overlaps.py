@@ -186,3 +186,18 @@ def test_perfetto_drops_nothing(spans: list[Span], layout: dict[str, Any], odd_a
     assert all(sorted(kept_by_perfetto(spans)) == sorted(spans) for spans in lanes.values())
     of_stream = next((spans for (_, tid), spans in lanes.items() if tid == 7), [])
     assert sorted(of_stream) == sorted(kept_by_perfetto(before.get((0, 7), [])))
+
+
+@pytest.mark.parametrize(
+    "category", [b'"\xed\xa0\x80"', b'["kernel"]', b'{"a": "kernel"}', b"null", b"7", b'"\\ud800"']
+)
+def test_categories_of_any_kind_are_merged(tmp_path: Path, category: bytes) -> None:
+    """A category that is no UTF-8, or no text, ended the command."""
+    text = json.dumps([kernel(at, at + 5) for at in range(0, 400, 3)]).encode()
+    odd = text.replace(b'"cat": "kernel"', b'"cat": ' + category)
+    (tmp_path / "a").write_bytes(odd)
+    (tmp_path / "b").write_bytes(text[:-1] + b", " + odd[1:])
+    sources = [MergeSource(tmp_path / name, f"rank {rank}", rank) for rank, name in enumerate("ab")]
+    check = merge_traces(sources, tmp_path / "merged")
+    assert check.events >= 3 * len(range(0, 400, 3))
+    assert check_trace(tmp_path / "merged").whole

@@ -68,7 +68,7 @@ class Overlaps:
 
 
 class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):
-    cat: Any = ""
+    cat: msgspec.Raw = msgspec.Raw(b'""')  # which may hold what is no UTF-8
     pid: msgspec.Raw = msgspec.Raw()
     tid: msgspec.Raw = msgspec.Raw()
     ts: msgspec.Raw = msgspec.Raw()
@@ -104,13 +104,12 @@ class OverlappingLanes:
             return
         self._found_all = False
         for event in _decode(data):
-            if type(event) is _Complete and (not event.cat or event.cat in CATEGORIES):
+            if type(event) is _Complete and _is_on_device(bytes(event.cat)):
                 self._add(bytes(event.pid), bytes(event.tid), bytes(event.ts), bytes(event.dur))
 
     def event(self, event: Event) -> None:
         """Take one complete event."""
-        category = value_of(bytes(event.get("cat", b'""')))
-        if not category or category in CATEGORIES:
+        if _is_on_device(bytes(event.get("cat", b'""'))):
             self._add(*(bytes(event.get(key, b"")) for key in ("pid", "tid", "ts", "dur")))
 
     def overlaps(self) -> Overlaps | None:
@@ -144,6 +143,12 @@ class OverlappingLanes:
             starts, ends = self._spans_on((pid, tid))
             starts.append(start_ns)
             ends.append(start_ns + duration_ns)
+
+
+def _is_on_device(category: bytes) -> bool:
+    """Tell whether events of a category, as JSON, may be on a device."""
+    found = value_of(category)
+    return not found or (isinstance(found, str) and found in CATEGORIES)
 
 
 def _found(data: bytes) -> list[tuple[bytes, Sequence[bytes], Sequence[bytes]]] | None:
