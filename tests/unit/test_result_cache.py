@@ -81,11 +81,16 @@ def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, mode: 
     assert ResultCache.of_user({"PROFDECK_CACHE": str(directory)}) is None
 
 
-def test_a_cache_can_be_off_or_impossible(tmp_path: Path) -> None:
+def test_a_cache_can_be_off_or_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
     assert ResultCache.of_user({"PROFDECK_CACHE": "off"}) is None
     (tmp_path / "file").touch()
     assert ResultCache.of_user({"PROFDECK_CACHE": str(tmp_path / "file" / "cache")}) is None
     assert ResultCache.of_user({"PROFDECK_CACHE": str(tmp_path / "file")}) is None
+    monkeypatch.setattr(Path, "home", no_home)
+    assert ResultCache.of_user({}) is None
     home = ResultCache.of_user({"XDG_CACHE_HOME": str(tmp_path)})
     assert home is not None
     assert home.directory == tmp_path / "profdeck" / "results"

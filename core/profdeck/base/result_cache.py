@@ -43,18 +43,17 @@ class ResultCache:
         named = environ.get(CACHE_VARIABLE, "")
         if named == "off":
             return None
-        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        cache = cls(Path(named) if named else base / "profdeck" / "results")
         try:
-            cache.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            about = cache.directory.stat()
-        except OSError as error:
-            logger.debug("Nothing is kept of what is read: %s", error)
+            directory = Path(named) if named else _default(environ)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = directory.stat()
+        except (OSError, RuntimeError) as error:  # there is no room, no permission, or no home
+            logger.info("Nothing is kept of what is read: %s", error)
             return None
         if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            logger.warning("%s is not used: others may write to it. %s names another.", cache.directory, CACHE_VARIABLE)
+            logger.info("%s is not used: others may write to it. %s names another.", directory, CACHE_VARIABLE)
             return None
-        return cache
+        return cls(directory)
 
     def get(self, key: str) -> bytes | None:
         """Return a result, if it is there and whole."""
@@ -107,6 +106,11 @@ class ResultCache:
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / key[2:]
+
+
+def _default(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "profdeck" / "results"
 
 
 def _entries(path: Path | str) -> list[os.DirEntry[str]]:
