@@ -492,6 +492,7 @@ def test_json_has_the_targets(build: Build, engine: Any, tmp_path: Path) -> None
                 "problem": None,
                 "iterations": None,
                 "notes": [],
+                "kept": False,
             }
         ],
         "manifest": str(directory / "target.step1.json"),
