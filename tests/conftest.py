@@ -33,6 +33,7 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
         "PROFDECK_CHAOS_JOBS",
     }:
         del os.environ[_name]
+os.environ["PROFDECK_CACHE"] = "off"  # of what is started before a test has a directory of its own
 # Which readline sets in the process that starts the workers of pytest-xdist.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ _BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>\w+)(?: (?P<file>\S+))?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+# As torch 2.13 ends a rank of gloo now and then on a busy machine, without profdeck as well (once in 35 jobs).
+_GLOO_ABORTED = "terminate called without an active exception"
+_RUN = re.compile(r"PROFDECK_RUN=(\w+) .*torchrun ")
 _LAUNCHERS = ("PROFDECK", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "RAY_")
 _RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -103,6 +107,7 @@ class Shell:
             "PATH": os.pathsep.join([str(shims), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(self.site),
             "PROFDECK_LEASE_DIR": str(directory / "leases"),
+            "PROFDECK_CACHE": str(directory / "results"),
             "COLUMNS": "80",
             "OMP_NUM_THREADS": "1",
         }
@@ -133,7 +138,20 @@ class Shell:
         return None if command.startswith(("make ", "pip ", "git ")) else command
 
     def run(self, block: Block, command: str, expected: list[str], exit_code: int) -> None:
-        done = subprocess.run(
+        done = self._done(command)
+        if done.returncode and _GLOO_ABORTED in done.stdout and (run := _RUN.search(command)):
+            shutil.rmtree(self.directory / "profiles" / run[1], ignore_errors=True)
+            done = self._done(command)
+        about = f"{block.place}: $ {command}\n{done.stdout}"
+        assert done.returncode == exit_code, f"ended with {done.returncode} instead of {exit_code}: {about}"
+        if block.mark == "output varies":
+            return
+        lines = iter(likened(done.stdout))
+        missing = [line for line in likened("\n".join(expected)) if line != "..." and line not in lines]
+        assert missing == [], f"the page shows other lines, such as {missing[0]!r}: {about}"
+
+    def _done(self, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             ["bash", "-c", command],
             cwd=self.directory,
             env=self.environment,
@@ -143,13 +161,6 @@ class Shell:
             check=False,
             timeout=240,
         )
-        about = f"{block.place}: $ {command}\n{done.stdout}"
-        assert done.returncode == exit_code, f"ended with {done.returncode} instead of {exit_code}: {about}"
-        if block.mark == "output varies":
-            return
-        lines = iter(likened(done.stdout))
-        missing = [line for line in likened("\n".join(expected)) if line != "..." and line not in lines]
-        assert missing == [], f"the page shows other lines, such as {missing[0]!r}: {about}"
 
 
 def likened(output: str) -> list[str]:
