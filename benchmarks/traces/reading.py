@@ -31,6 +31,7 @@ from benchmarks.traces.inputs import Input
 from profdeck.base.result_cache import CACHE_VARIABLE
 
 GB = 1_000_000_000
+PARTS = (1, 2, 4, 8, 16)
 SETTLED_S = 2.5
 """So old files are when something is kept of them."""
 SHOWN = 8
@@ -259,6 +260,19 @@ def again(bench: Bench) -> list[Row]:
     return [first.row(), second.row(), quotient(second.name, "s", (second.wall_s, 0.6), "goal of 0.6 s", Fraction(1))]
 
 
+def cores(bench: Bench) -> list[Row]:
+    """Read one trace with two processes, and see what the part of each of more would take."""
+    of = bench.one_rank(bench.sizes.one)
+    alone = our_task("all events, one process", "all_events", of)
+    together = our_task("all events, two processes", "all_events_together", of)
+    measure([alone, together], [], bench.sizes.rounds)
+    rows = [alone.row(), together.row(), against(together, alone)]
+    for parts in PARTS:
+        part_s = run(python("tasks", "part", of.paths[0], parts)).answer["part_s"]
+        rows.append(Row(what=f"one of {parts} parts, CPU time of reading", unit="s", measured=part_s))
+    return rows
+
+
 def shares(bench: Bench) -> list[Row]:
     """See where the CPU time of a summary goes."""
     of = bench.one_rank(bench.sizes.one)
@@ -320,7 +334,15 @@ def slopes(entries: Sequence[Entry]) -> list[Row]:
     ]
 
 
-SECTIONS = {"one-rank": one_rank, "job": job, "merge": merge, "growth": growth, "again": again, "shares": shares}
+SECTIONS = {
+    "one-rank": one_rank,
+    "job": job,
+    "merge": merge,
+    "growth": growth,
+    "again": again,
+    "cores": cores,
+    "shares": shares,
+}
 
 
 def main() -> None:

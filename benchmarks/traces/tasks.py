@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -40,6 +41,39 @@ def all_events(path: str) -> dict[str, Any]:
 
     found = summarise_trace(Path(path))
     return {"events": found.events, "whole": found.whole, **_figures(found)}
+
+
+def all_events_together(path: str) -> dict[str, Any]:
+    """Do the same with two processes."""
+    from profdeck.traces.analysis.run_summary import summarise_run
+    from profdeck.traces.sources import TraceSource
+
+    found, errors = summarise_run([TraceSource(Path(path))], processes=PROCESSES)
+    assert not errors, errors
+    return {"events": found.ranks[0].events, "whole": found.ranks[0].whole, **_figures(found.ranks[0])}
+
+
+def part(path: str, parts: str) -> dict[str, Any]:
+    """Read the first of some parts of a trace; the others take as long."""
+    from profdeck.traces.reading.all_events import AllEvents
+    from profdeck.traces.reading.integrity import MAX_JSON_BYTES
+    from profdeck.traces.reading.parts import HowToRead, read_part
+    from profdeck.traces.reading.time_slices import SLICE_EVENTS
+
+    with tempfile.TemporaryDirectory() as directory:
+        how = HowToRead(
+            path=Path(path),
+            kind=AllEvents,
+            categories=None,
+            is_step=lambda _name: False,
+            max_json_bytes=MAX_JSON_BYTES,
+            slice_events=SLICE_EVENTS,
+            parts=int(parts),
+            directory=Path(directory),
+        )
+        began_s = time.process_time()
+        assert read_part(0, None, how=how) is not None
+        return {"part_s": time.process_time() - began_s}
 
 
 def again(*paths: str) -> dict[str, Any]:
@@ -139,6 +173,8 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "all_events": all_events,
     "job": job,
     "again": again,
+    "all_events_together": all_events_together,
+    "part": part,
     "merge": merge,
     "merge_slim": merge_slim,
 }

@@ -97,13 +97,20 @@ def read_in_parts(how: HowToRead, on_progress: Progress | None, processes: int) 
         sizes = [size_bytes, *[0] * (how.parts - 1)]
         numbers = range(how.parts)
         found = map_traces(
-            functools.partial(_read_part, how=how), numbers, sizes, processes=processes, on_progress=on_progress
+            functools.partial(read_part, how=how), numbers, sizes, processes=processes, on_progress=on_progress
         )
         parts = [part for part in found if isinstance(part, Part) and part.check.whole and part.codes.is_all]
         return _together(how, parts) if len(parts) == how.parts else None
 
 
-def _read_part(number: int, on_progress: Progress | None, *, how: HowToRead) -> Part | None:
+def read_part(number: int, on_progress: Progress | None, *, how: HowToRead) -> Part | None:
+    """Read one part; return ``None`` if it cannot be put together with others.
+
+    Args:
+        number: Which, from 0.
+        on_progress: As of `read_in_parts`; the first part tells.
+        how: As there, with the directory that it is for.
+    """
     size_bytes = file_size(how.path)
     on_read = None if on_progress is None or number else lambda read: on_progress(read, size_bytes)
     with (how.directory / str(number)).open("w+b") as file:
