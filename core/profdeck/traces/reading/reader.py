@@ -17,7 +17,7 @@ from profdeck.traces.reading.time_slices import SLICE_EVENTS
 from profdeck.traces.reading.trace import Trace
 
 # Files of less are read by one process: to start others takes as long.
-_LEAST_BYTES = 4 << 20
+_LEAST_BYTES = 16 << 20
 
 
 def read_trace(  # noqa: PLR0913 - all but the path have defaults
