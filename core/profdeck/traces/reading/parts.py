@@ -71,13 +71,18 @@ class Group:
 
 @attrs.frozen
 class Part:
-    """What one process found; ``None`` for its check, where it gave up."""
+    """What one process found."""
 
     check: TraceCheck
     own_events: int
     """Those of its batches."""
     groups: list[Group]
     codes: KnownCodes
+
+    @property
+    def of_all(self) -> tuple[int, int, int]:
+        """What all parts of one file have in common: sizes, and the events that did not come in batches."""
+        return self.check.size_bytes, self.check.json_bytes, self.check.events - self.own_events
 
 
 def read_in_parts(how: HowToRead, on_progress: Progress | None, processes: int) -> Trace | None:
@@ -100,7 +105,9 @@ def read_in_parts(how: HowToRead, on_progress: Progress | None, processes: int) 
             functools.partial(read_part, how=how), numbers, sizes, processes=processes, on_progress=on_progress
         )
         parts = [part for part in found if isinstance(part, Part) and part.check.whole and part.codes.is_all]
-        return _together(how, parts) if len(parts) == how.parts else None
+        if len(parts) < how.parts or len({part.of_all for part in parts}) > 1:  # the file may have changed meanwhile
+            return None
+        return _together(how, parts)
 
 
 def read_part(number: int, on_progress: Progress | None, *, how: HowToRead) -> Part | None:
@@ -231,8 +238,7 @@ def _together(how: HowToRead, parts: list[Part]) -> Trace | None:
         for at, block in marks
     ]
     first = parts[0]
-    # Events that did not come in batches were counted by all alike.
-    events = first.check.events - first.own_events + sum(part.own_events for part in parts)
+    events = first.of_all[-1] + sum(part.own_events for part in parts)
     return trace_of(
         how.path,
         attrs.evolve(first.check, events=events),
