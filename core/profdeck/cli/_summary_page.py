@@ -12,10 +12,10 @@ from rich.text import Text
 
 from profdeck.cli import _page, kit
 from profdeck.cli._page import aligned, bar, beside, wrapped
-from profdeck.traces.analysis.formatting import ms, percent
+from profdeck.traces.analysis.formatting import ms, percent, plural
 from profdeck.traces.analysis.host_states import NOT_READ
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
-from profdeck.traces.overview import Team, WorkRow, about, not_complete, teams_of
+from profdeck.traces.overview import Team, WorkRow, about, first_of, not_complete, teams_of
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_FINDINGS = 5
 _STAGES, _LEAST_STAGE = 6, 0.01
+_MOST_TRACES = 4
 _IDLE = "device: idle"
 _TIMES, _LEAST_TIME = 5, 0.01
 _FEWEST_ROWS, _USUAL_ROWS = 3, 10
@@ -53,9 +54,10 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
         screen: What it has to fit.
     """
     width = screen.width
-    teams = teams_of(run)
-    head = [*_about(run, paths, teams, width), Text(), *_findings(run.findings, width, screen.findings)]
-    blocks = [_of_team(team, len(teams) > 1, width) for team in teams]
+    everyone = teams_of(run)
+    head = [*_about(run, paths, everyone, width), Text(), *_findings(run.findings, width, screen.findings)]
+    teams = everyone if screen.findings is None else first_of(everyone, _MOST_TRACES)
+    blocks = [_of_team(team, len(everyone) > 1, width) for team in teams]
     used = len(head) + sum(len(block) + 1 for before, after in blocks for block in (*before, *after) if block)
     rows = _USUAL_ROWS
     if screen.height is not None and teams:
@@ -64,9 +66,11 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     limit = rows if screen.top is None else screen.top or None
     lines = head
     for team, (before, after) in zip(teams, blocks, strict=True):
-        for block in (*before, _work(team, limit, width, len(teams) > 1), *after):
+        for block in (*before, _work(team, limit, width, len(everyone) > 1), *after):
             if block:
                 lines += [Text(), *block]
+    if more := len(everyone) - len(teams):
+        lines += [Text(), Text(f"{plural(more, 'more trace')} with --full.", style="dim")]
     return lines
 
 

@@ -132,6 +132,13 @@ def teams_of(run: RunSummary) -> tuple[Team, ...]:
     return tuple(_team(names[key], views) for key, views in groups.items())
 
 
+def first_of(teams: Sequence[Team], most: int) -> list[Team]:
+    """Return all roles, and so many of the traces that belong to none: of those there may be any number."""
+    places = [place for place, team in enumerate(teams) if team.role is None]
+    left_out = {*places[most:]}
+    return [team for place, team in enumerate(teams) if place not in left_out]
+
+
 def _team(name: str, views: Sequence[RankView]) -> Team:
     kinds = {view.kind for view in views}
     unit = "recording" if None in kinds else "iteration" if kinds == {ITERATION} else "step"

@@ -106,3 +106,18 @@ def test_single_steps_of_many_captures_are_many(record: Record, tmp_path: Path) 
         shutil.copy(tmp_path / str(step) / "rank0.trace.json.gz", trace)
         rules = {finding.rule for finding in read(*sorted(run.glob("step_*"))[:step]).findings}
         assert ("few-steps" in rules) is (step < 3)
+
+
+def test_of_many_traces_some_are_shown(tmp_path: Path, cli: Cli) -> None:
+    for number in range(20):
+        (trace,) = GpuJob(steps=3).write(tmp_path / str(number)).iterdir()
+        shutil.move(trace, tmp_path / f"{number}.trace.json.gz")
+    shown = cli("summary", tmp_path).stdout
+    assert shown.count("steps on the host") == 4
+    assert "16 more traces with --full." in shown
+    assert cli("summary", tmp_path, "--full").stdout.count("steps on the host") == 20
+    run, _ = summarise([tmp_path], buckets=64)
+    page = write_page([run], ["many"])
+    assert page.count("<h3>Device time per") == 16
+    assert "4 more traces" in page
+    assert len(page) < 1_500_000

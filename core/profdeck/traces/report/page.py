@@ -13,12 +13,15 @@ import jinja2
 from markupsafe import Markup
 
 from profdeck.base.version import __version__
+from profdeck.traces.analysis.formatting import plural
 from profdeck.traces.analysis.labels import of_run, runs_of
 from profdeck.traces.analysis.model import RankSummary, RunSummary
-from profdeck.traces.overview import about, not_complete, teams_of
+from profdeck.traces.overview import about, first_of, not_complete, teams_of
 from profdeck.traces.report.role_section import role_section
 from profdeck.traces.report.run_sections import captures, changes, recordings, skew_section
 from profdeck.traces.report.timeline_data import timeline_data
+
+_MOST_TRACES = 16
 
 
 def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
@@ -32,6 +35,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
     """
     run = runs[-1]
     teams = teams_of(run)
+    shown = first_of(teams, _MOST_TRACES)
     of_runs = runs_of(run.ranks)
     ranks = [
         (labels[number] if len(runs) > 1 else "", rank)
@@ -53,7 +57,8 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
         "findings": _findings(run, [rank for _, rank in ranks]),
         "has_timeline": bool(payload["ranks"]),
         "ranks": payload["ranks"],
-        "teams": [role_section(team, number, len(run.ranks)) for number, team in enumerate(teams)],
+        "teams": [role_section(team, number, len(run.ranks)) for number, team in enumerate(shown)],
+        "more_traces": plural(len(teams) - len(shown), "more trace") if len(teams) > len(shown) else "",
         "skew": [
             skew_section(group, of_run(group.run, of_runs), number)
             for number, group in enumerate(run.skew)
