@@ -1,8 +1,8 @@
 """What was read of a Chrome trace and is kept: under a key by which it is found only where nothing changed since.
 
 A key holds what the file was (size, times, inode, and the bytes at its end, which of gzip are checksum and length),
-what was asked, and the code that answered. Nothing is kept of a file that changed in the last two seconds: it may
-change again within the resolution of its times. Artifacts of other kinds are read each time.
+what was asked, and the code that answered. Nothing is kept of a file that has just changed: it may change again
+within the resolution of its times. Artifacts of other kinds are read each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from profdeck.base.result_cache import ResultCache
 from profdeck.base.version import __version__
 from profdeck.traces.kinds import kind_of
 
-_UNSETTLED_NS = 2_000_000_000
+# Kernels count time in ticks of 10 ms at most, file systems such as FAT in steps of two seconds.
+_UNSETTLED_NS, _UNSETTLED_COARSE_NS = 100_000_000, 2_000_000_000
+_NS_PER_S = 1_000_000_000
 _END_BYTES = 4096
 _TRACE_NAMES = "profdeck.trace_names"
 
@@ -56,7 +58,9 @@ def identity_of(path: Path) -> FileIdentity | None:
             end = file.read(_END_BYTES)
     except OSError:
         return None
-    if max(about.st_mtime_ns, about.st_ctime_ns) + _UNSETTLED_NS > time.time_ns():
+    is_coarse = about.st_ctime_ns % _NS_PER_S == 0
+    unsettled_ns = _UNSETTLED_COARSE_NS if is_coarse else _UNSETTLED_NS
+    if max(about.st_mtime_ns, about.st_ctime_ns) + unsettled_ns > time.time_ns():
         return None
     return FileIdentity(
         about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns, hashlib.sha256(end).digest()

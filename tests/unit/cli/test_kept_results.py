@@ -15,6 +15,7 @@ from typer.testing import Result
 from gpu_job import GpuJob
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.analysis import summary
+from profdeck.traces.kept_results import identity_of
 from profdeck.traces.loading import summarise
 from profdeck.verification import proving
 
@@ -126,14 +127,35 @@ def test_nothing_is_kept_of_what_changes_while_it_is_read(
     assert readings == [path.name]
 
 
+@pytest.mark.parametrize(
+    ("changed_ns", "age_ns", "is_kept"),
+    [
+        (7, 90_000_000, False),
+        (7, 110_000_000, True),
+        (0, 110_000_000, False),
+        (0, 1_900_000_000, False),
+        (0, 2_100_000_000, True),
+    ],
+)
 def test_nothing_is_kept_of_a_file_that_is_new(
-    cli: Cli, tmp_path: Path, readings: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed_ns: int, age_ns: int, *, is_kept: bool
 ) -> None:
-    (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
-    monkeypatch.undo()
-    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path / "cache"))
-    answers(cli, path)
-    assert [*(tmp_path / "cache").rglob("*")] == []
+    """A file system whose times are whole seconds may show a second change by none."""
+    (tmp_path / "file").write_bytes(b"{}")
+    changed_ns += 1_700_000_000_000_000_000
+    about = (tmp_path / "file").stat()
+
+    class Times:
+        """The times of a file, which no program can set."""
+
+        st_ctime_ns = st_mtime_ns = changed_ns
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(about, name)
+
+    monkeypatch.setattr(os, "fstat", lambda _descriptor: Times())
+    monkeypatch.setattr(time, "time_ns", lambda: changed_ns + age_ns)
+    assert (identity_of(tmp_path / "file") is not None) is is_kept
 
 
 def test_other_questions_have_other_answers(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
