@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-import msgspec
 
 from profdeck.base.errors import ProfdeckError, TraceError, describe
 from profdeck.base.files import size_of
 from profdeck.base.progress import Meter, Progress
 from profdeck.base.result_cache import ResultCache
-from profdeck.traces.kept_results import KeptResults
 from profdeck.traces.kinds import TRACE, ArtifactKind
 from profdeck.traces.parallel import map_traces
+from profdeck.traces.proofs import KeptProofs, Proof, sha256_of
 from profdeck.traces.reading.integrity import check_trace
 from profdeck.verification.reports import ArtifactReport
-
-
-class Proof(msgspec.Struct):
-    """What reading a trace to its end found."""
-
-    whole: bool
-    problem: str | None
-    events: int | None
-    """``None`` where it cannot be read."""
-    sha256: str | None
-    """Of the file, as far as somebody wants to compare it."""
-    kept: bool = False
-    """Whether it was found before, and the file did not change since."""
-
-
-_decode = msgspec.json.Decoder(Proof).decode
 
 
 @attrs.frozen
@@ -68,23 +50,22 @@ class Prover:
 
     def read_traces(self, traces: Sequence[TraceToProve]) -> None:
         """Read all traces to their ends that were not, or not as they are now."""
-        results = KeptResults(self._cache, "whole")
+        proofs = KeptProofs(self._cache)
         left = []
         for trace in traces:
-            kept = results.get(trace.path, trace.with_sum)
-            if kept is None:
+            if (kept := proofs.get(trace.path, with_sum=trace.with_sum)) is None:
                 left.append(trace)
             else:
-                self._proofs[trace.path] = msgspec.structs.replace(_decode(kept), kept=True)
+                self._proofs[trace.path] = kept
         if not left:
             return
         sizes = [size_of(trace.path) for trace in left]
-        prove = functools.partial(_prove, results=results)
+        prove = functools.partial(_prove, proofs=proofs)
         found = map_traces(prove, left, sizes, processes=self._processes, on_progress=self._meter.within)
         for trace, proof in zip(left, found, strict=True):
             self._proofs[trace.path] = _unreadable(proof) if isinstance(proof, TraceError) else proof
         self._meter.passed(sum(sizes))
-        results.tidy_up()
+        proofs.tidy_up()
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:
         """Say what was found of a trace, or read an artifact of another kind to its end, if it is known how."""
@@ -99,7 +80,7 @@ class Prover:
 
     def sha256(self, path: Path) -> str | None:
         """Return the SHA-256 of a file; ``None`` if it cannot be read."""
-        return self._proofs[path].sha256 if path in self._proofs else _sha256(path)
+        return self._proofs[path].sha256 if path in self._proofs else sha256_of(path)
 
     def _of_kind(self, report: ArtifactReport, kind: ArtifactKind) -> ArtifactReport:
         try:
@@ -118,26 +99,18 @@ class Prover:
         )
 
 
-def _prove(trace: TraceToProve, on_progress: Progress | None, *, results: KeptResults) -> Proof:
-    before = results.before(trace.path)
+def _prove(trace: TraceToProve, on_progress: Progress | None, *, proofs: KeptProofs) -> Proof:
+    before = proofs.before(trace.path)
     try:
         check = check_trace(trace.path, on_progress=on_progress)
     except (OSError, ProfdeckError) as error:
         return _unreadable(error)
     # Of what is damaged nobody asks whether it is the file that was written.
-    sha256 = _sha256(trace.path) if trace.with_sum and check.whole else None
+    sha256 = sha256_of(trace.path) if trace.with_sum and check.whole else None
     proof = Proof(whole=check.whole, problem=check.problem, events=check.events, sha256=sha256)
-    results.put(before, trace.path, msgspec.json.encode(proof), trace.with_sum)
+    proofs.put(before, trace.path, proof, with_sum=trace.with_sum)
     return proof
 
 
 def _unreadable(error: Exception) -> Proof:
     return Proof(whole=False, problem=f"cannot be read: {error}", events=None, sha256=None)
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

@@ -230,6 +230,18 @@ def test_ls_reads_what_it_has_not_proved(cli: Cli, record: Record, readings: lis
     assert len(readings) == 9
 
 
+def test_a_summary_proves_what_ls_asks(cli: Cli, record: Record, readings: list[str]) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    listed = cli("ls", run, "--json", "--no-cache", "--processes", 1).stdout
+    readings.clear()
+    answers(cli, run)
+    assert len(readings) == 2
+    again = cli("ls", run, "--json", "--processes", 1)
+    assert len(readings) == 2
+    expected = listed.replace('"kept": false', '"kept": true').replace('"not_read_again": 0', '"not_read_again": 2')
+    assert again.stdout == expected
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_way_makes_no_difference(tmp_path: Path, processes: int) -> None:
     directory = GpuJob(ranks=4, slow_rank=2, items=3).write(tmp_path / "job")

@@ -16,8 +16,9 @@ from profdeck.traces.analysis.rank_reading import RankReading
 from profdeck.traces.analysis.skew import skew_of
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.typical import candidates, typical_steps
-from profdeck.traces.kept_results import KeptResults
+from profdeck.traces.kept_results import FileIdentity, KeptResults
 from profdeck.traces.parallel import map_traces
+from profdeck.traces.proofs import KeptProofs, Proof, sha256_of
 from profdeck.traces.ray_tasks import map_on_ray
 from profdeck.traces.sources import TraceSource
 
@@ -127,7 +128,16 @@ class _How:
             raise TraceError(f"{source.path}: {found.problem}")
         if before is not None:
             results.put(before, source.path, kept_reading.to_bytes(reading), *kept_reading.about(source))
+            if found.whole:
+                self._keep_proof(before, source, found)
         return reading
+
+    def _keep_proof(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
+        """Keep for `profdeck ls` that a trace was read to its end."""
+        with_sum = source.artifact is not None and source.artifact.sha256 is not None
+        sha256 = sha256_of(source.path) if with_sum else None
+        proof = Proof(whole=True, problem=None, events=found.events, sha256=sha256)
+        KeptProofs(self.cache).put(before, source.path, proof, with_sum=with_sum)
 
 
 def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
