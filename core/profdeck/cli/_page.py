@@ -43,6 +43,7 @@ def aligned(
         left: The headings of columns, besides the last, that are aligned to the left.
         cut: Shortens the last cell of a row, to a width where that helps.
     """
+    header = [kit.printable(cell) for cell in header]
     cells = [[kit.printable(cell) for cell in row] for row in rows]
     used = [column for column in range(len(header)) if any(row[column] for row in cells)]
     last = len(header) - 1
@@ -103,7 +104,8 @@ def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text
 
 
 def show(console: Console, lines: Sequence[Text]) -> None:
-    """Print lines as they are."""
+    """Print lines as they are, but for what would control the terminal: nothing gets there by another way."""
     for line in lines:
         line.rstrip()
-        console.print(line, soft_wrap=True, markup=False)
+        shown = kit.printable(line.plain)
+        console.print(line if shown == line.plain else Text(shown), soft_wrap=True, markup=False)

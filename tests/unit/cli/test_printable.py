@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,22 @@ def test_names_of_files(cli: Callable[..., Any], tmp_path: Path) -> None:
     result = cli("summary", tmp_path / "absent\x1b[2J.json")
     assert result.exit_code == 4
     assert "\x1b" not in result.output + result.stderr
+
+
+def test_names_in_headings(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """Of several traces, and of several runs, headings say whose a table is."""
+    for name in ("a\x1b[31m.json", "b\x1b[2J.json"):
+        trace(tmp_path / name, "x")
+    for command in (["summary", tmp_path], ["summary", tmp_path, "--full"], ["diff", tmp_path, tmp_path]):
+        result = cli(*command)
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.output, command
+
+
+def test_names_of_runs(cli: Callable[..., Any], record: Callable[..., Path]) -> None:
+    run = record(3)
+    runs = [run.rename(run.with_name(f"{number}\x1b[2J")) for number, run in enumerate([run])]
+    runs.append(Path(shutil.copytree(runs[0], run.with_name("1\x1b[31m"))))
+    for command in (["summary", *runs], ["summary", *runs, "--full"], ["ls", runs[0]], ["ls", run.parent]):
+        result = cli(*command)
+        assert "\x1b" not in result.output, command
