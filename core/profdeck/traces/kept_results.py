@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import msgspec
 
 from profdeck.base.entry_points import installed
 from profdeck.base.result_cache import ResultCache
@@ -105,8 +104,9 @@ class KeptResults:
             self._cache.tidy_up()
 
     def _key(self, identity: FileIdentity, about: tuple[Any, ...]) -> str:
-        content = msgspec.json.encode([_code(), attrs.astuple(identity), self._asked, about], enc_hook=repr)
-        return hashlib.sha256(content).hexdigest()
+        # As Python writes it, which takes any text and number.
+        content = repr([_code(), attrs.astuple(identity), self._asked, about])
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @functools.cache

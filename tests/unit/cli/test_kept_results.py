@@ -270,6 +270,19 @@ def test_a_bad_result_is_read_anew(cli: Cli, tmp_path: Path, readings: list[str]
         assert readings == [path.name]
 
 
+@pytest.mark.parametrize(
+    "member",
+    ['"name": "half \\ud800 of a pair"', '"name": "a", "pid": 123456789012345678901234567890', '"name": "\\u0000"'],
+)
+def test_what_cannot_be_kept_is_answered(cli: Cli, tmp_path: Path, readings: list[str], member: str) -> None:
+    """To keep a result never costs the answer."""
+    text = '{"traceEvents": [{"ph": "X", "cat": "kernel", "tid": 7, "ts": 1, "dur": 2, MEMBER}]}'
+    (tmp_path / "a.trace.json").write_text(text.replace("MEMBER", member))
+    found = [answers(cli, tmp_path / "a.trace.json") for _ in range(2)]
+    assert found[0] == found[1] == answers(cli, tmp_path / "a.trace.json", "--no-cache")
+    assert json.loads(found[0])["ranks"][0]["whole"]
+
+
 def test_an_error_is_not_kept(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
     (tmp_path / "a.trace.json").write_text("nothing")
     for _ in range(2):

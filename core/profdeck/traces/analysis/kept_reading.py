@@ -53,8 +53,8 @@ def about(source: TraceSource) -> list[Any]:
     return [repr(source.manifest), repr(source.artifact)]
 
 
-def to_bytes(reading: RankReading) -> bytes:
-    """Write a reading."""
+def to_bytes(reading: RankReading) -> bytes | None:
+    """Write a reading; ``None`` of one with a text or a number that no profiler writes."""
     calls = reading.collectives
     arrays: Sequence[np.ndarray[Any, Any]] = [np.ascontiguousarray(getattr(calls, name)) for name in _ARRAYS]
     kept = _Kept(
@@ -68,7 +68,10 @@ def to_bytes(reading: RankReading) -> bytes:
             [(array.dtype.str, array.tobytes()) for array in arrays],
         ),
     )
-    return isal_zlib.compress(_encode(kept), 1)
+    try:
+        return isal_zlib.compress(_encode(kept), 1)
+    except (ValueError, OverflowError):  # half a pair of surrogates, or more than 64 bits
+        return None
 
 
 def from_bytes(content: bytes, source: TraceSource) -> RankReading:
@@ -79,7 +82,7 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
     """
     try:
         kept = _decode(isal_zlib.decompress(content))
-    except (_InflateError, msgspec.MsgspecError) as error:
+    except (_InflateError, msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from error
     summary = attrs.evolve(kept.summary, path=str(source.path), run=source.run)
     calls = kept.calls

@@ -126,10 +126,10 @@ class _How:
         found = reading.summary
         if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):
             raise TraceError(f"{source.path}: {found.problem}")
-        if before is not None:
-            results.put(before, source.path, kept_reading.to_bytes(reading), *kept_reading.about(source))
-            if found.whole:
-                self._keep_proof(before, source, found)
+        if before is not None and (content := kept_reading.to_bytes(reading)) is not None:
+            results.put(before, source.path, content, *kept_reading.about(source))
+        if before is not None and found.whole:
+            self._keep_proof(before, source, found)
         return reading
 
     def _keep_proof(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
