@@ -1,0 +1,60 @@
+"""A reading that was kept is the reading, whatever was read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_fuzz
+
+from gpu_job import GpuJob
+from profdeck.base.errors import TraceError
+from profdeck.traces.analysis import kept_reading
+from profdeck.traces.analysis.classes import Classifier
+from profdeck.traces.analysis.rank_reading import RankReading
+from profdeck.traces.analysis.step_names import StepNames
+from profdeck.traces.analysis.summary import read_summary
+from profdeck.traces.sources import TraceSource
+
+
+def reading_of(path: Path, buckets: int = 0) -> RankReading:
+    how = {"classifier": Classifier(), "step_names": StepNames.load()}
+    return read_summary(TraceSource(path), devices_only=False, buckets=buckets, **how)  # type: ignore[arg-type]
+
+
+def is_kept(reading: RankReading, path: Path) -> bool:
+    content = kept_reading.to_bytes(reading)
+    if content is None:
+        return False
+    again = kept_reading.from_bytes(content, TraceSource(path))
+    assert again.summary == reading.summary
+    assert repr(again.summary) == repr(reading.summary)  # equal numbers may be written in different ways
+    for name in ("names", "groups", "meant", "rank", "anchor_offset_ns", "host", "run", "capture"):
+        assert getattr(again.collectives, name) == getattr(reading.collectives, name), name
+    for name in ("name", "group", "start_ns", "end_ns"):
+        assert np.array_equal(getattr(again.collectives, name), getattr(reading.collectives, name)), name
+    return True
+
+
+def test_jobs(tmp_path: Path) -> None:
+    for number, job in enumerate((GpuJob(ranks=2, items=3), GpuJob(steps=1), GpuJob(small=600, allocate_us=200))):
+        for path in job.write(tmp_path / str(number)).iterdir():
+            assert is_kept(reading_of(path, buckets=128), path)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_what_no_profiler_wrote(tmp_path: Path, part: int) -> None:
+    path, kept = tmp_path / "trace.json", 0
+    for seed in range(part, 200, 2):
+        chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+        path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
+        try:
+            kept += is_kept(reading_of(path, buckets=32), path)
+        except TraceError:
+            continue
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert kept > 50
