@@ -1,4 +1,4 @@
-"""What is proved of a trace file, and kept: by whoever read it to its end."""
+"""What reading a trace file to its end proved, and where that is kept."""
 
 from __future__ import annotations
 
