@@ -129,7 +129,7 @@ def read_part(number: int, on_progress: Progress | None, *, how: HowToRead) -> P
             check = checker.finish(size_bytes, damage=damage)
         except IrregularError:
             return None
-        handler.finish()
+        handler.end_group()
     return Part(check, handler.own_events, handler.groups, handler.codes)
 
 
@@ -151,9 +151,9 @@ class _PartOfEvents:
 
     def batch(self, text: memoryview) -> int | None:
         """Take a batch of this part."""
-        is_mine = self._is_mine()
+        self._enter_group()
         self._batches += 1
-        if not is_mine:
+        if not self._is_mine:
             return 0
         count = self._events.batch(text)
         if count is None:  # where the next batch begins is not what the others take it to be
@@ -163,27 +163,31 @@ class _PartOfEvents:
 
     def event(self, text: bytes) -> None:
         """Take an event that all find, if it comes within a group of this part; as for members."""
-        if self._is_mine():
+        self._enter_group()
+        if self._is_mine:
             self._events.event(text)
 
     def member(self, key: str, text: bytes) -> None:
         """Take a member."""
-        if self._is_mine():
+        self._enter_group()
+        if self._is_mine:
             self._events.member(key, text)
 
-    def finish(self) -> None:
-        """End the last group."""
-        self._end_group()
-
+    @property
     def _is_mine(self) -> bool:
+        """Whether the group that is under way is one of this part."""
+        return self._group is not None and self._group % self._how.parts == self._number
+
+    def _enter_group(self) -> None:
+        """End the group before, where what comes next is in another one."""
         group = self._batches // self._how.group_batches
         if group != self._group:
-            self._end_group()
+            self.end_group()
             self._group = group
-        return group % self._how.parts == self._number
 
-    def _end_group(self) -> None:
-        if self._group is None or self._group % self._how.parts != self._number:
+    def end_group(self) -> None:
+        """Keep what the group that is under way holds, if it is one of this part; at the end, too."""
+        if self._group is None or not self._is_mine:
             return
         events = self._events
         events.flush()
@@ -209,10 +213,8 @@ def _together(how: HowToRead, parts: list[Part]) -> Trace | None:
     tracks: list[list[int]] = [[] for _ in parts]
     runs: list[tuple[int, SortedRun]] = []
     marks: list[tuple[int, Columns]] = []
-    groups = sorted(((group.number, at) for at, part in enumerate(parts) for group in part.groups), key=lambda one: one)
-    following = [iter(part.groups) for part in parts]
-    for _, at in groups:
-        group = next(following[at])
+    groups = [(at, group) for at, part in enumerate(parts) for group in part.groups]
+    for at, group in sorted(groups, key=lambda one: one[1].number):
         of_names, of_tracks = builder.codes_of(group.new, parts[at].codes.categories)
         names[at] += of_names
         tracks[at] += of_tracks
