@@ -107,3 +107,34 @@ def test_a_slowdown_is_found() -> None:
         assert test is not None
         found += test.p_value < LEVEL
     assert found / tries > 0.65
+
+
+def drifting(chance: random.Random, related: float, steps: int) -> list[float]:
+    """Return values around 0 with a deviation of 1, each related to the one before."""
+    values = [chance.gauss(0, 1)]
+    while len(values) < steps:
+        values.append(related * values[-1] + math.sqrt(1 - related**2) * chance.gauss(0, 1))
+    return values
+
+
+@pytest.mark.parametrize("outlier", [1, 20])
+@pytest.mark.parametrize("related", [0.5, 0.95])
+@pytest.mark.parametrize("steps", [10, 12, 20])
+def test_steps_far_apart_differ_however_related(steps: int, related: float, outlier: int) -> None:
+    chance = random.Random(steps)  # noqa: S311  # no secret
+    for _ in range(50):
+        before, after = (
+            [scale * (1 + 0.05 * value) for value in drifting(chance, related, steps)] for scale in (2.9, 40)
+        )
+        found = rank_test([outlier * before[0], *before[1:]], after)
+        assert found is not None
+        assert found.p_value < LEVEL
+
+
+def test_related_steps_close_together_are_mostly_the_same() -> None:
+    chance, alarms, tries = random.Random(1), 0, 300  # noqa: S311  # no secret
+    for _ in range(tries):
+        found = rank_test(drifting(chance, 0.8, 40), drifting(chance, 0.8, 40))
+        assert found is not None
+        alarms += found.p_value < LEVEL
+    assert alarms / tries < 0.1  # without regard to it more than a third

@@ -25,6 +25,10 @@ _ENOUGH = 10
 """Steps a side from which it can be told whether they depend on each other."""
 _RELATED = 1.645
 """Steps are taken to depend on the one before if their correlation has less than 5 % by chance (von Neumann, 1941)."""
+_FAR = 2
+"""Sides so many times further apart than either one is wide differ, however much their steps depend on each other."""
+_ASIDE = 10
+"""One of so many values at each end of a side does not count for its width."""
 
 
 @attrs.frozen
@@ -57,7 +61,7 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | Non
     else:
         p_value = _two_sided((n * m / 2 - low - 0.5) / deviation) if deviation else 1.0
         aside = max(0, int(n * m / 2 - statistics.NormalDist().inv_cdf(1 - LEVEL / 2) * deviation))
-    related = _inflation(before, after) if min(n, m) >= _ENOUGH else 1.0
+    related = _inflation(before, after) if min(n, m) >= _ENOUGH and not _far_apart(before, after) else 1.0
     if related > 1 and deviation:
         p_value = max(p_value, _two_sided((n * m / 2 - low - 0.5) / deviation / math.sqrt(related)))
     return RankTest(p_value, statistics.median(differences), (differences[aside], differences[-1 - aside]))
@@ -97,6 +101,22 @@ def _variance(before: Sequence[float], after: Sequence[float]) -> float:
         size**3 - size for size in (len(list(group)) for _, group in itertools.groupby(sorted((*before, *after))))
     )
     return n * m / 12 * (count + 1 - ties / (count * (count - 1)))
+
+
+def _far_apart(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Tell whether the gap between two sides is so wide that no drift within them leads across it.
+
+    Their ranks cannot tell: a drift of 1 % within a side is as strong to them as one of 100 %.
+    """
+    (least, most), (low, high) = _middle(before), _middle(after)
+    return max(low - most, least - high) > _FAR * max(most - least, high - low)
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """Return where values begin and end without those far out."""
+    aside = len(values) // _ASIDE
+    ordered = sorted(values)
+    return ordered[aside], ordered[-1 - aside]
 
 
 def _inflation(*sides: Sequence[float]) -> float:
