@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from benchmarks.traces.decode import decode_trace
 from benchmarks.traces.expected import contents, late_ns
 from benchmarks.traces.generate import (
     CLOCK_OFFSET_NS,
+    REAL_TRACE,
     STRAGGLER,
     Template,
     base_text,
@@ -20,6 +22,15 @@ from benchmarks.traces.generate import (
     rank_path,
     write_ranks,
 )
+
+
+DECODE = "decode by graph launches"
+BASES = {
+    "ns_resolution": REAL_TRACE.with_name("ns_resolution_rank0.pt.trace.json.gz"),
+    "pair_rank0": REAL_TRACE.with_name("pair_rank0.json.gz"),
+    DECODE: None,
+}
+"""Traces besides `REAL_TRACE` that are repeated, so that none is tuned for."""
 
 
 @attrs.frozen
@@ -35,9 +46,9 @@ class Input:
         return Input(self.paths[:ranks], self.json_bytes[:ranks], self.truth if ranks == len(self.paths) else {})
 
 
-def one_rank(directory: Path, megabytes: float) -> Input:
-    """Make a trace of one rank."""
-    text = base_text()
+def one_rank(directory: Path, megabytes: float, base: Path | None = REAL_TRACE) -> Input:
+    """Make a trace of one rank; of the synthetic `DECODE` if there is no base."""
+    text = decode_trace() if base is None else base_text(base)
     template = Template.of(text)
     count = template.copies(megabytes)
     path = directory / "one.trace.json.gz"

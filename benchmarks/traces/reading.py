@@ -26,6 +26,7 @@ import attrs
 from benchmarks.measure import Row, parser, ratio_interval, report
 from benchmarks.traces import expected, inputs, peers
 from benchmarks.traces.costs import MB, Entry, RunError, measure, python, run
+from benchmarks.traces.generate import REAL_TRACE
 from benchmarks.traces.inputs import Input
 
 from profdeck.base.result_cache import CACHE_VARIABLE
@@ -78,9 +79,9 @@ class Bench:
     pool: ProcessPoolExecutor
     """Of one process, for what needs much memory."""
 
-    def one_rank(self, megabytes: float) -> Input:
+    def one_rank(self, megabytes: float, base: Path | None = REAL_TRACE) -> Input:
         """Make a trace of one rank."""
-        return self.pool.submit(inputs.one_rank, self._new(), megabytes).result()
+        return self.pool.submit(inputs.one_rank, self._new(), megabytes, base).result()
 
     def job(self, ranks: int, megabytes: float) -> Input:
         """Make the traces of a job."""
@@ -178,6 +179,30 @@ def one_rank(bench: Bench) -> list[Row]:
         memory(lanes, 80),
         memory(everything, 120),
     ]
+
+
+def bases(bench: Bench) -> list[Row]:
+    """Summarise one rank of other workloads."""
+    rows = []
+    for name, base in inputs.BASES.items():
+        if base is not None and not base.exists():
+            print(f"{name} is left out: there is no {base}", file=sys.stderr)
+            continue
+        small = bench.one_rank(0, base)
+        measure(summaries(small), [], 1)
+        of = bench.one_rank(bench.sizes.one, base)
+        lanes = our_task(f"device lanes, {name}", "device_lanes", of)
+        together = our_task(f"all events, two processes, {name}", "all_events_together", of)
+        others = measure(
+            [lanes, together], bench.trace_processor("trace_processor", of, of.paths[0]), bench.sizes.rounds
+        )
+        rows += [entry.row() for entry in (lanes, together, *others)]
+        for other in others:
+            rows += [against(lanes, other, Fraction(1, 7)), against(together, other, Fraction(1, 4))]
+        rows += [rate(together, together.wall_s, 420), memory(together, 120)]
+        for path in (*small.paths, *of.paths):
+            path.unlink()
+    return rows
 
 
 def job(bench: Bench) -> list[Row]:
@@ -336,6 +361,7 @@ def slopes(entries: Sequence[Entry]) -> list[Row]:
 
 SECTIONS = {
     "one-rank": one_rank,
+    "bases": bases,
     "job": job,
     "merge": merge,
     "growth": growth,
