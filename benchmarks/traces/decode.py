@@ -16,24 +16,24 @@ PROCESSORS = 132
 """Multiprocessors of the device that it pretends to be of."""
 KERNELS = (
     # Name, microseconds, blocks, threads: those of a layer of a dense model, by their times on one device of eight.
-    ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, c10::BFloat16*, c10::BFloat16 const*, "
-     "float, int, int)", 2.6, 64, 1024),
+    (("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, c10::BFloat16*, c10::BFloat16 const*, "
+     "float, int, int)"), 2.6, 64, 1024),
     ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", 6.9, 132, 384),
-    ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*, c10::BFloat16*, "
-     "c10::BFloat16 const*, int, long, long, int, int, int)", 2.1, 64, 128),
-    ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::Fp8KVCacheDataType)0>("
+    (("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*, c10::BFloat16*, "
+     "c10::BFloat16 const*, int, long, long, int, int, int)"), 2.1, 64, 128),
+    (("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::Fp8KVCacheDataType)0>("
      "__nv_bfloat16 const*, __nv_bfloat16 const*, __nv_bfloat16*, __nv_bfloat16*, long const*, long, long, long, int, "
-     "int, int, int, float const*, float const*)", 1.8, 64, 512),
-    ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90"
+     "int, int, int, float const*, float const*)"), 1.8, 64, 512),
+    (("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90"
      "<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, cute::tuple<cute::C<64>, cute::C<128>, cute::C<128> >, "
-     "128, cutlass::bfloat16_t, float, cutlass::arch::Sm90, true, false, false, true, true, false, true> > > >",
+     "128, cutlass::bfloat16_t, float, cutlass::arch::Sm90, true, false, false, true, true, false, true> > > >"),
      11.4, 132, 256),
     ("nvjet_tst_64x8_64x16_4x1_v_bz_splitK_TNT", 5.2, 128, 384),
-    ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals, vllm::Signal*, "
-     "__nv_bfloat16*, int, int)", 7.7, 36, 512),
+    (("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals, vllm::Signal*, "
+     "__nv_bfloat16*, int, int)"), 7.7, 36, 512),
     ("nvjet_tst_128x8_64x12_2x1_v_bz_TNT", 13.5, 132, 384),
-    ("void vllm::act_and_mul_kernel<c10::BFloat16, &(c10::BFloat16 vllm::silu_kernel<c10::BFloat16>("
-     "c10::BFloat16 const&)), true>(c10::BFloat16*, c10::BFloat16 const*, int)", 2.2, 64, 1024),
+    (("void vllm::act_and_mul_kernel<c10::BFloat16, &(c10::BFloat16 vllm::silu_kernel<c10::BFloat16>("
+     "c10::BFloat16 const&)), true>(c10::BFloat16*, c10::BFloat16 const*, int)"), 2.2, 64, 1024),
     ("nvjet_tst_64x16_64x13_4x1_v_bz_splitK_TNT", 9.8, 128, 384),
 )  # fmt: skip
 LAUNCH = "cudaGraphLaunch"
@@ -52,17 +52,17 @@ def decode_trace() -> str:
 
 
 def _events() -> Iterator[str]:
-    chance = random.Random(4)  # noqa: S311  # no secret
+    chance = random.Random(4)  # no secret
     now_ns = 5_000_000_000_123
     for iteration in range(ITERATIONS):
         correlation = 100 + iteration
         host_ns = now_ns
         for category, name, lasts_us in HOST:
             args = f'"External id": {correlation}, "Ev Idx": {3 * iteration}'
-            yield _event(category, name, PID, PID, host_ns, round(lasts_us * 1000), args)
+            yield _event((category, name), (PID, PID), host_ns, round(lasts_us * 1000), args)
             host_ns += 5_000
         args = f'"External id": {correlation}, "cbid": 311, "correlation": {correlation}'
-        yield _event("cuda_runtime", LAUNCH, PID, PID, host_ns, 95_000, args)
+        yield _event(("cuda_runtime", LAUNCH), (PID, PID), host_ns, 95_000, args)
         yield _arrow("s", PID, PID, host_ns, correlation)
         now_ns += 60_000
         yield _arrow("f", DEVICE, STREAM, now_ns, correlation)
@@ -77,12 +77,13 @@ def _events() -> Iterator[str]:
                 f'"block": [{threads}, 1, 1], "est. achieved occupancy %": {min(100, threads // 20)}, '
                 f'"graph id": 7, "graph node id": {70_000 + node}'
             )
-            yield _event("kernel", name, DEVICE, STREAM, now_ns, lasts_ns, args)
+            yield _event(("kernel", name), (DEVICE, STREAM), now_ns, lasts_ns, args)
             now_ns += lasts_ns + chance.randrange(700, 1500)
         now_ns += 180_000
 
 
-def _event(category: str, name: str, pid: int, tid: int, start_ns: int, lasts_ns: int, args: str) -> str:
+def _event(kind: tuple[str, str], track: tuple[int, int], start_ns: int, lasts_ns: int, args: str) -> str:
+    (category, name), (pid, tid) = kind, track
     return (
         f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": {pid}, "tid": {tid},\n'
         f'    "ts": {_us(start_ns)}, "dur": {_us(lasts_ns)},\n    "args": {{\n      {args}\n    }}\n  }}'

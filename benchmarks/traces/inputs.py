@@ -23,7 +23,6 @@ from benchmarks.traces.generate import (
     write_ranks,
 )
 
-
 DECODE = "decode by graph launches"
 BASES = {
     "ns_resolution": REAL_TRACE.with_name("ns_resolution_rank0.pt.trace.json.gz"),

@@ -16,11 +16,12 @@ from profdeck.base.progress import Meter, Progress
 from profdeck.traces.analysis.recorder_model import RecorderTables
 from profdeck.traces.kinds import StepOnDevice
 from profdeck.traces.reading.all_events import AllEvents
-from profdeck.traces.reading.chrome import MARKS, EventStore, ReadingArguments, read_chrome
+from profdeck.traces.reading.chrome import EventStore, ReadingArguments, read_chrome
 from profdeck.traces.reading.column_builder import ColumnBuilder
 from profdeck.traces.reading.columns import (
     ANNOTATION,
     DEVICE_PROCESSES,
+    MARKS,
     OPERATOR,
     Tables,
     concatenated,

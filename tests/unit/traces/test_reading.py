@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -258,6 +259,22 @@ def test_lanes_are_searched_where_they_can_be(tmp_path: Path) -> None:
 
     assert trace.searched
     assert len(trace.columns()) == 500
+
+
+@pytest.mark.parametrize("devices_only", [False, True])
+@pytest.mark.parametrize("host_events", [0, 30])
+def test_a_kernel_of_a_clock_of_1970_keeps_its_nanoseconds(
+    tmp_path: Path, host_events: int, *, devices_only: bool
+) -> None:
+    # The nearest float is a whole number of microseconds.
+    text = written([*kernels(1), *[event | {"cat": "cpu_op"} for event in kernels(host_events)]], "kineto")
+    path = tmp_path / "trace.json"
+    path.write_text(re.sub(r'"ts": [0-9.]+', '"ts": 1712195495521130.028', text))
+
+    columns = read_trace(path, devices_only=devices_only).columns()
+
+    assert columns.start_ns[0] == 1712195495521130028
+    assert columns.end_ns[0] == 1712195495521130028 + 1000
 
 
 @pytest.mark.parametrize(

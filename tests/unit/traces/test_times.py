@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from decimal import Decimal, DecimalException
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.traces.reading.times import exact_nanoseconds, nanoseconds_of_floats
+from profdeck.traces.reading.times import (
+    LostDigitsError,
+    exact_nanoseconds,
+    nanoseconds_of_floats,
+    written_nanoseconds,
+)
 
 
 def reference(text: str) -> int | None:
@@ -60,3 +66,25 @@ def test_floats_are_rounded_by_their_digits(tenths: list[int]) -> None:
 def test_halves_are_rounded_to_even() -> None:
     found, _ = nanoseconds_of_floats(np.array([36.7895, 5.3495, 0.0005, 0.0015, 2.5]))
     assert found.tolist() == [36790, 5350, 0, 2, 2500]
+
+
+PLAIN = st.from_regex(r"(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?", fullmatch=True)
+OTHER = st.sampled_from(["1e5", "-3", "null", '"5"', "0.0001", "[]", "{}", "1,2", "4503599627370496", "1" * 40, ""])
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=20))
+def test_texts_of_profilers_are_read_to_the_nanosecond(texts: list[str]) -> None:
+    found = written_nanoseconds([msgspec.Raw(text.encode()) for text in texts])
+    assert found.tolist() == [int(Decimal(text) * 1000) for text in texts]
+
+
+@given(st.lists(PLAIN, max_size=5), OTHER, st.lists(PLAIN, max_size=5))
+def test_texts_of_another_form_are_refused(before: list[str], other: str, after: list[str]) -> None:
+    with pytest.raises(LostDigitsError):
+        written_nanoseconds([msgspec.Raw(text.encode()) for text in (*before, other, *after)])
+
+
+def test_floats_of_microseconds_since_1970_are_refused_with_and_without_a_fraction() -> None:
+    for time_us in (1712195495521130.028, 1712195495521130.0):
+        with pytest.raises(LostDigitsError):
+            nanoseconds_of_floats(np.array([1.5, time_us]))

@@ -10,7 +10,6 @@ import msgspec
 import stringzilla
 
 from profdeck.traces.reading.column_builder import (
-    KINETO,
     MAX_NAME_LENGTH,
     ColumnBuilder,
     DecimalEvent,
@@ -19,6 +18,7 @@ from profdeck.traces.reading.column_builder import (
 from profdeck.traces.reading.columns import Columns, Tables
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
+from profdeck.traces.reading.kineto_events import AS_WRITTEN, Complete, KinetoType, decoder_of
 from profdeck.traces.reading.stated import Stated
 from profdeck.traces.reading.times import LostDigitsError
 
@@ -43,7 +43,7 @@ class AllEvents:
         self.keys = keys
         self.stated = Stated()
         self.collector = ColumnBuilder(tables, sink)
-        self._decode_kineto = msgspec.json.Decoder(list[KINETO]).decode
+        self._kineto = KinetoForm(self.collector, Complete)
         self._decode: Callable[[memoryview], list[Any]] = msgspec.json.Decoder(list[FastEvent]).decode
         self._patience = _PATIENCE
         self._loose: list[DecimalEvent] = []
@@ -82,14 +82,9 @@ class AllEvents:
         """Return how many events there are; ``None``: they have another form, and none was taken."""
         if not self._patience:
             return None
-        try:
-            events = self._decode_kineto(text)
-            self.collector.add_kineto(events)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LostDigitsError):
-            self._patience -= 1
-            return None
-        self._patience = _PATIENCE
-        return len(events)
+        events = self._kineto.take(text)
+        self._patience = _PATIENCE if events is not None else self._patience - 1
+        return events
 
     def _take_any(self, text: memoryview) -> int | None:
         try:
@@ -145,6 +140,50 @@ class AllEvents:
                 self.stated.process_names[pid] = name
             elif event.get("name") == "thread_name":
                 self.stated.thread_names[pid, _id(event.get("tid"))] = name
+
+
+class KinetoForm:
+    """Takes events in Kineto's form; by the text of their times once floats have lost digits of one.
+
+    Args:
+        collector: Takes those that are complete.
+        complete: Their type.
+        categories: Of which they are taken; ``None``: of all.
+    """
+
+    def __init__(
+        self, collector: ColumnBuilder, complete: KinetoType, categories: frozenset[str] | None = None
+    ) -> None:
+        self._collector = collector
+        self._categories = categories
+        self._complete = complete
+
+    def take(self, text: memoryview | bytes, expected: int | None = None) -> int | None:
+        """Take an array of events.
+
+        Args:
+            text: All of it, in brackets.
+            expected: How many there must be.
+
+        Returns:
+            How many there are; ``None``: another number, or one has another form, and none was taken.
+        """
+        try:
+            events = decoder_of(self._complete)(text)
+            if expected not in (None, len(events)):
+                return None
+            complete = [event for event in events if event.__class__ is self._complete]
+            if (categories := self._categories) is not None:
+                complete = [event for event in complete if event.cat in categories]
+            self._collector.add_kineto(complete, as_written=self._complete not in AS_WRITTEN)
+        except LostDigitsError:
+            if self._complete not in AS_WRITTEN:
+                return None
+            self._complete = AS_WRITTEN[self._complete]
+            return self.take(text, expected)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return len(events)
 
 
 def named(data: bytes, needle: bytes) -> list[Any] | None:

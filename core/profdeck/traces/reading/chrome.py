@@ -12,9 +12,8 @@ import numpy as np
 from profdeck.base.progress import Progress
 from profdeck.traces.reading.all_events import AllEvents
 from profdeck.traces.reading.columns import (
-    ANNOTATION,
-    DEVICE_ANNOTATION,
     DEVICE_CATEGORIES,
+    MARKS,
     OPERATOR,
     Columns,
     Tables,
@@ -25,7 +24,6 @@ from profdeck.traces.reading.stated import Stated
 from profdeck.traces.reading.time_slices import SLICE_EVENTS, TimeSlices
 from profdeck.traces.reading.trace import Trace
 
-MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 # What a category is called that only the name of the process will tell is "" so far.
 DEVICE_LANES = DEVICE_CATEGORIES | MARKS | {""}
 # More annotations than any capture that somebody looks at has: 24 MB of them.

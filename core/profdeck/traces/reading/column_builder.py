@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from profdeck.traces.reading.columns import Columns, Tables, concatenated
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.intervals import Int
-from profdeck.traces.reading.phases import any_with
-from profdeck.traces.reading.times import nanoseconds, nanoseconds_of_floats
+from profdeck.traces.reading.kineto_events import KinetoEvent
+from profdeck.traces.reading.times import nanoseconds, nanoseconds_of_floats, written_nanoseconds
 
 _BLOCK_EVENTS = 1 << 16
 _NO_CATEGORY = ""
@@ -85,27 +85,6 @@ class _Tracks(dict[tuple[Id, Id], int]):
         code = self[key] = len(self._tracks)
         self._tracks.append(key)
         return code
-
-
-class _Complete(msgspec.Struct, tag_field="ph", tag="X", gc=False):
-    """A complete event as Kineto writes it."""
-
-    cat: str
-    name: str
-    pid: int | str
-    tid: int | str
-    ts: float
-    dur: float = 0.0
-
-
-class CompleteOnDevice(_Complete, tag_field="ph", tag="X", gc=False):
-    """The same with a duration, which every event on a device has."""
-
-    dur: float
-
-
-KINETO: Any = any_with(_Complete)
-ON_DEVICE: Any = any_with(CompleteOnDevice)
 
 
 class FastEvent(msgspec.Struct, gc=False):
@@ -188,22 +167,26 @@ class ColumnBuilder:
         self._parts: list[Columns] = []
         self._held = 0
 
-    def add_kineto(self, events: Sequence[Any], complete_type: type[_Complete] = _Complete) -> None:
-        """Take what a decoder of Kineto's form made.
+    def add_kineto(self, complete: Sequence[KinetoEvent], *, as_written: bool) -> None:
+        """Take complete events in Kineto's form.
 
         Args:
-            events: Of any phase.
-            complete_type: That of complete events.
+            complete: In the order of the file.
+            as_written: Whether their times are texts.
 
         Raises:
-            LostDigitsError: They must be decoded exactly; none was taken.
+            LostDigitsError: They must be decoded otherwise; none was taken.
         """
-        complete = [event for event in events if event.__class__ is complete_type]
         if not complete:
             return
-        times = np.array([event.ts for event in complete])
-        start, readable = nanoseconds_of_floats(times)
-        duration, _ = nanoseconds_of_floats(np.array([event.dur for event in complete]))
+        starts: list[Any] = [event.ts for event in complete]
+        durations: list[Any] = [event.dur for event in complete]
+        if as_written:
+            start, duration = written_nanoseconds(starts), written_nanoseconds(durations)
+            readable = np.ones(len(start), dtype=np.bool_)
+        else:
+            start, readable = nanoseconds_of_floats(np.array(starts))
+            duration, _ = nanoseconds_of_floats(np.array(durations))
         categories = self._categories
         name = [categories[event.cat][event.name] for event in complete]
         track = self._track_codes([event.pid for event in complete], [event.tid for event in complete])

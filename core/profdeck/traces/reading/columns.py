@@ -21,6 +21,8 @@ ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
 """Categories whose events are work on a device; the process of such an event is the device."""
+MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
+"""Categories that may mark steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})
 """Processes whose events without a category are work on a device; the name then stands for the category."""
 

@@ -6,6 +6,7 @@ of each input, ``[]`` for what is no tensor, and a list of such lists for a list
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -15,26 +16,28 @@ import stringzilla
 from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck.traces.reading.columns import OPERATOR
 from profdeck.traces.reading.json_patterns import decode_leniently
-from profdeck.traces.reading.times import exact_nanoseconds
+from profdeck.traces.reading.times import LostDigitsError, exact_nanoseconds, written_nanoseconds
 
 _SPACE = b" \t\n\r"
 _DIMS = b'"Input Dims"'
 _MOST_SHAPES = 20_000
 _MAX_LENGTH = 400
+_NOTHING = msgspec.Raw(b"")
 
 
 class _Args(msgspec.Struct, gc=False):
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
 
 
 class _Event(msgspec.Struct, gc=False):
     cat: str = ""
     name: str = ""
-    dur: Decimal | None = None
+    dur: msgspec.Raw = _NOTHING
     args: _Args | None = None
 
 
 _decode = msgspec.json.Decoder(list[_Event]).decode
+_decimal = msgspec.json.Decoder(Decimal | None).decode
 
 
 class StatedShapes:
@@ -43,6 +46,7 @@ class StatedShapes:
     def __init__(self) -> None:
         self.times: dict[tuple[str, str], list[int]] = {}
         """By name and the JSON of the shapes: how many calls, their time in nanoseconds, and that of the longest."""
+        self._by_text: dict[tuple[str, bytes], list[int]] = {}  # the same, by the bytes of the file
         self.left_out = 0
         """How many calls are not among them."""
 
@@ -54,9 +58,17 @@ class StatedShapes:
             found: list[Any] = _decode(events)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = list(filter(None, map(_leniently, decode_leniently(events) or ())))
-        for event in found:
-            if event.cat == OPERATOR and event.args is not None and event.args.dims:
-                self._add(event)
+        operators = [event for event in found if event.cat == OPERATOR and event.args is not None and event.args.dims]
+        known = self._by_text
+        for event, duration_ns in zip(operators, _durations(operators), strict=True):
+            if duration_ns is None or duration_ns < 0:
+                continue
+            text = event.name, bytes(event.args.dims)
+            sums = known[text] if text in known else self._sums_of(*text)
+            if sums is not None:
+                sums[0] += 1
+                sums[1] += duration_ns
+                sums[2] = max(sums[2], duration_ns)
 
     def extend(self, following: StatedShapes) -> bool:
         """Take what the next part of the file says; return whether there was room for all of it."""
@@ -67,20 +79,33 @@ class StatedShapes:
             sums[2] = max(sums[2], longest_ns)
         return len(self.times) < _MOST_SHAPES and not following.left_out
 
-    def _add(self, event: _Event) -> None:
-        assert event.args is not None  # noqa: S101 - the caller has looked
-        duration_ns = exact_nanoseconds(event.dur)
-        if duration_ns is None or duration_ns < 0:
-            return
-        dims = bytes(event.args.dims).translate(None, _SPACE).replace(b",", b", ").decode("utf-8", "replace")
-        key = event.name[:MAX_NAME_LENGTH], dims[:_MAX_LENGTH]
+    def _sums_of(self, name: str, text: bytes) -> list[int] | None:
+        """Return what is summed up of an operator with some shapes; ``None``: there is no room for it."""
+        dims = text.translate(None, _SPACE).replace(b",", b", ").decode("utf-8", "replace")
+        key = name[:MAX_NAME_LENGTH], dims[:_MAX_LENGTH]
         if key not in self.times and len(self.times) >= _MOST_SHAPES:
             self.left_out += 1
-            return
+            return None
         sums = self.times.setdefault(key, [0, 0, 0])
-        sums[0] += 1
-        sums[1] += duration_ns
-        sums[2] = max(sums[2], duration_ns)
+        if len(self._by_text) < _MOST_SHAPES:
+            self._by_text[name, text] = sums
+        return sums
+
+
+def _durations(events: Sequence[_Event]) -> list[int] | list[int | None]:
+    """Return whole nanoseconds; ``None`` for what is no time."""
+    texts = [event.dur for event in events]
+    try:
+        return written_nanoseconds(texts).tolist() if texts else []
+    except LostDigitsError:
+        return [_exact(text) for text in texts]
+
+
+def _exact(text: msgspec.Raw) -> int | None:
+    try:
+        return exact_nanoseconds(_decimal(text)) if text else None
+    except msgspec.DecodeError:
+        return None
 
 
 def _leniently(event: Any) -> _Event | None:
@@ -90,7 +115,8 @@ def _leniently(event: Any) -> _Event | None:
         return None
     try:
         return msgspec.convert(
-            {name: event[name] for name in ("cat", "name", "dur") if name in event}
+            {name: event[name] for name in ("cat", "name") if name in event}
+            | {"dur": msgspec.Raw(msgspec.json.encode(event["dur"])) if "dur" in event else _NOTHING}
             | {"args": {"Input Dims": msgspec.Raw(msgspec.json.encode(args["Input Dims"]))}},
             _Event,
         )

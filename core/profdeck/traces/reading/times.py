@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal, DecimalException
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,10 +19,12 @@ _MAX_TIME_US = 2**52  # 142 years; beyond it a float has no fraction and nanosec
 _MAX_EXACT_US = 2**43  # from here on floats are 2 ns apart
 _MAX_SHARP_US, _NEAR_HALF = 2**33, 1e-3  # below it floats are 0.001 ns apart
 _DIGITS, _MAX_DIGITS = 3, 16  # behind the point, and in front of it below _MAX_TIME_US
+_COMMA, _POINT, _ZERO = b",.0"
+_TAIL = 8  # places at the end of a text that has its point among them
 
 
 class LostDigitsError(Exception):
-    """Times were decoded as numbers too large to hold nanoseconds."""
+    """Times have more digits than the way in which they were decoded can tell."""
 
 
 def nanoseconds_of_floats(times_us: NDArray[np.float64]) -> tuple[Int, NDArray[np.bool_]]:
@@ -31,13 +34,13 @@ def nanoseconds_of_floats(times_us: NDArray[np.float64]) -> tuple[Int, NDArray[n
     because a product with 1000 would round again.
 
     Raises:
-        LostDigitsError: A number has a fraction and is too large for its nanoseconds.
+        LostDigitsError: A number is too large to tell whether it had a fraction.
     """
     readable = np.abs(times_us) < _MAX_TIME_US  # False for NaN
     times = times_us if readable.all() else np.where(readable, times_us, 0.0)
     whole = np.floor(times)
     fraction = times - whole
-    if fraction[np.abs(times) >= _MAX_EXACT_US].any():
+    if (np.abs(times) >= _MAX_EXACT_US).any():
         raise LostDigitsError
     of_fraction = fraction * _NS_PER_US
     rounded = np.rint(of_fraction)
@@ -47,6 +50,41 @@ def nanoseconds_of_floats(times_us: NDArray[np.float64]) -> tuple[Int, NDArray[n
     if len(halves):
         found[halves] = [exact_nanoseconds(time_us) for time_us in times[halves].tolist()]
     return found, readable
+
+
+def written_nanoseconds(times_us: Sequence[msgspec.Raw]) -> Int:
+    """Return the integers that the texts of numbers mean, by all digits.
+
+    Raises:
+        LostDigitsError: One is not as profilers write times: digits, with up to three behind a point.
+    """
+    text = np.frombuffer(b",".join(times_us), dtype=np.uint8)
+    ends = np.append(np.flatnonzero(text == _COMMA), len(text))
+    if len(ends) != len(times_us):
+        raise LostDigitsError
+    begins = np.append(0, ends[:-1] + 1)
+    width = int((ends - begins).max())
+    if not _TAIL <= max(width, _TAIL) <= _TAIL + _MAX_DIGITS - _DIGITS or (ends == begins).any():
+        raise LostDigitsError
+    # All of them right-aligned, with zeros in front.
+    places = ends[:, None] - np.arange(max(width, _TAIL), 0, -1)
+    digits = np.where(places >= begins[:, None], text[np.maximum(places, 0)], _ZERO) - _ZERO
+    points = digits == _POINT - _ZERO & 0xFF
+    if (digits[~points] > 9).any() or (points.sum(axis=1) > 1).any() or points[:, : -_DIGITS - 1].any():  # noqa: PLR2004
+        raise LostDigitsError
+    behind = np.where(points.any(axis=1), points[:, ::-1].argmax(axis=1), -1)
+    if (behind == 0).any() or (text[begins] == _POINT).any():
+        raise LostDigitsError
+    digits = np.where(points, 0, digits).astype(np.int64)
+    head, tail = (
+        part @ 10 ** np.arange(part.shape[1] - 1, -1, -1) for part in (digits[:, :-_TAIL], digits[:, -_TAIL:])
+    )
+    scale = 10 ** (behind + 1)
+    whole = head * (10**_TAIL // scale) + tail // scale
+    if (whole >= _MAX_TIME_US).any():
+        raise LostDigitsError
+    found: Int = whole * _NS_PER_US + tail % scale * 10 ** (_DIGITS - np.maximum(behind, 0))
+    return found
 
 
 def nanoseconds(times_us: Sequence[Time]) -> tuple[Int, NDArray[np.bool_]]:
