@@ -7,6 +7,8 @@ import platform
 import socket
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from queue import SimpleQueue
@@ -18,6 +20,10 @@ from profdeck.base.version import __version__
 from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, TraceResult, attempt
 
 _CONNECT_S = 5.0
+_LOOK_S = 10.0
+_NO_NODE_S = 60.0
+"""So long a cluster may be without a CPU: nodes that died may be replaced."""
+_TRIES = 3
 
 
 def map_on_ray(
@@ -42,11 +48,12 @@ def map_on_ray(
         on_progress: As there, called from this thread.
 
     Returns:
-        As there, with a TraceError as well for what was being read by a worker or on a node that died.
+        As there, with a TraceError as well for what was being read by a worker that died. What was being read on a
+        node that died is read on another one; the third such death is a TraceError too.
 
     Raises:
         MissingLibraryError: Ray is not installed.
-        ConfigError: There is no such cluster, or it runs another version of Ray or Python.
+        ConfigError: There is no such cluster, it runs another version of Ray or Python, or all its CPUs are gone.
         ProfdeckError: A node has no profdeck, or another version of it.
         Exception: As there.
     """
@@ -102,19 +109,38 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
 
 
 def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R]) -> None:
-    # Not tried again: what killed a worker would kill the next.
+    # Ray does not try again: what killed a worker, as want of memory, would kill the next.
     task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
     streams: dict[Any, int] = {}
+    lost = Counter[int]()  # nodes that died, by what they were reading
+    cpus_seen_s = time.monotonic()
     try:
         while not job.done:
             # As many again wait in the cluster, so that no CPU waits for us and an autoscaler sees what there is to do.
-            most = 2 * max(1, int(ray.cluster_resources().get("CPU", 0)))
-            while job.waiting and len(streams) < most:
+            cpus = int(ray.cluster_resources().get("CPU", 0))
+            while job.waiting and len(streams) < 2 * max(1, cpus):
                 index = job.waiting.popleft()
                 streams[task.remote(function, job.items[index], job.reporting, __version__)] = index
-            for stream in ray.wait(list(streams), num_returns=1)[0]:
+            ready = ray.wait(list(streams), num_returns=1, timeout=_LOOK_S)[0]
+            cpus_seen_s = time.monotonic() if cpus or ready else cpus_seen_s
+            if time.monotonic() - cpus_seen_s > _NO_NODE_S:
+                raise ConfigError(
+                    f"The Ray cluster has had no CPU for {_NO_NODE_S:.0f} s: its nodes died, or were started with "
+                    "--num-cpus 0. Start nodes with 'ray start --address HOST:6379'."
+                )
+            for stream in ready:
                 index = streams[stream]
-                if job.take(index, _receive(ray, stream, job.items[index])):
+                try:
+                    report: ReportResult[R] = _receive(ray, stream, job.items[index])
+                except ray.exceptions.NodeDiedError as error:
+                    del streams[stream]
+                    lost[index] += 1
+                    if lost[index] < _TRIES:
+                        job.waiting.appendleft(index)
+                    else:
+                        job.take(index, TraceResult(_lost(job.items[index], error)))
+                    continue
+                if job.take(index, report):
                     del streams[stream]
     finally:
         for stream in streams:
@@ -129,14 +155,18 @@ def _receive(ray: Any, stream: Any, item: T) -> ReportResult[R]:
             f"The Ray task for {item} failed outside of its function: {str(error).splitlines()[-1]}. "
             f"Every node of the cluster needs profdeck {__version__} and what it imports."
         )
+    except ray.exceptions.NodeDiedError:
+        raise
     except ray.exceptions.RayError as error:
-        return TraceResult(
-            TraceError(
-                f"Cannot read {item}: its Ray worker died ({type(error).__name__}). "
-                "If the memory ran out, start that node with fewer CPUs (ray start --num-cpus)."
-            )
-        )
+        return TraceResult(_lost(item, error))
     return report
+
+
+def _lost(item: T, error: Exception) -> TraceError:
+    return TraceError(
+        f"Cannot read {item}: its Ray worker died ({type(error).__name__}). "
+        "If the memory ran out, start that node with fewer CPUs (ray start --num-cpus)."
+    )
 
 
 def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> Iterator[ReportResult[R]]:  # noqa: FBT001

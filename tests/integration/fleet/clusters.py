@@ -1,4 +1,4 @@
-"""Real Ray clusters of one node, which are reached from this machine only."""
+"""Real Ray clusters, which are reached from this machine only."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ class Cluster:
     """The session of its processes."""
 
 
-def ray_environment(*paths: str | Path) -> dict[str, str]:
-    """Return the environment of a cluster and of those who join it, with paths to import from."""
+def ray_environment(*paths: str | Path, nodes: int = 1) -> dict[str, str]:
+    """Return the environment of a cluster and of those who join it.
+
+    Args:
+        paths: to import from.
+        nodes: of the cluster. Several need a network namespace of their own: Ray joins none that is on loopback only.
+    """
     return os.environ | {
-        **LOOPBACK,
+        **(LOOPBACK if nodes == 1 else {}),
         # Left to itself, Ray asks for a token or not by whether the user has one in the home directory.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -55,6 +60,21 @@ def ray_cluster(directory: Path, environ: Mapping[str, str], *, cpus: int = 2) -
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--port", str(port)]
     command += ["--node-ip-address", "127.0.0.1", "--include-dashboard=false", "--disable-usage-stats"]
     command += ["--object-store-memory", "80000000", "--temp-dir", str(directory), "--num-cpus", str(cpus)]
+    with _up(command, environ) as process:
+        yield Cluster(f"127.0.0.1:{port}", process.pid)
+
+
+@contextmanager
+def ray_node(cluster: Cluster, environ: Mapping[str, str], ip: str) -> Iterator[int]:
+    """Let a node with one CPU join a cluster, and end its processes; returns their session."""
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--address", cluster.address, "--block"]
+    command += ["--node-ip-address", ip, "--disable-usage-stats", "--object-store-memory", "80000000"]
+    with _up([*command, "--num-cpus", "1"], environ) as process:
+        yield process.pid
+
+
+@contextmanager
+def _up(command: list[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -65,7 +85,7 @@ def ray_cluster(directory: Path, environ: Mapping[str, str], *, cpus: int = 2) -
             line = process.stdout.readline()
             assert line, said
             said += line
-        yield Cluster(f"127.0.0.1:{port}", process.pid)
+        yield process
     finally:
         process.terminate()
         process.communicate()

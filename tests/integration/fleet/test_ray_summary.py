@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from fleet.clusters import Cluster, ray_cluster, ray_environment, session_of
+
+from gpu_job import GpuJob
 
 pytestmark = pytest.mark.fleet
 
@@ -110,12 +113,53 @@ print(json.dumps([texts(on_ray), *locally, told, sum(sizes)]))
     assert told[-1] == [total, total]
 
 
+def test_a_summary_is_the_same_and_is_kept(drive, tmp_path) -> None:
+    job = GpuJob(ranks=4, slow_rank=2, items=3).write(tmp_path / "job")
+    found = answer(
+        drive(
+            """
+from profdeck.base.result_cache import ResultCache
+from profdeck.traces.kept_results import identity_of
+from profdeck.traces.loading import summarise
+import time
+job, kept = map(Path, arguments)
+kept.mkdir()
+while not all(map(identity_of, job.iterdir())):
+    time.sleep(0.05)  # of what has just been written nothing is kept
+on_ray = summarise([job], ray=address, cache=ResultCache(kept), buckets=64)[0]
+again = summarise([job], ray="127.0.0.1:1", cache=ResultCache(kept), buckets=64)[0]
+print(json.dumps([on_ray == summarise([job], buckets=64)[0], again == on_ray, len(on_ray.ranks)]))
+""",
+            str(job),
+            str(tmp_path / "kept"),
+        )
+    )
+    assert found == [True, True, 4]
+
+
 def test_a_killed_worker_costs_its_own_item_only(drive) -> None:
     done = drive("print(json.dumps(obeyed(['a', 'kill', 'b', 'kill', 'unreadable', 'c'])))")
     first, killed, second, killed_too, torn, third = answer(done)  # type: ignore[misc]
     assert [first, second, torn, third] == ["a", "b", "It is torn.", "c"]
     assert killed == killed_too
     assert killed.startswith("Cannot read kill: its Ray worker died (WorkerCrashedError).")
+
+
+def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
+    network = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if subprocess.run([*network, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no second node: unshare is not allowed to make network namespaces here")
+    paths = os.pathsep.join(map(str, (JOBS, Path(__file__).parents[1])))
+    done = subprocess.run(
+        [*network, sys.executable, Path(__file__).with_name("jobs") / "dying_node.py", tmp_path_factory.mktemp("ray")],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"found": ["a", "wait_once", "b", "c", "d"], "waited": 1}
 
 
 def test_any_other_exception_is_raised_with_the_item(drive) -> None:

@@ -253,6 +253,8 @@ def test_the_way_makes_no_difference(tmp_path: Path, processes: int) -> None:
     ]
     assert all(one == found[0] for one in found)
     assert [*(tmp_path / "cache").rglob("*")]
+    nowhere = "127.0.0.1:1"  # with all of it kept, nobody asks a cluster
+    assert summarise([directory], cache=cache, ray=nowhere, buckets=256)[0] == found[0]
 
 
 def test_a_bad_result_is_read_anew(cli: Cli, tmp_path: Path, readings: list[str]) -> None:

@@ -54,6 +54,13 @@ def wait(path: str) -> None:
     threading.Event().wait()
 
 
+def wait_once(path: str) -> None:
+    """Do that, but not if somebody has waited there before."""
+    if not Path(path).exists():
+        Path(path).touch()
+        wait(path)
+
+
 ORDERS: dict[str, Callable[[str], object]] = {
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda _: os._exit(3),
@@ -62,6 +69,7 @@ ORDERS: dict[str, Callable[[str], object]] = {
     "fault": fault,
     "odd-fault": odd_fault,
     "wait": wait,
+    "wait_once": wait_once,
     # Two that meet at a named pipe: each waits for the other.
     "meet-as-reader": lambda path: Path(path).open("rb").close(),
     "meet-as-writer": lambda path: Path(path).open("wb").close(),

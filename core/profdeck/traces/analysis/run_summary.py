@@ -44,7 +44,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         processes: How many traces are read at once, each in a process of its own if it is more than one; of one trace,
             how many processes read it together.
         ray: The address of a Ray cluster on whose nodes the traces are read instead; they must see the files.
-        cache: Where results are kept: what did not change since it was read is not read again. On Ray nothing is kept.
+        cache: Where results are kept: what did not change since it was read is not read again.
         on_progress: Called with the bytes read so far and in all.
 
     Returns:
@@ -52,7 +52,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     """
     how = _How(classifier or Classifier(), StepNames.load(), devices_only=devices_only, buckets=buckets, cache=cache)
     found: dict[int, RankReading | TraceError] = {}
-    if cache is not None and ray is None:
+    if cache is not None:
         found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
     left = [index for index in range(len(sources)) if index not in found]
     if left:
@@ -62,10 +62,15 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
             if len(left) == 1:
                 how = attrs.evolve(how, processes=processes)
             read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
-            how.results.tidy_up()
         else:
-            how = attrs.evolve(how, cache=None)
-            read = map_on_ray(how.read, to_read, sizes, address=ray, on_progress=on_progress)
+            # The nodes have caches of their own, or none that lasts: what they find is kept here.
+            before = [how.results.before(source.path) for source in to_read]
+            on_nodes = attrs.evolve(how, cache=None)
+            read = map_on_ray(on_nodes.read, to_read, sizes, address=ray, on_progress=on_progress)
+            for identity, source, result in zip(before, to_read, read, strict=True):
+                if identity is not None and not isinstance(result, TraceError):
+                    how.keep(identity, source, result)
+        how.results.tidy_up()
         found |= dict(zip(left, read, strict=True))
     in_order = [found[index] for index in range(len(sources))]
     readings = [reading for reading in in_order if not isinstance(reading, TraceError)]
@@ -112,8 +117,7 @@ class _How:
         """Read a trace, and keep what was found."""
         from profdeck.traces.analysis.summary import read_summary
 
-        results = self.results
-        before = results.before(source.path)
+        before = self.results.before(source.path)
         reading = read_summary(
             source,
             devices_only=self.devices_only,
@@ -126,11 +130,16 @@ class _How:
         found = reading.summary
         if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):
             raise TraceError(f"{source.path}: {found.problem}")
-        if before is not None and (content := kept_reading.to_bytes(reading)) is not None:
-            results.put(before, source.path, content, *kept_reading.about(source))
-        if before is not None and found.whole:
-            self._keep_proof(before, source, found)
+        if before is not None:
+            self.keep(before, source, reading)
+            if found.whole:
+                self._keep_proof(before, source, found)
         return reading
+
+    def keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
+        """Keep what was found in a trace that is still what it was before."""
+        if (content := kept_reading.to_bytes(reading)) is not None:
+            self.results.put(before, source.path, content, *kept_reading.about(source))
 
     def _keep_proof(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
         """Keep for `profdeck ls` that a trace was read to its end."""
