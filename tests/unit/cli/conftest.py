@@ -19,19 +19,16 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Record = Callable[..., Path]
 
 
+OF_EACH_TEST = {"PROFDECK_CACHE", "PROFDECK_LEASE_DIR"}
+OF_THE_PLACE = {"RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "SLURM_PROCID"}
+
+
 @pytest.fixture(autouse=True)
 def _paper_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Install the distribution in `SITE`, and hide from tests where they run."""
     monkeypatch.syspath_prepend(SITE)
     for name in [*os.environ]:
-        own = name in {"PROFDECK_CACHE", "PROFDECK_LEASE_DIR"}  # set for each test
-        if (name.startswith("PROFDECK") and not own) or name in {
-            "RANK",
-            "WORLD_SIZE",
-            "COLUMNS",
-            "FORCE_COLOR",
-            "SLURM_PROCID",
-        }:
+        if (name.startswith("PROFDECK") and name not in OF_EACH_TEST) or name in OF_THE_PLACE:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 

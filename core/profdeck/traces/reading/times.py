@@ -63,13 +63,13 @@ def written_nanoseconds(times_us: Sequence[msgspec.Raw]) -> Int:
     if len(ends) != len(times_us):
         raise LostDigitsError
     begins = np.append(0, ends[:-1] + 1)
-    width = int((ends - begins).max())
-    if not _TAIL <= max(width, _TAIL) <= _TAIL + _MAX_DIGITS - _DIGITS or (ends == begins).any():
+    width = max(int((ends - begins).max()), _TAIL)
+    if width > _TAIL + _MAX_DIGITS - _DIGITS or (ends == begins).any():
         raise LostDigitsError
     # All of them right-aligned, with zeros in front.
-    places = ends[:, None] - np.arange(max(width, _TAIL), 0, -1)
-    digits = np.where(places >= begins[:, None], text[np.maximum(places, 0)], _ZERO) - _ZERO
-    points = digits == _POINT - _ZERO & 0xFF
+    places = ends[:, None] - np.arange(width, 0, -1)
+    aligned = np.where(places >= begins[:, None], text[np.maximum(places, 0)], _ZERO)
+    points, digits = aligned == _POINT, aligned - _ZERO
     if (digits[~points] > 9).any() or (points.sum(axis=1) > 1).any() or points[:, : -_DIGITS - 1].any():  # noqa: PLR2004
         raise LostDigitsError
     behind = np.where(points.any(axis=1), points[:, ::-1].argmax(axis=1), -1)

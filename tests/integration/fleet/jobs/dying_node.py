@@ -30,7 +30,6 @@ print(json.dumps([str(one) if isinstance(one, Exception) else one[0].split()[0] 
 def main(directory: Path) -> None:
     """Kill a node while it reads."""
     environ = ray_environment(nodes=2)
-    environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
     (directory / "ray").mkdir()
     at = directory / "at"
     with (
