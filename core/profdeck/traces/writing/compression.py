@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from profdeck.base.errors import TraceError
 from profdeck.base.files import new_file, write_all
 from profdeck.traces.reading.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks, file_size
 from profdeck.traces.reading.stream import AHEAD, Chunk, read_chunks, run_ahead
-from profdeck.traces.writing.deflate import gzip_deflater
+from profdeck.traces.writing.deflate import SmallGzip
 
 _ANCHOR_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -73,7 +73,7 @@ class _AnchorHandler(CountingHandler):
 
     def member(self, key: str, text: bytes) -> None:
         del key  # there is only one
-        with suppress(ValueError):
+        with contextlib.suppress(ValueError):
             self.base_time_ns = int(text)
 
     def _take(self, array: bytes) -> None:
@@ -175,16 +175,17 @@ def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
 
 def _copy(source: Path, write: Callable[[Chunk], None], check: Callable[[Chunk], None], *, gzip: bool) -> str | None:
     """Write ``source`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
-    deflater = gzip_deflater()
+    with contextlib.ExitStack() as stack:
+        packer = stack.enter_context(contextlib.closing(SmallGzip(write))) if gzip else None
 
-    def written() -> Generator[Chunk, None, None]:
-        for chunk in read_chunks(source, buffers=AHEAD + 2):
-            write(deflater.compress(chunk) if gzip else chunk)
-            yield chunk
+        def written() -> Generator[Chunk, None, None]:
+            for chunk in read_chunks(source, buffers=AHEAD + 2):
+                packer.compress(chunk) if packer else write(chunk)
+                yield chunk
 
-    damage = feed_chunks(check, run_ahead(written()), file_size(source))
-    if gzip:
-        write(deflater.flush())
+        damage = feed_chunks(check, run_ahead(written()), file_size(source))
+        if packer:
+            packer.finish()
     return damage
 
 
