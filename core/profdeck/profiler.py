@@ -117,7 +117,7 @@ class Profiler:
         """
         if self._controller is None or not self._controller.enter(global_step):
             return None
-        return drive(self._controller.start(global_step, self._resolve_now))
+        return self._controller.start_now(global_step)
 
     def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Report that a global step, or a unit inside of it, has ended; does nothing while no capture is running.

@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,12 @@ pytestmark = pytest.mark.usefixtures("tally")
 
 GONE = ProcessId(pid=2**22 + 1, process_started="1")  # above the highest pid of Linux
 ELSEWHERE = ProcessId(host="another-host")
+
+
+@pytest.fixture(autouse=True)
+def look_at_every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where steps take longer than those of these tests."""
+    monkeypatch.setattr(watches, "REST_S", 0.0)
 
 
 class Job:
@@ -145,6 +152,38 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
         running.step(step, ranks=[1])
         running.step(step, ranks=[0])
     assert running.answers(request) == [(True, ("step3",), None)] * 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths_us=st.lists(st.sampled_from([3, 30, 70, 95, 105, 400, 5000]), min_size=1, max_size=3),
+    lag=st.floats(0, 0.99),
+    asked=st.floats(0, 1),
+    warmup_steps=st.integers(0, 2),
+)
+def test_steps_that_are_too_short_to_look_at_each_lose_no_rank(
+    lengths_us: list[int], lag: float, asked: float, warmup_steps: int
+) -> None:
+    """Ranks that wait for each other in every step, of which the second begins each one a little later."""
+    now_s = 1000.0
+    with tempfile.TemporaryDirectory() as output, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watches, "REST_S", 1e-4)
+        patch.setattr(watches, "monotonic", lambda: now_s)
+        running = Job(Path(output), **{"trainer.warmup_steps": warmup_steps})
+        lengths_s = [1e-6 * length for length in lengths_us for _ in range(200 // len(lengths_us))]
+        asked_at = int(asked * len(lengths_s))
+        for number, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
+            if number == asked_at:
+                request = requests.ask(running.run, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
+            running.step(step, ranks=[rank])
+            now_s += lengths_s[step] * (1 - lag if rank else lag)
+        plan = requests.read_plan(running.run, request)
+        assert plan is not None
+        wanted = {f"step{plan.first_step}": (plan.first_step, plan.last_step)}
+        assert (running.steps(0), running.steps(1)) == (wanted, wanted)
+        assert {manifest.status for manifest in running.manifests().values()} == {Status.COMPLETE}
+        for profiler in running.ranks:
+            profiler.close()
 
 
 def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:

@@ -174,18 +174,20 @@ class PlannedSteps:
     """Whether adjacent steps that the config selects share one capture."""
     demands: list[OnDemandSteps] = attrs.field(factory=list)
     """What was asked for and is not over. Changed by `add` and `remove` only."""
-    _quiet: tuple[float, float] = attrs.field(default=(0, 0), init=False)
-    """From and below these steps nothing begins: found once, so that idle steps need not look."""
+    quiet: tuple[float, float] = attrs.field(default=(0, 0), init=False)
+    """From and below these steps nothing begins, if nothing was asked for: found once, so that idle steps need not ask
+    `begins`.
+    """
 
     def add(self, demand: OnDemandSteps) -> None:
         """Take steps that were asked for."""
         self.demands.append(demand)
-        self._quiet = (0, 0)
+        self.quiet = (0, 0)
 
     def remove(self, demand: OnDemandSteps) -> None:
         """Forget steps that are over, or will not be captured."""
         self.demands = [other for other in self.demands if other is not demand]
-        self._quiet = (0, 0)
+        self.quiet = (0, 0)
 
     def configures(self, step: int) -> bool:
         """Tell whether the config selects a step."""
@@ -201,7 +203,7 @@ class PlannedSteps:
 
     def begins(self, step: int) -> tuple[int, OnDemandSteps | None] | None:
         """Return the first step of the capture that must begin at ``step``, to warm up or to record, and its demand."""
-        if self._quiet[0] <= step < self._quiet[1]:
+        if self.quiet[0] <= step < self.quiet[1]:
             return None
         coming: list[tuple[int, OnDemandSteps | None]] = [
             (demand.first, demand) for demand in self.demands if not demand.begun and step <= demand.first
@@ -211,7 +213,7 @@ class PlannedSteps:
             coming.append((selected, None))
         first, demand = min(coming, key=lambda one: one[0], default=(None, None))  # what was asked for goes first
         if first is None or step < first - self.warmup_steps:
-            self._quiet = (step, math.inf if first is None else first - self.warmup_steps)
+            self.quiet = (step, math.inf if first is None else first - self.warmup_steps)
             return None
         return first, demand
 

@@ -98,9 +98,10 @@ class Controller:
 
     def enter(self, step: int) -> bool:
         """Pass the boundary into a global step; return whether `start` has anything to do there."""
-        idle = self._state is IDLE
-        self._session.look_for_requests(step, None if idle else self.capture)
-        return not idle or self._session.begins_at(step)
+        if self._state is IDLE:
+            return self._session.enters(step)
+        self._session.look_for_requests(step, self.capture)
+        return True
 
     def under_way(self, step: int) -> bool:
         """Tell whether that global step has been begun by an earlier start."""
@@ -121,6 +122,10 @@ class Controller:
             if not discrete and self._session.begins_at(step):
                 await self._begin(step, resolve)
             return self.capture
+
+    def start_now(self, step: int) -> Capture | None:
+        """Do what `start` does, by blocking."""
+        return drive(self.start(step, self._resolve_now))
 
     async def step(self, step: Step, resolve: Resolve) -> None:
         """Pass a boundary inside the running capture."""

@@ -23,19 +23,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 class StepScope:
     """One global step as a context manager; see `Profiler.capture`."""
 
+    __slots__ = ("_controller", "_global_step", "_nested", "_profiler")
+
     def __init__(self, profiler: _Steps, controller: Controller | None, global_step: int) -> None:
         self._profiler = profiler
         self._controller = controller
         self._global_step = global_step
         self._nested = False
 
-    def _enter(self) -> None:
-        # Who finds its step already begun did not begin it, and must not end it either.
-        self._nested = self._controller is not None and self._controller.under_way(self._global_step)
-
     def __enter__(self) -> Capture | None:
-        self._enter()
-        return self._profiler.start(self._global_step)
+        controller, step = self._controller, self._global_step
+        if controller is None:
+            return self._profiler.start(step)
+        if not controller.enter(step):
+            return None
+        # Who finds its step already begun did not begin it, and must not end it either.
+        self._nested = controller.under_way(step)
+        return controller.start_now(step)
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._nested:
@@ -46,7 +50,8 @@ class StepScope:
             self._profiler.close(cast("str", reason_of(error)))
 
     async def __aenter__(self) -> Capture | None:
-        self._enter()
+        if self._controller is not None:
+            self._nested = self._controller.under_way(self._global_step)
         return await self._profiler.astart(self._global_step)
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:

@@ -145,6 +145,19 @@ class Session:
         if self._watch is not None:
             self._watch.look(step, capture)
 
+    def enters(self, step: int) -> bool:
+        """Look for requests at the boundary into a global step, with no capture under way; return whether something
+        must begin there.
+        """
+        if self._watch is not None:
+            self._watch.look(step, None)
+        steps = self.steps
+        if not steps.demands:
+            begin, end = steps.quiet
+            if begin <= step < end:
+                return False
+        return self.begins_at(step)
+
     def begin_stages(self, step: int) -> bool:
         """Begin a global step in discrete mode; return whether its stages are captured."""
         if (asked := self.steps.demand_at(step)) is not None:

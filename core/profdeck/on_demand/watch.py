@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar
 
 import attrs
@@ -87,6 +88,9 @@ class _OwnAnswer:
             logger.debug("%s cannot be written: %s", self._path, describe(error))
 
 
+REST_S = 1e-4
+"""Where steps are shorter than this, not each of them looks: a look is a system call, of a microsecond and more."""
+
 OnMissed = Callable[[OnDemandSteps, str], None]
 """Told of a demand that this process is too late for, and why."""
 
@@ -121,9 +125,14 @@ class RequestWatch:
         self._agreed: list[OnDemandSteps] = []
         self._busy = False
         self._failed = False
+        self._looked_s = 0.0
+        self._rest_s = 0.0
+        """How long no look follows the last one."""
+        self._passed = 0
+        """Boundaries since the last look, this one included."""
 
     def look(self, step: int, capture: Capture | None) -> None:
-        """Look for a request at the boundary into a global step; once per step. Never raises.
+        """Look for a request at the boundary into a global step, unless that was just done. Never raises.
 
         Args:
             step: the step that begins.
@@ -131,6 +140,15 @@ class RequestWatch:
         """
         if step == self._step:
             return
+        self._passed += 1
+        if not self._busy:
+            now_s = monotonic()
+            since_s = now_s - self._looked_s
+            if since_s < self._rest_s:
+                return
+            # The step before was short, or several passed.
+            self._rest_s = REST_S if self._passed > 1 or since_s < REST_S else 0.0
+            self._looked_s = now_s
         before, self._step = self._step, step
         if before is None:
             self._since = step
@@ -138,6 +156,7 @@ class RequestWatch:
         if self._busy or os.access(self._path, os.F_OK):
             with self._mutex:
                 self._look(step, before, capture)
+        self._passed = 0
 
     def answer(self, demand: OnDemandSteps, problem: str | None = None) -> None:
         """Answer that a demand is over here. Never raises."""
@@ -227,7 +246,9 @@ class RequestWatch:
             self._late(demand, reason)
 
     def _plan(self, request: OnDemandRequest, step: int) -> StepPlan:
-        first, final_step = step + request.in_steps, self._steps.final_step
+        # Where not each step looks, others see the request as many steps later.
+        enough = 2 * self._passed if self._passed > 1 else 0
+        first, final_step = step + max(request.in_steps, enough), self._steps.final_step
         last = first + request.steps - 1
         by, token = self._entry.process.name, request.token
         if final_step is not None and first > final_step:
