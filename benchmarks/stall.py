@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
+import runpy
 import statistics
 import sys
 import time
@@ -72,6 +74,17 @@ class Child:
             sys.exit(f"An engine's process failed:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
 
 
+FLOOR = Path(__file__).parent / "floor"
+TORCH_TIMES = "BENCHMARK_TORCH_TIMES"
+
+
+def torch_ms(since_s: float) -> float:
+    """Return how long torch itself has taken to end and save recordings since then, in any process."""
+    lines = Path(os.environ[TORCH_TIMES]).read_text(encoding="utf-8").splitlines()
+    took_s: list[float] = [call["took_s"] for call in map(json.loads, lines) if call["began_s"] >= since_s]
+    return sum(took_s) * 1e3
+
+
 def in_child(
     connection: Connection, log: Path, environment: dict[str, str], function: Callable[..., None], *arguments: Any
 ) -> None:
@@ -79,6 +92,10 @@ def in_child(
     for name in [name for name in os.environ if name.startswith(("PROFDECK", "VLLM_", "SGLANG_"))]:
         del os.environ[name]
     os.environ.update(environment)
+    # Of this process, where the engine may be, and of those that it starts.
+    os.environ[TORCH_TIMES] = f"{log}.torch"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(FLOOR), *filter(None, [os.environ.get("PYTHONPATH")])])
+    runpy.run_path(str(FLOOR / "sitecustomize.py"))
     with log.open("ab") as file:  # vLLM's profiler prints a table at every stop
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -119,6 +136,8 @@ class Stop:
     """From the call of the stop to its return."""
     plain_ms: float
     """The longest wait before the capture."""
+    torch_ms: float
+    """What torch itself took to end and save the recording."""
 
 
 class Streams:
@@ -176,7 +195,8 @@ async def observe(streams: Streams, start: Call, stop: Call) -> Stop:
     await stop()
     whole_ms = (clock() - since_s) * 1e3
     await streams.tokens(AFTER)
-    return Stop(start_ms, streams.longest_ms(since_s), streams.lost_ms(since_s, pace_ms), whole_ms, plain_ms)
+    stop_ms, lost_ms = streams.longest_ms(since_s), streams.lost_ms(since_s, pace_ms)
+    return Stop(start_ms, stop_ms, lost_ms, whole_ms, plain_ms, torch_ms(since_s))
 
 
 async def observe_all(
@@ -221,9 +241,12 @@ def stall_rows(found: dict[str, list[Stop]], name: str) -> list[Row]:
         times = {kind: [getattr(stop, figure) for stop in stops] for kind, stops in found.items()}
         return row(f"{what}, {name}", "ms", times, ("profdeck", "native"), max_ratio)
 
+    own = found["profdeck"]
+    floor = {"profdeck": [stop.stop_ms for stop in own], "torch's stop and save": [stop.torch_ms for stop in own]}
     stall = compare("stall of a stop", "stop_ms", MAX_STALL)
     return [
         attrs.evolve(stall, detail=f"{stall.detail}; without a capture {plain_ms:.3g} ms"),
+        row(f"the same over torch's own part, {name}", "ms", floor, ("profdeck", "torch's stop and save")),
         compare("time that a stop takes from all requests", "lost_ms"),
         compare("stop until the files are whole", "whole_ms"),
         compare("stall of a start", "start_ms"),

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +25,7 @@ from profdeck.base.errors import CaptureError, ConfigError, UnknownPluginError
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
+from profdeck.engine.worker import file_writer
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.recorder import EngineRecorder, plain
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
@@ -32,6 +34,12 @@ from profdeck.verification.reading import read_run
 Ask = Callable[..., CaptureRequest]
 
 P, D, M = BatchKind
+
+
+@pytest.fixture(autouse=True)
+def no_iterations_before_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is served in these tests."""
+    monkeypatch.setattr(file_writer, "SERVE_S", 0.0)
 
 
 @pytest.fixture
@@ -218,6 +226,18 @@ def test_the_ranks_that_should_record_are_in_every_manifest(tally: ModuleType, a
         2: Status.COMPLETE,
         3: Status.MISSING,
     }
+
+
+def test_running_requests_are_served_between_the_stop_and_the_writing(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_writer, "SERVE_S", 0.3)
+    recorder.start(ask(1, write_later=True))
+    iterate(recorder, [D])
+    stopped_ns = time.time_ns()
+    whole(recorder)
+    (trace,) = tmp_path.glob("run/step_*/**/*.trace.json")
+    assert trace.stat().st_mtime_ns - stopped_ns > 0.25e9
 
 
 # Kinds of batches apart.

@@ -20,8 +20,9 @@ from profdeck.base.version import __version__
 from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, TraceResult, attempt
 
 _CONNECT_S = 5.0
-_LOOK_S = 10.0
-_NO_NODE_S = 60.0
+LOOK_S = 10.0
+"""How often a cluster is looked at in which nothing happens."""
+NO_NODE_S = 60.0
 """So long a cluster may be without a CPU: nodes that died may be replaced."""
 _TRIES = 3
 
@@ -121,33 +122,35 @@ def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R]) -> None
             while job.waiting and len(streams) < 2 * max(1, cpus):
                 index = job.waiting.popleft()
                 streams[task.remote(function, job.items[index], job.reporting, __version__)] = index
-            ready = ray.wait(list(streams), num_returns=1, timeout=_LOOK_S)[0]
+            ready = ray.wait(list(streams), num_returns=1, timeout=LOOK_S)[0]
             cpus_seen_s = time.monotonic() if cpus or ready else cpus_seen_s
-            if time.monotonic() - cpus_seen_s > _NO_NODE_S:
+            if time.monotonic() - cpus_seen_s > NO_NODE_S:
                 raise ConfigError(
-                    f"The Ray cluster has had no CPU for {_NO_NODE_S:.0f} s: its nodes died, or were started with "
+                    f"The Ray cluster has had no CPU for {NO_NODE_S:g} s: its nodes died, or were started with "
                     "--num-cpus 0. Start nodes with 'ray start --address HOST:6379'."
                 )
             for stream in ready:
                 index = streams[stream]
-                try:
-                    report: ReportResult[R] = _receive(ray, stream, job.items[index])
-                except ray.exceptions.NodeDiedError as error:
-                    del streams[stream]
+                report: ReportResult[R] | None = _receive(ray, stream, job.items[index], lost[index])
+                if report is None:
                     lost[index] += 1
-                    if lost[index] < _TRIES:
-                        job.waiting.appendleft(index)
-                    else:
-                        job.take(index, TraceResult(_lost(job.items[index], error)))
-                    continue
-                if job.take(index, report):
+                    job.waiting.appendleft(index)
+                if report is None or job.take(index, report):
                     del streams[stream]
     finally:
         for stream in streams:
             ray.cancel(stream, force=True)
 
 
-def _receive(ray: Any, stream: Any, item: T) -> ReportResult[R]:
+def _receive(ray: Any, stream: Any, item: T, lost: int) -> ReportResult[R] | None:
+    """Return what a task reports; None if its node died, and another one may read that.
+
+    Args:
+        ray: the module.
+        stream: the task's reports.
+        item: what it reads.
+        lost: how many nodes have died over it before.
+    """
     try:
         report: ReportResult[R] = ray.get(next(stream))
     except ray.exceptions.RayTaskError as error:
@@ -155,10 +158,9 @@ def _receive(ray: Any, stream: Any, item: T) -> ReportResult[R]:
             f"The Ray task for {item} failed outside of its function: {str(error).splitlines()[-1]}. "
             f"Every node of the cluster needs profdeck {__version__} and what it imports."
         )
-    except ray.exceptions.NodeDiedError:
-        raise
     except ray.exceptions.RayError as error:
-        return TraceResult(_lost(item, error))
+        again = isinstance(error, ray.exceptions.NodeDiedError) and lost + 1 < _TRIES
+        return None if again else TraceResult(_lost(item, error))
     return report
 
 

@@ -162,6 +162,24 @@ def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == {"found": ["a", "wait_once", "b", "c", "d"], "waited": 1}
 
 
+def test_a_cluster_without_a_cpu_is_not_waited_for_without_end(environ, tmp_path_factory) -> None:
+    with ray_cluster(tmp_path_factory.mktemp("ray"), environ, cpus=0) as empty:
+        code = """
+from profdeck.traces import ray_tasks
+ray_tasks.NO_NODE_S = ray_tasks.LOOK_S = 0.5
+obeyed(["a"])
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER + code, empty.address],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert "ConfigError: The Ray cluster has had no CPU for 0.5 s" in done.stderr
+
+
 def test_any_other_exception_is_raised_with_the_item(drive) -> None:
     done = drive("obeyed(['a', 'fault', 'b'])")
     assert done.returncode == 1

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import logging
 import os
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from profdeck.backends.recording import Recording
@@ -13,6 +15,11 @@ from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import describe
 
 logger = logging.getLogger("profdeck")
+
+SERVE_S = 0.1
+"""How long the engine serves between the stop of a recording and the writing of its file: torch holds the interpreter's
+lock in each of them, and running requests would wait for both at once.
+"""
 
 
 class FileWriter:
@@ -34,7 +41,7 @@ class FileWriter:
         """Write the files of a recording, in its turn."""
         write = functools.partial(self._write, recording)
         try:
-            self._futures.append(self._executor.submit(write))
+            self._futures.append(self._executor.submit(_after_serving, write))
         except RuntimeError:  # the interpreter is ending, and starts no threads any more
             write()
             self._written -= 1  # it had no future
@@ -55,6 +62,11 @@ class FileWriter:
             recording.capture.problems.append(describe(error))
         finally:
             self._written += 1
+
+
+def _after_serving(write: Callable[[], None]) -> None:
+    time.sleep(SERVE_S)
+    write()
 
 
 def _leave_the_cores() -> None:
