@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from typing import Annotated
 
@@ -23,6 +24,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line and exit with one of `profdeck.cli.kit.ExitCode`."""
+    # What a command builds of many ranks lives until it ends; looking through it again and again took a quarter of it.
+    gc.set_threshold(100_000)
     app(prog_name="profdeck")
 
 

@@ -150,23 +150,8 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         step_us=statistics.fmean(view.step_us for view in views),
         stages=_stages(views),
         device=_device(views),
-        kernels=_work(
-            [
-                [(of.name, of.category, view.per_step(of.total_us), of.count, of.max_us) for of in view.rank.kernels]
-                for view in views
-            ],
-            views,
-        ),
-        operators=_work(
-            [
-                [
-                    (of.name, "", (of.self_us or 0.0) / _steps_on_host(view), of.count, of.max_us)
-                    for of in view.rank.operators
-                ]
-                for view in views
-            ],
-            views,
-        ),
+        kernels=_work([_kernels(view) for view in views], views),
+        operators=_work([_operators(view) for view in views], views),
         steps=_steps(views),
     )
 
@@ -288,6 +273,15 @@ def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
 
 
 _Work = tuple[str, str, float, int, float]
+
+
+def _kernels(view: RankView) -> list[_Work]:
+    return [(of.name, of.category, view.per_step(of.total_us), of.count, of.max_us) for of in view.rank.kernels]
+
+
+def _operators(view: RankView) -> list[_Work]:
+    steps = _steps_on_host(view)
+    return [(of.name, "", (of.self_us or 0.0) / steps, of.count, of.max_us) for of in view.rank.operators]
 
 
 def _work(of_ranks: Sequence[Sequence[_Work]], views: Sequence[RankView]) -> tuple[WorkRow, ...]:

@@ -69,7 +69,7 @@ class RankView:
             return sum(self.durations_us)
         return max((device.span_us for device in self.rank.devices), default=self.rank.span_us)
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """How many steps that is; 1 for a recording."""
         return max(1, len(self.durations_us))
@@ -110,9 +110,13 @@ class RankView:
 
     def per_step(self, total_us: float) -> float:
         """Return what of a sum over all work of the devices belongs to a step: as much as of their busy time does."""
+        return total_us * self._share_of_steps / self.count
+
+    @functools.cached_property
+    def _share_of_steps(self) -> float:
         busy_us = sum(device.busy_us for device in self.rank.devices)
         in_steps_us = sum(device.busy_us for device in self.devices)
-        return total_us * (in_steps_us / busy_us if busy_us else 1.0) / self.count
+        return in_steps_us / busy_us if busy_us else 1.0
 
     @property
     def stages(self) -> tuple[StageSummary, ...]:
