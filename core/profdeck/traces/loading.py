@@ -16,6 +16,7 @@ from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.captures import captures_below, manifests_below, recordings_of, silent_roles
 from profdeck.traces.findings.finding import findings_of
 from profdeck.traces.recognition import is_merged
+from profdeck.traces.report.pictures import buckets_of
 from profdeck.traces.sources import find_sources
 
 
@@ -62,6 +63,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         devices_only=devices_only,
         classifier=classifier,
         buckets=buckets,
+        kept_buckets=buckets_of(len(sources)),
         processes=processes,
         ray=ray,
         cache=cache,

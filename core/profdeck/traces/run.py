@@ -172,7 +172,7 @@ class Run:
         return [f"{labels[one.path]}, {one.capture}" if one.capture else labels[one.path] for one in self.summary.ranks]
 
     def report(self, file: Path | str | None = None) -> str:
-        """Return the page of ``profdeck report``, which reads the traces once more for its pictures.
+        """Return the page of ``profdeck report``; without a cache that reads the traces once more for its pictures.
 
         Args:
             file: Where to write it, too.

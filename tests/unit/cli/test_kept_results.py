@@ -86,6 +86,22 @@ def test_each_rank_is_kept_by_itself(cli: Cli, tmp_path: Path, readings: list[st
     assert again["skew"]  # by kept calls and read ones
 
 
+def test_what_a_summary_read_is_enough_for_a_page_and_the_other_way_round(
+    cli: Cli, tmp_path: Path, readings: list[str]
+) -> None:
+    directory = GpuJob(ranks=3, slow_rank=1).write(tmp_path / "job")
+    pages = [tmp_path / name for name in ("first.html", "read.html")]
+    first = answers(cli, directory)
+    readings.clear()
+    assert cli("report", directory, "-o", pages[0], "--processes", 1).exit_code == 0
+    assert cli("diff", directory, directory).exit_code == 0
+    assert readings == []
+    assert cli("report", directory, "-o", pages[1], "--processes", 1, "--no-cache").exit_code == 0
+    assert len(readings) == 3
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    assert answers(cli, directory, "--no-cache") == first
+
+
 @pytest.mark.parametrize("change", ["in place", "replaced", "touched", "restored times"])
 def test_whatever_changed_is_read(cli: Cli, tmp_path: Path, readings: list[str], change: str) -> None:
     path = tmp_path / "a.trace.json"

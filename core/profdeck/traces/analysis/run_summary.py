@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -29,6 +30,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     devices_only: bool = False,
     classifier: Classifier | None = None,
     buckets: int = 0,
+    kept_buckets: int = 0,
     processes: int = 1,
     ray: str | None = None,
     cache: ResultCache | None = None,
@@ -40,7 +42,8 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         sources: The traces; :func:`profdeck.traces.sources.find_sources` finds them.
         devices_only: See :func:`profdeck.traces.analysis.summary.summarise_trace`.
         classifier: As there.
-        buckets: As there.
+        buckets: As there; 0 for no pictures.
+        kept_buckets: The same of pictures that are kept for a later question, where this one wants none.
         processes: How many traces are read at once, each in a process of its own if it is more than one; of one trace,
             how many processes read it together.
         ray: The address of a Ray cluster on whose nodes the traces are read instead; they must see the files.
@@ -50,7 +53,14 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     Returns:
         The summary of those that could be read, in the order of the sources, and why the others could not be read.
     """
-    how = _How(classifier or Classifier(), StepNames.load(), devices_only=devices_only, buckets=buckets, cache=cache)
+    how = _How(
+        classifier or Classifier(),
+        StepNames.load(),
+        devices_only=devices_only,
+        buckets=buckets or (kept_buckets if cache is not None else 0),
+        with_pictures=bool(buckets),
+        cache=cache,
+    )
     found: dict[int, RankReading | TraceError] = {}
     if cache is not None:
         found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
@@ -74,6 +84,8 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         found |= dict(zip(left, read, strict=True))
     in_order = [found[index] for index in range(len(sources))]
     readings = [reading for reading in in_order if not isinstance(reading, TraceError)]
+    if not buckets:
+        readings = list(map(_without_pictures, readings))
     summary = RunSummary(
         ranks=_with_typical([reading.summary for reading in readings]),
         skew=skew_of([reading.collectives for reading in readings]),
@@ -89,6 +101,9 @@ class _How:
     step_names: StepNames
     devices_only: bool = attrs.field(kw_only=True)
     buckets: int = attrs.field(kw_only=True)
+    """How many parts the pictures have that are made."""
+    with_pictures: bool = attrs.field(kw_only=True)
+    """Whether they are wanted now."""
     cache: ResultCache | None = attrs.field(kw_only=True)
     processes: int = attrs.field(default=1, kw_only=True)
     """How many read a trace together."""
@@ -102,16 +117,13 @@ class _How:
 
     def kept(self, source: TraceSource) -> RankReading | None:
         """Return what was read before, if nothing changed and it has the pictures that are wanted."""
-        content = self.results.get(source.path, *kept_reading.about(source))
+        content = self.results.get(source.path, *self._about(source, with_pictures=self.with_pictures))
         if content is None:
             return None
         try:
-            found = kept_reading.from_bytes(content, source)
+            return kept_reading.from_bytes(content, source)
         except ValueError:
             return None
-        if not self.buckets:
-            return attrs.evolve(found, summary=attrs.evolve(found.summary, timelines=()))
-        return found if [one.buckets for one in found.summary.timelines[:1]] == [self.buckets] else None
 
     def read(self, source: TraceSource, on_progress: Progress | None) -> RankReading:
         """Read a trace, and keep what was found."""
@@ -137,9 +149,14 @@ class _How:
         return reading
 
     def keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
-        """Keep what was found in a trace that is still what it was before."""
-        if (content := kept_reading.to_bytes(reading)) is not None:
-            self.results.put(before, source.path, content, *kept_reading.about(source))
+        """Keep what was found in a trace that is still what it was before, with pictures and without."""
+        for with_pictures in (True, False) if self.buckets else (False,):
+            content = kept_reading.to_bytes(reading if with_pictures else _without_pictures(reading))
+            if content is not None:
+                self.results.put(before, source.path, content, *self._about(source, with_pictures=with_pictures))
+
+    def _about(self, source: TraceSource, *, with_pictures: bool) -> list[Any]:
+        return [*kept_reading.about(source), self.buckets if with_pictures else 0]
 
     def _keep_proof(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
         """Keep for `profdeck ls` that a trace was read to its end."""
@@ -147,6 +164,10 @@ class _How:
         sha256 = sha256_of(source.path) if with_sum else None
         proof = Proof(whole=True, problem=None, events=found.events, sha256=sha256)
         KeptProofs(self.cache).put(before, source.path, proof, with_sum=with_sum)
+
+
+def _without_pictures(reading: RankReading) -> RankReading:
+    return attrs.evolve(reading, summary=attrs.evolve(reading.summary, timelines=()))
 
 
 def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:

@@ -177,7 +177,8 @@ class _Summary:
         """Return pictures of the recording and of the steps that may be typical, in a second pass over the slices."""
         origin_ns, trace = self._origin_ns or 0, self._trace
         work = np.where(self._on_device, self._work, -1)
-        kinds = Kinds(trace.tables, work, self._classes, trace.thread_names, self._devices.spans())
+        track_ns = self._times_of_tracks() if Kinds.needs_times(trace.tables) else None
+        kinds = Kinds(trace.tables, work, self._classes, trace.thread_names, self._devices.spans(), track_ns)
         parts = [TimelineParts("recording", origin_ns, self._end_ns, buckets, kinds)]
         for step in candidates(summary):
             begin_us, end_us = span_of(step)
@@ -189,6 +190,12 @@ class _Summary:
                 part.add(piece, host)
         marks = [*marks_of(summary), *self._stages.marks(origin_ns)]
         return tuple(part.finish(marks, origin_ns) for part in parts)
+
+    def _times_of_tracks(self) -> NDArray[np.int64]:
+        time_ns = np.zeros(len(self._trace.tables.tracks), dtype=np.int64)
+        for piece in self._trace.slices():
+            np.add.at(time_ns, piece.columns.track, piece.columns.end_ns - piece.columns.start_ns)
+        return time_ns
 
     def _add(self, piece: Slice) -> None:
         if self._origin_ns is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +24,9 @@ DEVICE_STATES = ("compute", OVERLAPPED, "communication", "copies")
 
 _NS_PER_US = 1000
 _STATES = tuple(CAUSES)
-_MOST_THREADS, _MOST_STREAMS = 6, 8
+_MOST_DEVICES, _MOST_THREADS, _MOST_STREAMS = 64, 6, 8
+_MOST_TRACKS = 256
+"""Of so many threads and streams, those with the most time, it is added up what is shown of them."""
 _MOST_EVENTS, _MOST_MARKS = 300, 400
 _NAME_LENGTH = 160
 # A stream or thread that does less is not seen.
@@ -45,6 +48,48 @@ class Kinds:
     thread_names: Mapping[tuple[Id, Id], str]
     device_spans: Mapping[Id, tuple[int, int]]
     """From the first to the last work of each device: before and after that it is not idle but perhaps not recorded."""
+    track_ns: NDArray[np.integer] | None = None
+    """Of each track: the time of its events; None if there are so few tracks that each may be shown."""
+
+    @classmethod
+    def needs_times(cls, tables: Tables) -> bool:
+        """Tell whether the times of tracks must be known."""
+        return len(tables.tracks) > _MOST_TRACKS
+
+    @functools.cached_property
+    def may_show(self) -> NDArray[np.bool_]:
+        """Of each track: whether it may be among those that are shown."""
+        shown = np.ones(len(self.tables.tracks), dtype=np.bool_)
+        if self.track_ns is not None:
+            shown[np.argsort(self.track_ns, kind="stable")[:-_MOST_TRACKS]] = False
+        return shown
+
+    @functools.cached_property
+    def devices(self) -> list[Id]:
+        """The devices that are shown, in the order of their codes."""
+        times_ns: dict[Id, int] = dict.fromkeys(self.device_spans, 0)
+        if self.track_ns is not None:
+            for (device, _), time_ns in zip(self.tables.tracks, self.track_ns.tolist(), strict=True):
+                if device in times_ns:
+                    times_ns[device] += time_ns
+        return sorted(times_ns, key=lambda device: -times_ns[device])[:_MOST_DEVICES]
+
+    @functools.cached_property
+    def device_codes(self) -> NDArray[np.integer]:
+        """Of each track: the code of its device; -1 of none that is shown."""
+        codes = {device: code for code, device in enumerate(self.devices)}
+        return np.array([codes.get(device, -1) for device, _ in self.tables.tracks], dtype=np.int64)
+
+    @functools.cached_property
+    def class_names(self) -> list[str]:
+        """The classes, in the order of their codes."""
+        return sorted(set(self.classes))
+
+    @functools.cached_property
+    def class_codes(self) -> NDArray[np.integer]:
+        """Of each name: the code of its class."""
+        codes = {name: code for code, name in enumerate(self.class_names)}
+        return np.array([codes[name] for name in self.classes], dtype=np.int64)
 
 
 class TimelineParts:
@@ -68,7 +113,7 @@ class TimelineParts:
         if host is not None:
             self._add_threads(part, host)
         long_ns = _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
-        shown = part.first & (part.whole_end_ns - part.order_ns >= long_ns)
+        shown = part.first & self._kinds.may_show[columns.track] & (part.whole_end_ns - part.order_ns >= long_ns)
         shown &= (part.order_ns < self._end_ns) & (part.whole_end_ns > self._begin_ns)
         self._add_events(part.whole(np.flatnonzero(shown)))
 
@@ -140,20 +185,21 @@ class TimelineParts:
 
     def _add_devices(self, work: Columns, part: Slice, host: HostSlice | None) -> None:
         kinds, tables = self._kinds, self._kinds.tables
-        of_devices: dict[Id, list[Int]] = {}
-        for stream in groups(work.track):
-            device, name = tables.tracks[work.track[stream[0]]]
-            of_devices.setdefault(device, []).append(stream)
-            mine = work[stream]
-            classes = np.array([kinds.classes[code] for code in mine.name.tolist()])
-            for one in np.unique(classes).tolist():
-                used = classes == one
-                self._cover(("stream", device, name), one, union(mine.start_ns[used], mine.end_ns[used]))
-        for key in self._lanes:
-            if key[0] == "device":
-                of_devices.setdefault(key[1], [])
-        for device, streams in of_devices.items():
-            mine = work[np.concatenate([np.empty(0, dtype=np.int64), *streams])]
+        shown = np.flatnonzero(kinds.may_show[work.track])
+        for stream in groups(work.track[shown]):
+            mine = work[shown[stream]]
+            track = tables.tracks[mine.track[0]]
+            for of_class in groups(kinds.class_codes[mine.name]):
+                used = mine[of_class]
+                class_name = kinds.class_names[kinds.class_codes[used.name[0]]]
+                self._cover(("stream", *track), class_name, union(used.start_ns, used.end_ns))
+        codes = kinds.device_codes[work.track]
+        of_devices: dict[Id, Int] = {key[1]: np.empty(0, dtype=np.int64) for key in self._lanes if key[0] == "device"}
+        for events in groups(codes):
+            if (code := int(codes[events[0]])) >= 0:
+                of_devices[kinds.devices[code]] = events
+        for device, events in of_devices.items():
+            mine = work[events]
             kind = kinds.work[mine.name]
             compute, communication, copies = (
                 union(mine.start_ns[kind == code], mine.end_ns[kind == code]) for code in range(3)
@@ -183,12 +229,14 @@ class TimelineParts:
     def _add_threads(self, part: Slice, host: HostSlice) -> None:
         columns = part.columns
         track = columns.track[host.events]
-        for events in groups(track):
-            own = host.events[events]
+        shown = np.flatnonzero(self._kinds.may_show[track])
+        for group in groups(track[shown]):
+            events = shown[group]
+            own, states = host.events[events], host.state[events]
             key = ("thread", *self._kinds.tables.tracks[int(track[events[0]])])
             covered: Spans | None = None
             for code in range(len(_STATES) - 1):
-                used = own[host.state[events] == code]
+                used = own[states == code]
                 if not len(used):
                     continue
                 spans = union(columns.start_ns[used], columns.end_ns[used])
