@@ -83,7 +83,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
     from profdeck.traces.loading import summarise
-    from profdeck.traces.report.pictures import buckets_of
+    from profdeck.traces.analysis.pictures import buckets_of
 
     with kit.progress("Reading the traces") as on_progress:
         summary, errors = summarise(

@@ -89,7 +89,11 @@ class _OwnAnswer:
 
 
 REST_S = 1e-4
-"""Where steps are shorter than this, not each of them looks: a look is a system call, of a microsecond and more."""
+"""Behind steps of half of this and less, looks are further apart than that: a look is a system call, of a microsecond
+and more. Where steps are longer, each of them looks.
+"""
+_MOST_UNSEEN = 16
+"""Of so many boundaries, one looks in any case."""
 
 OnMissed = Callable[[OnDemandSteps, str], None]
 """Told of a demand that this process is too late for, and why."""
@@ -125,11 +129,11 @@ class RequestWatch:
         self._agreed: list[OnDemandSteps] = []
         self._busy = False
         self._failed = False
-        self._looked_s = 0.0
-        self._rest_s = 0.0
-        """How long no look follows the last one."""
-        self._passed = 0
-        """Boundaries since the last look, this one included."""
+        self._passed_s = self._rests_until_s = 0.0
+        self._rests_for = 0
+        """How many boundaries need not look before that time."""
+        self._is_fast = False
+        """Whether the last step was so short that others may rest."""
 
     def look(self, step: int, capture: Capture | None) -> None:
         """Look for a request at the boundary into a global step, unless that was just done. Never raises.
@@ -140,15 +144,15 @@ class RequestWatch:
         """
         if step == self._step:
             return
-        self._passed += 1
         if not self._busy:
             now_s = monotonic()
-            since_s = now_s - self._looked_s
-            if since_s < self._rest_s:
+            last_s, self._passed_s = now_s - self._passed_s, now_s
+            if self._rests_for and now_s < self._rests_until_s:
+                self._rests_for -= 1
                 return
-            # The step before was short, or several passed.
-            self._rest_s = REST_S if self._passed > 1 or since_s < REST_S else 0.0
-            self._looked_s = now_s
+            self._is_fast = last_s < 2 * REST_S
+            if last_s < REST_S / 2:
+                self._rests_for, self._rests_until_s = _MOST_UNSEEN - 1, now_s + REST_S
         before, self._step = self._step, step
         if before is None:
             self._since = step
@@ -156,7 +160,6 @@ class RequestWatch:
         if self._busy or os.access(self._path, os.F_OK):
             with self._mutex:
                 self._look(step, before, capture)
-        self._passed = 0
 
     def answer(self, demand: OnDemandSteps, problem: str | None = None) -> None:
         """Answer that a demand is over here. Never raises."""
@@ -246,9 +249,8 @@ class RequestWatch:
             self._late(demand, reason)
 
     def _plan(self, request: OnDemandRequest, step: int) -> StepPlan:
-        # Where not each step looks, others see the request as many steps later.
-        enough = 2 * self._passed if self._passed > 1 else 0
-        first, final_step = step + max(request.in_steps, enough), self._steps.final_step
+        rest = _MOST_UNSEEN if self._is_fast else 0  # so much later others may see the request
+        first, final_step = step + rest + request.in_steps, self._steps.final_step
         last = first + request.steps - 1
         by, token = self._entry.process.name, request.token
         if final_step is not None and first > final_step:

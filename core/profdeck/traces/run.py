@@ -19,7 +19,7 @@ from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.loading import summarise
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.report.page import write_page
-from profdeck.traces.report.pictures import buckets_of
+from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.tables.of_run import NAMES, table_of
 from profdeck.traces.tables.table import Table, arrow
 
