@@ -14,9 +14,9 @@ import pytest
 
 from browsers import Page, browse
 from gpu_job import GpuJob
+from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.loading import summarise
 from profdeck.traces.report.page import write_page
-from profdeck.traces.analysis.pictures import buckets_of
 
 pytestmark = pytest.mark.timeout(180)
 

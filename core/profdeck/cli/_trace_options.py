@@ -82,8 +82,8 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     from profdeck.base.result_cache import ResultCache
     from profdeck.traces.analysis.class_rules import load_rules
     from profdeck.traces.analysis.classes import Classifier
-    from profdeck.traces.loading import summarise
     from profdeck.traces.analysis.pictures import buckets_of
+    from profdeck.traces.loading import summarise
 
     with kit.progress("Reading the traces") as on_progress:
         summary, errors = summarise(

@@ -12,11 +12,11 @@ from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.captures import captures_below, manifests_below, recordings_of, silent_roles
 from profdeck.traces.findings.finding import findings_of
 from profdeck.traces.recognition import is_merged
-from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.sources import find_sources
 
 

@@ -16,10 +16,10 @@ from profdeck.traces.analysis.class_rules import load_rules
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.labels import labels_of
 from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.loading import summarise
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.report.page import write_page
-from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.tables.of_run import NAMES, table_of
 from profdeck.traces.tables.table import Table, arrow
 
