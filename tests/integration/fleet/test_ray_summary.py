@@ -18,6 +18,7 @@ from gpu_job import GpuJob
 pytestmark = pytest.mark.fleet
 
 JOBS = Path(__file__).parents[2] / "unit" / "traces"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 # Ray changes signal handlers and logging, so that each use of it has a process of its own.
 DRIVER = """
 import json, os, sys
@@ -135,6 +136,25 @@ print(json.dumps([on_ray == summarise([job], buckets=64)[0], again == on_ray, le
         )
     )
     assert found == [True, True, 4]
+
+
+@pytest.mark.shared_data
+def test_real_traces_are_summarised_as_by_one_process(drive) -> None:
+    paths = [*sorted(DATA.glob("gpu/*.json.gz")), *sorted(DATA.glob("npu/*.json"))]
+    if not paths:
+        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    found = answer(
+        drive(
+            """
+from profdeck.traces.loading import summarise
+paths = list(map(Path, arguments))
+on_ray, here = summarise(paths, ray=address, buckets=64), summarise(paths, buckets=64)
+print(json.dumps([on_ray[0] == here[0], texts(on_ray[1]) == texts(here[1]), len(here[0].ranks)]))
+""",
+            *map(str, paths),
+        )
+    )
+    assert found == [True, True, len(paths)]
 
 
 def test_a_killed_worker_costs_its_own_item_only(drive) -> None:
