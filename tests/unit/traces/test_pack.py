@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isal import igzip
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import publish
 from profdeck.traces.reading.integrity import TraceChecker, check_trace
 from profdeck.traces.writing import compression
 from profdeck.traces.writing.compression import AnchorEvent, compress_in_child, compress_trace
+from profdeck.traces.writing.deflate import SmallGzip
 
 ANCHOR = "profdeck.clock_anchor"
 BASE_TIME_NS = 1711964646000000000
@@ -58,6 +60,27 @@ def test_the_copy_has_the_content_and_its_check(tmp_path: Path, *, as_gzip: bool
     assert packed.base_time_ns == BASE_TIME_NS
     assert packed.anchors == (AnchorEvent(Decimal("4203669603018.756"), Decimal("1.5")),) * 2000
     assert names_in(tmp_path) == ["packed", "raw"]
+
+
+@given(
+    chunks=st.lists(st.binary(max_size=200) | st.builds(bytes.__mul__, st.binary(max_size=9), st.integers(0, 9000))),
+    ending=st.integers(0, 9),
+)
+def test_chunks_become_one_member_whether_or_not_threads_can_be_started(chunks: list[bytes], ending: int) -> None:
+    written: list[bytes] = []
+    packer = SmallGzip(written.append)
+    for number, chunk in enumerate(chunks):
+        if number == ending:
+            packer.close()  # as at the end of the interpreter
+        again = bytearray(chunk)
+        packer.compress(again)
+        again[:] = bytes(len(again))  # the memory is used again
+    packer.finish()
+    packer.close()
+    inflater = zlib.decompressobj(31)
+    assert inflater.decompress(b"".join(written)) == b"".join(chunks)
+    assert (inflater.eof, inflater.unused_data) == (True, b"")
+    assert igzip.decompress(b"".join(written)) == b"".join(chunks)
 
 
 def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:

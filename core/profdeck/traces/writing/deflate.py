@@ -69,7 +69,7 @@ class SmallGzip:
 
     def close(self) -> None:
         """End the threads."""
-        self._executor.shutdown(cancel_futures=True)
+        self._executor.shutdown()
 
     def _deflated(self, text: bytes, before: bytes) -> Future[bytes]:
         try:
