@@ -37,6 +37,7 @@ _OWN = {
     "merge": "Merge traces into one that Perfetto opens.",
     "trim": "Trim a trace to steps, iterations, a time or categories.",
     "export": "Write the tables of a run for other tools.",
+    "collect": "Fetch what servers still have; exit with 1 if incomplete.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import ClassVar
 
@@ -36,7 +35,7 @@ from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, discover, expand
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
-from profdeck.replicas.member import Member, error_of, late_error, listed, shortened, target_key
+from profdeck.replicas.member import Member, error_of, late_error, listed, not_complete, shortened, target_key
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
@@ -358,9 +357,8 @@ class FleetBackend(EngineBackend):
         ]
         for members, what in ((absent, "did not take part"), (poor, "are not complete")):
             if members:
-                counts = Counter(str(member.outcome or "not asked") for member in members)
-                kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-                capture.problems.append(f"{len(members)} of {len(self._members)} targets {what}: {kinds}.")
+                outcomes = [member.outcome for member in members]
+                capture.problems.append(not_complete(outcomes, len(self._members), what))
         return ()
 
     async def _stop_all(self, reason: str | None) -> None:

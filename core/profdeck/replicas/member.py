@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import attrs
@@ -126,6 +127,13 @@ class Member:
 def target_key(handle: object) -> object:
     """Return what tells a target from others."""
     return handle if isinstance(handle, str | RayActor | PlacementGroup) else id(handle)
+
+
+def not_complete(outcomes: Sequence[Outcome | None], total: int, what: str = "are not complete") -> str:
+    """Say how many of all targets are not complete, by how their stops came out."""
+    counts = Counter(str(outcome or "not asked") for outcome in outcomes)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return f"{len(outcomes)} of {total} targets {what}: {kinds}."
 
 
 def late_error(text: str, option: str) -> TargetError:

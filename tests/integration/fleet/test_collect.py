@@ -118,6 +118,14 @@ def iterating(server: Server) -> Iterator[None]:
         process.wait()
 
 
+def collect(run: Path) -> None:
+    """Fetch by the command what servers still have of a run."""
+    command = [sys.executable, "-m", "profdeck", "collect", str(run)]
+    done = subprocess.run(command, env=os.environ | TOKEN, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 complete." in done.stdout
+
+
 # Two hosts.
 
 
@@ -168,6 +176,9 @@ def test_what_cannot_be_fetched_is_listed_with_its_host(
     place = directory / "run" / "step_000000" / "server"
     assert f"Files of rank 0 are on elsewhere, in {place}, which cannot be seen from here" in target["problems"][0]
     assert "Rank 0 should have recorded and left nothing." in target["problems"]
+    collect(directory / "run")
+    report = read_run(directory / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
 
 
 @pytest.fixture(params=["vllm", "sglang"])
@@ -198,7 +209,11 @@ def test_engines_on_another_host(engine: Server, root: Path, tmp_path: Path) -> 
         for output in (root, tmp_path):
             out, err = finished(process := command_line(engine, *arguments, "--output", str(output)), engine)
             assert process.returncode == 0, out + err
-    for output in (root, tmp_path):
+        left = ["--output", str(tmp_path / "left"), "--set", "server.options.collect=false"]
+        out, err = finished(process := command_line(engine, *arguments, *left), engine)
+        assert process.returncode == 1, out + err
+    collect(tmp_path / "left" / run)
+    for output in (root, tmp_path, tmp_path / "left"):
         report = read_run(output / run)
         assert (report.status, report.problems) == (Status.COMPLETE, ())
         (capture,) = report.captures

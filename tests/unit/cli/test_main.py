@@ -47,7 +47,7 @@ def test_help_names_all_commands_in_80_columns(cli: Cli) -> None:
     assert "..." not in own.partition("Commands:")[2], "a short help text is cut off"
 
 
-@pytest.mark.parametrize("command", ["check", "backends", "capture", "ls", "summary", "config"])
+@pytest.mark.parametrize("command", ["check", "backends", "capture", "collect", "ls", "summary", "config"])
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.exit_code == 0

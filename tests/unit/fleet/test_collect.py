@@ -16,12 +16,14 @@ from typing import Any
 
 import attrs
 import pytest
+from typer.testing import CliRunner
 
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
+from profdeck.cli import app
 from profdeck.engine.control import downloads
 from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine
@@ -31,6 +33,7 @@ from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
+from profdeck.replicas.late_collection import Collected, collect_run
 from profdeck.verification.reading import read_run
 from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 from simulated_servers import Act, SimulatedServer, simulated_servers
@@ -238,8 +241,9 @@ def test_they_can_stay_where_they_are(
     here = tmp_path / PLACE / "replica_000"
     assert problem == (
         f"Files of rank 0 are on {socket.gethostname()}, in {there / PLACE / 'replica_000'}, which cannot be seen from "
-        f"here ({socket.gethostname()}). The option collect is off. Set the option collect, copy them to {here} with "
-        "scp, or let output be a directory that all hosts share."
+        f"here ({socket.gethostname()}). The option collect is off. Fetch them with "
+        f"'profdeck collect {tmp_path / 'run'}', "
+        "or let output be a directory that all hosts share."
     )
     assert [path.name for path in here.iterdir()] == ["target.step1.json"]
 
@@ -831,3 +835,170 @@ def test_more_than_there_should_be_is_not_taken(remote: Callable[..., None]) -> 
         assert "the file has more than 2,000,000 bytes" in found.capture.problems[0]
 
     remote(check)
+
+
+# What is fetched later.
+
+
+@attrs.define
+class Left:
+    """A run of two servers that still have its files."""
+
+    run: Path
+    hosts: list[Path]
+    servers: list[SimulatedServer]
+
+    def names(self, replica: int) -> list[str]:
+        directory = self.run / "step_000001/rollout" / f"replica_{replica:03d}"
+        return sorted(path.name for path in directory.iterdir() if not path.name.startswith("target."))
+
+    async def collect(self) -> list[Collected]:
+        return await collect_run(self.run, limit_s=30)
+
+
+@pytest.fixture
+def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
+    """Run a check with a run whose files are still on the hosts of its servers."""
+
+    def run(check: Callable[[Left], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with simulated_servers(2) as servers:
+                hosts = [tmp_path / f"host{number}" for number in range(2)]
+                for server, there in zip(servers, hosts, strict=True):
+                    server.engine = recording(ranks=2, output=there)
+                    server.gives, server.host, server.output = there, there.name, str(there)
+                profiler = build(
+                    [server.url for server in servers], {"rollout.options.collect": False, "on_error": "warn"}
+                )
+                async with profiler.capture(1):
+                    for server in servers:
+                        server.engine.iterate(2)
+                await check(Left(tmp_path / "run", hosts, servers))
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+    return run
+
+
+ALL_NAMES = [f"rank_000{rank}.step1.{suffix}" for rank in (0, 1) for suffix in ("json", "trace.json")]
+
+
+def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], manifest: Read) -> None:
+    async def check(run: Left) -> None:
+        assert read_run(run.run).status is Status.MISSING
+        found = await run.collect()
+        assert [(one.role_and_replica, one.capture, one.problems) for one in found] == [
+            (f"rollout/{replica}", "step1", ()) for replica in (0, 1)
+        ]
+        for replica, one in enumerate(found):
+            assert one.notes[0].startswith("Fetched 2 artifacts (")
+            assert run.names(replica) == ALL_NAMES
+        report = read_run(run.run)
+        assert (report.status, report.problems, len(report.captures)) == (Status.COMPLETE, (), 2)
+        whole = manifest()
+        assert (whole.status, whole.problems) == (Status.COMPLETE, ())
+        assert [(one.outcome, one.reason, one.fix) for one in whole.targets] == [(Outcome.FLUSHED, None, None)] * 2
+        asked = [len(asked_for(server)) for server in run.servers]
+        assert await run.collect() == []
+        assert [len(asked_for(server)) for server in run.servers] == asked
+        assert temporary(run.run) == []
+
+    left(check)
+
+
+def test_a_server_that_has_recorded_something_else_since_still_sends_it(left: Callable[..., None]) -> None:
+    async def check(run: Left) -> None:
+        for server in run.servers:
+            other = CaptureRequest(id="step7", output=Path(server.output), run="other", role="rollout", ranks="all")
+            await server.engine.command("start", unstructure(other))
+            server.engine.iterate(1)
+        assert [one.problems for one in await run.collect()] == [(), ()]
+        assert [run.names(replica) for replica in (0, 1)] == [ALL_NAMES] * 2
+        assert read_run(run.run).status is Status.COMPLETE
+
+    left(check)
+
+
+def test_what_was_deleted_or_changed_there_is_named_and_the_rest_comes(
+    left: Callable[..., None], manifest: Read
+) -> None:
+    async def check(run: Left) -> None:
+        place = "run/step_000001/rollout/replica_000"
+        (run.hosts[0] / place / "rank_0000.step1.trace.json").unlink()
+        changed = run.hosts[0] / place / "rank_0001.step1.trace.json"
+        text = changed.read_text()
+        changed.write_text(text[:-9])
+        first, second = await run.collect()
+        assert second.problems == ()
+        assert "rank 0 (rank_0000.step1.trace.json)" in " ".join(first.problems)
+        assert "rank 1 (rank_0001.step1.trace.json)" in " ".join(first.problems)
+        assert run.names(0) == ["rank_0000.step1.json", "rank_0001.step1.json"]
+        assert run.names(1) == ALL_NAMES
+        whole = manifest()
+        assert (whole.status, whole.problems) == (
+            Status.PARTIAL,
+            ("1 of 2 targets are not complete: 1 files_missing.",),
+        )
+        assert [one.outcome for one in whole.targets] == [Outcome.FILES_MISSING, Outcome.FLUSHED]
+        changed.write_text(text)
+        (again,) = await run.collect()
+        assert run.names(0) == ALL_NAMES[:1] + ALL_NAMES[2:]
+        assert "rank 1" not in " ".join(again.problems)
+        assert read_run(run.run).status is not Status.COMPLETE
+
+    left(check)
+
+
+def test_a_server_that_is_gone_costs_its_own_files(left: Callable[..., None]) -> None:
+    async def check(run: Left) -> None:
+        await run.servers[0].stop()
+        first, second = await run.collect()
+        assert run.servers[0].url.removeprefix("http://") in first.problems[0]
+        assert (second.problems, run.names(1)) == ((), ALL_NAMES)
+        assert (run.run / "step_000001/rollout/replica_000/target.step1.json").exists()
+
+    left(check)
+
+
+def test_what_a_killed_host_did_not_fetch_comes_and_is_called_partial(left: Callable[..., None]) -> None:
+    async def check(run: Left) -> None:
+        file = run.run / "step_000001/rollout/replica_000/target.step1.json"
+        killed = {"status": "recording", "pid": 2**22 + 1, "process_started": "1", "problems": [], "ended_ns": None}
+        file.write_text(json.dumps(json.loads(file.read_text()) | killed))
+        first, second = await run.collect()
+        assert (run.names(0), second.problems) == (ALL_NAMES, ())
+        assert first.problems == (
+            f"Process {2**22 + 1} on {socket.gethostname()}, which asked for it, ended before it was over.",
+        )
+        assert read_manifest(file).status is Status.PARTIAL
+        assert await run.collect() == []
+
+    left(check)
+
+
+def test_a_lost_copy_comes_again(left: Callable[..., None]) -> None:
+    async def check(run: Left) -> None:
+        await run.collect()
+        (run.run / "step_000001/rollout/replica_001" / TRACE).unlink()
+        assert read_run(run.run).status is not Status.COMPLETE
+        (one,) = await run.collect()
+        assert one.problems == ()
+        assert read_run(run.run).status is Status.COMPLETE
+
+    left(check)
+
+
+def test_the_command_says_what_came_and_what_is_left(left: Callable[..., None], tmp_path: Path) -> None:
+    async def check(run: Left) -> None:
+        (run.hosts[0] / "run/step_000001/rollout/replica_000" / TRACE).unlink()
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(run.run)])
+        assert done.exit_code == 1
+        first, *_, last = done.stdout.splitlines()
+        assert first.startswith("rollout/0 step1: Fetched 1 artifacts (")
+        assert last.startswith("1 of 2 complete. Next: profdeck ls ")
+        assert "error: Files of rank 0 (rank_0000.step1.trace.json) are on host0" in done.stderr
+        shutil.copytree(tmp_path / "host1/run/step_000001/rollout/replica_001", tmp_path / "other")
+        again = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(tmp_path / "other")])
+        assert (again.exit_code, again.stdout) == (4, "")
+
+    left(check)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("profdeck")
 
 _MOST_NAMED = 4
+_ELSEWHERE = "Files of ", ", which cannot be seen from here "
 _RANK = re.compile(r"rank_(\d{4,9})")
 
 
@@ -117,7 +118,7 @@ class RankFiles:
             why = "Its engine has no server that could send them" if fetch else "The option collect is off"
             self._leave(unseen, why)
         self.manifests.sort()
-        self._tell(fetch=fetch)
+        self._tell(can_send=files is not None)
 
     def _named(self, answer: Answer) -> list[_Expected]:
         """Return the manifests that the processes name."""
@@ -224,19 +225,25 @@ class RankFiles:
                 reply, recorded = one.told
                 self._left[_NotHere(reply.host, str(PurePosixPath(recorded.manifest).parent), why)].append(one.who)
 
-    def _tell(self, *, fetch: bool) -> None:
+    def _tell(self, *, can_send: bool) -> None:
         """Say in the capture what is not here."""
         if not self._left:
             return
-        copy = f"them to {self._ranks} with scp, or let output be a directory that all hosts share."
-        fix = f"Copy {copy}" if fetch else f"Set the option collect, copy {copy}"
+        run = self.asked.output / self.asked.run
+        fix = f"Fetch them with 'profdeck collect {run}'" if can_send else f"Copy them to {self._ranks}"
         for left, whose in self._left.items():
             more = len(whose) - _MOST_NAMED
             names = ", ".join([*whose[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
             self.capture.problems.append(
-                f"Files of {names} are on {left.host}, in {left.directory}, which cannot be seen from here "
-                f"({socket.gethostname()}). {sentence(left.reason)} {fix}"
+                f"{_ELSEWHERE[0]}{names} are on {left.host}, in {left.directory}{_ELSEWHERE[1]}"
+                f"({socket.gethostname()}). {sentence(left.reason)} "
+                f"{fix}, or let output be a directory that all hosts share."
             )
+
+
+def is_of_files_elsewhere(problem: str) -> bool:
+    """Tell whether a problem of a capture is that files are on another host."""
+    return problem.startswith(_ELSEWHERE[0]) and _ELSEWHERE[1] in problem
 
 
 def _rank(path: Path) -> int:

@@ -1,0 +1,217 @@
+"""Brings into a run what servers still have of its captures, long after these have ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
+from profdeck.base.files import replace
+from profdeck.base.identity import Identity
+from profdeck.base.outcome import Outcome
+from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
+from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.records.capture import Capture
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.request import Answer, CaptureRequest
+from profdeck.records.run_directory import replica_directory
+from profdeck.records.status import Status
+from profdeck.replicas.fan_out import fan_out
+from profdeck.replicas.member import not_complete
+
+_ANSWER_S = 120.0
+_RECORDED = {Status.COMPLETE, Status.PARTIAL, Status.RECORDING}
+_NOT_COMPLETE = re.compile(r"\d+ of \d+ targets are not complete: ")
+
+
+@attrs.frozen
+class Collected:
+    """What came of one target of which something was missing."""
+
+    manifest: Path
+    """The manifest about the target."""
+    target: str
+    capture: str
+    role_and_replica: str
+    notes: tuple[str, ...]
+    """What was fetched."""
+    problems: tuple[str, ...]
+    """Why the capture is not complete now."""
+
+
+async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
+    """Fetch what is missing here of the captures of servers, and write into their manifests what is here now.
+
+    A file that is here is not fetched again, so that this can be repeated as often as needed.
+
+    Args:
+        run: the run directory.
+        limit_s: how long that may take, in seconds.
+
+    Returns:
+        What came of each target of which something was missing.
+    """
+    run = run.absolute()  # noqa: ASYNC240  # which asks no file system
+    found = {file: manifest for file, manifest in _manifests(run) if manifest.target is not None}
+    wanted = [file for file, manifest in found.items() if not manifest.targets and _lacks(file, manifest)]
+
+    async def collect(file: Path) -> Collected:
+        return await _collect(run, file, found[file], limit_s)
+
+    results = await fan_out(collect, wanted, timeout_s=limit_s, each_timeout_s=limit_s)
+    collected = []
+    for file, result in zip(wanted, results, strict=True):
+        if isinstance(result, BaseException):
+            if not isinstance(result, ProfdeckError | OSError | ValueError):
+                raise result
+            result = _about(file, found[file], (), (describe(result),))  # noqa: PLW2901  # what came of it
+        collected.append(result)
+    for file, manifest in found.items():
+        if manifest.targets:
+            _tell_fleet(file, manifest, {one.manifest for one in collected})
+    return collected
+
+
+def _manifests(directory: Path) -> Iterable[tuple[Path, Manifest]]:
+    for file in sorted(directory.glob("step_*/**/*.json")):
+        if is_manifest(file):
+            try:
+                yield file, read_manifest(file)
+            except ProfdeckError:  # `profdeck ls` reports it
+                continue
+
+
+def _lacks(file: Path, manifest: Manifest) -> bool:
+    """Tell whether something of a target that has recorded is not here."""
+    if manifest.status not in _RECORDED or manifest.under_way or manifest.request_token is None:
+        return False
+    there = [(path, one) for path, one in _of_ranks(file) if one.request_token == manifest.request_token]
+    if set(manifest.expected_ranks) - {one.rank for _, one in there}:
+        return True
+    if any(map(is_of_files_elsewhere, manifest.problems)):
+        return True
+    return any(
+        not (path.parent / record.name).exists()
+        for path, one in there
+        if one.collected_from is not None
+        for record in one.artifacts
+        if record.size_bytes
+    )
+
+
+def _of_ranks(file: Path) -> Iterable[tuple[Path, Manifest]]:
+    for path in sorted(file.parent.glob("rank_*.json")):
+        if is_manifest(path):
+            try:
+                yield path, read_manifest(path)
+            except ProfdeckError:
+                continue
+
+
+async def _collect(run: Path, file: Path, manifest: Manifest, limit_s: float) -> Collected:
+    assert manifest.target is not None  # noqa: S101  # as the caller looked
+    assert manifest.request_token is not None  # noqa: S101
+    capture = Capture(
+        id=manifest.capture,
+        directory=file.parent,
+        identity=Identity(role=manifest.role, replica=manifest.replica),
+        first_step=manifest.first_step,
+        current_step=manifest.last_step,
+        target=manifest.target,
+        expected_ranks=manifest.expected_ranks,
+    )
+    asked = CaptureRequest(
+        id=manifest.request or manifest.capture,
+        output=run.parent,
+        run=run.name,
+        role=manifest.role,
+        replica=manifest.replica,
+        first_step=manifest.first_step,
+        ranks="all",
+        token=manifest.request_token,
+    )
+    try:
+        engine = HttpEngine(manifest.target, timeout_s=min(limit_s, _ANSWER_S))
+    except ConfigError:
+        text = f"{manifest.target} was an engine in the host's process, and no server that could send its files."
+        return _about(file, manifest, (), (text,))
+    files = RankFiles(capture, asked)
+    try:
+        answer = await _last_answer(engine, asked)
+        until, late = time.monotonic() + limit_s, f"The time was over, {limit_s:g} seconds"
+        await files.collect(engine, answer, fetch=True, until=until, late=late)
+    except CaptureError as error:
+        return _about(file, manifest, (), (str(error),))
+    finally:
+        await engine.close()
+    kept = [problem for problem in manifest.problems if not is_of_files_elsewhere(problem)]
+    if manifest.status is Status.RECORDING:
+        kept.append(f"Process {manifest.pid} on {manifest.host}, which asked for it, ended before it was over.")
+    problems, notes = (*kept, *capture.problems), (*manifest.notes, *capture.notes)
+    status = Status.COMPLETE if files.complete and not problems else Status.PARTIAL
+    _write(file, status=status, problems=problems, notes=notes)
+    return _about(file, manifest, tuple(capture.notes), problems)
+
+
+async def _last_answer(engine: HttpEngine, asked: CaptureRequest) -> Answer:
+    """Return what the processes say of the capture, and nothing if they have recorded another one since."""
+    if not await engine.has_profdeck():
+        raise CaptureError(f"{engine.name} has no routes of profdeck, so it cannot send files.")
+    answer = await engine.command("status", {})
+    return answer if all(reply.token == asked.token for reply in answer.ranks) else Answer(ranks=())
+
+
+def _about(file: Path, manifest: Manifest, notes: tuple[str, ...], problems: tuple[str, ...]) -> Collected:
+    return Collected(
+        file, manifest.target or "", manifest.capture, manifest.role_and_replica, notes=notes, problems=problems
+    )
+
+
+def _tell_fleet(file: Path, manifest: Manifest, collected: set[Path]) -> None:
+    """Write into the manifest of a fleet what its targets have now."""
+    records, statuses = [], []
+    for record in manifest.targets:
+        own = replica_directory(file.parent, record.replica) / f"target.{record.capture}.json"
+        status = None
+        if record.took_part and own.exists():
+            now = read_manifest(own)
+            status = now.status
+            if own in collected:
+                whole = status is Status.COMPLETE
+                record = attrs.evolve(  # noqa: PLW2901  # as it is now
+                    record,
+                    outcome=Outcome.FLUSHED if whole else record.outcome,
+                    reason=None if whole else " ".join(now.problems) or None,
+                    fix=None if whole else record.fix,
+                )
+        records.append(record)
+        statuses.append(status)
+    if records == list(manifest.targets):
+        return
+    poor = [
+        record.outcome
+        for record, status in zip(records, statuses, strict=True)
+        if record.took_part and status is not Status.COMPLETE
+    ]
+    problems = [problem for problem in manifest.problems if not _NOT_COMPLETE.match(problem)]
+    problems += [not_complete(poor, len(records))] if poor else []
+    whole = manifest.status is Status.PARTIAL and not problems
+    _write(
+        file,
+        status=Status.COMPLETE if whole else manifest.status,
+        problems=problems,
+        targets=[msgspec.to_builtins(record) for record in records],
+    )
+
+
+def _write(file: Path, **changed: Any) -> None:
+    """Change some members of a manifest; those of later versions are kept."""
+    document: Mapping[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    content = msgspec.json.encode({**document, **changed})
+    replace(file, msgspec.json.format(content, indent=1), durable=True)
