@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
         What came of each target of which something was missing.
     """
     run = run.absolute()  # noqa: ASYNC240  # which asks no file system
-    found = {file: manifest for file, manifest in _manifests(run) if manifest.target is not None}
+    found = {file: one for file, one in _read(run.glob("step_*/**/*.json")) if one.target and not one.under_way}
     wanted = [file for file, manifest in found.items() if not manifest.targets and _lacks(file, manifest)]
 
     async def collect(file: Path) -> Collected:
@@ -78,20 +79,18 @@ async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
     return collected
 
 
-def _manifests(directory: Path) -> Iterable[tuple[Path, Manifest]]:
-    for file in sorted(directory.glob("step_*/**/*.json")):
-        if is_manifest(file):
-            try:
-                yield file, read_manifest(file)
-            except ProfdeckError:  # `profdeck ls` reports it
-                continue
+def _read(files: Iterable[Path]) -> Iterator[tuple[Path, Manifest]]:
+    for file in sorted(filter(is_manifest, files)):
+        with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it
+            yield file, read_manifest(file)
 
 
 def _lacks(file: Path, manifest: Manifest) -> bool:
     """Tell whether something of a target that has recorded is not here."""
-    if manifest.status not in _RECORDED or manifest.under_way or manifest.request_token is None:
+    if manifest.status not in _RECORDED or manifest.request_token is None:
         return False
-    there = [(path, one) for path, one in _of_ranks(file) if one.request_token == manifest.request_token]
+    of_ranks = _read(file.parent.glob("rank_*.json"))
+    there = [(path, one) for path, one in of_ranks if one.request_token == manifest.request_token]
     if set(manifest.expected_ranks) - {one.rank for _, one in there}:
         return True
     if any(map(is_of_files_elsewhere, manifest.problems)):
@@ -103,15 +102,6 @@ def _lacks(file: Path, manifest: Manifest) -> bool:
         for record in one.artifacts
         if record.size_bytes
     )
-
-
-def _of_ranks(file: Path) -> Iterable[tuple[Path, Manifest]]:
-    for path in sorted(file.parent.glob("rank_*.json")):
-        if is_manifest(path):
-            try:
-                yield path, read_manifest(path)
-            except ProfdeckError:
-                continue
 
 
 async def _collect(run: Path, file: Path, manifest: Manifest, limit_s: float) -> Collected:
@@ -178,20 +168,17 @@ def _tell_fleet(file: Path, manifest: Manifest, collected: set[Path]) -> None:
     records, statuses = [], []
     for record in manifest.targets:
         own = replica_directory(file.parent, record.replica) / f"target.{record.capture}.json"
-        status = None
-        if record.took_part and own.exists():
-            now = read_manifest(own)
-            status = now.status
-            if own in collected:
-                whole = status is Status.COMPLETE
-                record = attrs.evolve(  # noqa: PLW2901  # as it is now
-                    record,
-                    outcome=Outcome.FLUSHED if whole else record.outcome,
-                    reason=None if whole else " ".join(now.problems) or None,
-                    fix=None if whole else record.fix,
-                )
+        now = dict(_read([own])).get(own) if record.took_part else None
+        if now is not None and own in collected:
+            whole = now.status is Status.COMPLETE
+            record = attrs.evolve(  # noqa: PLW2901  # as it is now
+                record,
+                outcome=Outcome.FLUSHED if whole else record.outcome,
+                reason=None if whole else " ".join(now.problems) or None,
+                fix=None if whole else record.fix,
+            )
         records.append(record)
-        statuses.append(status)
+        statuses.append(now and now.status)
     if records == list(manifest.targets):
         return
     poor = [
