@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -138,23 +139,46 @@ print(json.dumps([on_ray == summarise([job], buckets=64)[0], again == on_ray, le
     assert found == [True, True, 4]
 
 
+def damaged(paths: list[Path], directory: Path) -> list[Path]:
+    """Write copies of small traces that are cut off, or in which bytes differ."""
+    chance, copies = random.Random(0), []  # noqa: S311  # the same each time
+    for path in [path for path in paths if path.stat().st_size < 200_000 for _ in range(6)]:
+        data = bytearray(gzip.decompress(path.read_bytes()))
+        for _ in range(chance.randrange(3)):
+            data[chance.randrange(len(data))] = chance.choice(b'{}[]",:0x\\')
+        packed = gzip.compress(bytes(data[: chance.choice([None, chance.randrange(len(data))])]), 1)
+        copies.append(directory / f"{len(copies)}.trace.json.gz")
+        copies[-1].write_bytes(packed[: chance.choice([None, None, chance.randrange(len(packed))])])
+    return copies
+
+
 @pytest.mark.shared_data
-def test_real_traces_are_summarised_as_by_one_process(drive) -> None:
-    paths = [*sorted(DATA.glob("gpu/*.json.gz")), *sorted(DATA.glob("npu/*.json"))]
+def test_real_and_damaged_traces_are_summarised_alike_in_each_way(drive, tmp_path) -> None:
+    paths = [*sorted(DATA.glob("gpu/*.json.gz"))]
     if not paths:
         pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    (tmp_path / "kept").mkdir()
+    paths += [*damaged(paths, tmp_path), *sorted(DATA.glob("npu/*.json"))]
     found = answer(
         drive(
             """
 from profdeck.traces.loading import summarise
-paths = list(map(Path, arguments))
-on_ray, here = summarise(paths, ray=address, buckets=64), summarise(paths, buckets=64)
-print(json.dumps([on_ray[0] == here[0], texts(on_ray[1]) == texts(here[1]), len(here[0].ranks)]))
+from profdeck.base.result_cache import ResultCache
+kept, *paths = map(Path, arguments)
+def said(**how):
+    run, errors = summarise(paths, buckets=64, **how)
+    return run, texts(errors)
+here = said()
+ways = [said(ray=address), said(processes=2), *(said(cache=ResultCache(kept)) for _ in range(2))]
+whole = sum(rank.whole for rank in here[0].ranks)
+print(json.dumps([[way == here for way in ways], len(here[0].ranks) + len(here[1]), whole]))
 """,
+            str(tmp_path / "kept"),
             *map(str, paths),
         )
     )
-    assert found == [True, True, len(paths)]
+    assert found[:2] == [[True] * 4, len(paths)]
+    assert 0 < found[2] < len(paths)
 
 
 def test_a_killed_worker_costs_its_own_item_only(drive) -> None:
