@@ -53,6 +53,15 @@ def temporary(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.name.startswith(".")]
 
 
+async def ended(engine: Any) -> list[dict[str, Any]]:
+    """Wait until the files of the ranks of an engine are whole, and return what they say."""
+    while True:
+        replies: list[dict[str, Any]] = await engine.command("status", {})
+        if {reply["state"] for reply in replies} == {"ended"}:
+            return replies
+        await asyncio.sleep(0.01)  # another thread writes them
+
+
 @attrs.define
 class Remote:
     """A capture that the ranks of an engine have written below a directory of another host."""
@@ -126,11 +135,7 @@ def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
                 await engine.command("start", unstructure(request))
                 engine.iterate(3)
                 await engine.command("stop", {"request": "step1"})
-                while True:
-                    replies = await engine.command("status", {})
-                    if {reply["state"] for reply in replies} == {"ended"}:
-                        break
-                    await asyncio.sleep(0.01)  # another thread writes the files
+                replies = await ended(engine)
                 told = [attrs.evolve(structure(data, Reply, where=""), host="elsewhere") for data in replies]
                 capture = Capture(
                     id="step1",
@@ -912,6 +917,8 @@ def test_a_server_that_has_recorded_something_else_since_still_sends_it(left: Ca
             other = CaptureRequest(id="step7", output=Path(server.output), run="other", role="rollout", ranks="all")
             await server.engine.command("start", unstructure(other))
             server.engine.iterate(1)
+            await server.engine.command("stop", {"request": "step7"})
+            await ended(server.engine)
         assert [one.problems for one in await run.collect()] == [(), ()]
         assert [run.names(replica) for replica in (0, 1)] == [ALL_NAMES] * 2
         assert read_run(run.run).status is Status.COMPLETE
