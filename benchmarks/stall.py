@@ -34,6 +34,9 @@ AFTER = 10
 EVERY = 10
 MAX_STALL = 1 / 3
 PATIENCE_S = 300.0
+FLOOR = Path(__file__).parent / "floor"
+TORCH_TIMES = "BENCHMARK_TORCH_TIMES"
+"""Names the file in which `FLOOR` writes down the times of torch."""
 clock = time.perf_counter
 
 Call = Callable[[], Awaitable[object]]
@@ -72,10 +75,6 @@ class Child:
             return self._connection.recv()
         except EOFError:
             sys.exit(f"An engine's process failed:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
-
-
-FLOOR = Path(__file__).parent / "floor"
-TORCH_TIMES = "BENCHMARK_TORCH_TIMES"
 
 
 def torch_ms(since_s: float) -> float:

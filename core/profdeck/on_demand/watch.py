@@ -89,11 +89,11 @@ class _OwnAnswer:
 
 
 REST_S = 1e-4
-"""Behind steps of half of this and less, looks are further apart than that: a look is a system call, of a microsecond
-and more. Where steps are longer, each of them looks.
+"""After a step shorter than half of this, no step looks for so long: a look is a system call, which takes a microsecond
+or more. Longer steps all look.
 """
 _MOST_UNSEEN = 16
-"""Of so many boundaries, one looks in any case."""
+"""Of so many boundaries, at least one looks."""
 
 OnMissed = Callable[[OnDemandSteps, str], None]
 """Told of a demand that this process is too late for, and why."""
@@ -129,7 +129,7 @@ class RequestWatch:
         self._agreed: list[OnDemandSteps] = []
         self._busy = False
         self._failed = False
-        self._passed_s = self._rests_until_s = 0.0
+        self._boundary_s = self._rests_until_s = 0.0
         self._rests_for = 0
         """How many boundaries need not look before that time."""
         self._is_fast = False
@@ -146,7 +146,7 @@ class RequestWatch:
             return
         if not self._busy:
             now_s = monotonic()
-            last_s, self._passed_s = now_s - self._passed_s, now_s
+            last_s, self._boundary_s = now_s - self._boundary_s, now_s
             if self._rests_for and now_s < self._rests_until_s:
                 self._rests_for -= 1
                 return
@@ -249,7 +249,7 @@ class RequestWatch:
             self._late(demand, reason)
 
     def _plan(self, request: OnDemandRequest, step: int) -> StepPlan:
-        rest = _MOST_UNSEEN if self._is_fast else 0  # so much later others may see the request
+        rest = _MOST_UNSEEN if self._is_fast else 0  # others may see the request so many steps later
         first, final_step = step + rest + request.in_steps, self._steps.final_step
         last = first + request.steps - 1
         by, token = self._entry.process.name, request.token

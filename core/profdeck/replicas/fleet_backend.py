@@ -35,7 +35,7 @@ from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, discover, expand
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
-from profdeck.replicas.member import Member, error_of, late_error, listed, not_complete, shortened, target_key
+from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, late_error, listed, shortened, target_key
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
@@ -355,10 +355,10 @@ class FleetBackend(EngineBackend):
             and member.capture.status is not Status.COMPLETE
             and not (reason and member.outcome and member.outcome.ends_well)  # all end before their time
         ]
-        for members, what in ((absent, "did not take part"), (poor, "are not complete")):
+        for members, what in ((absent, "did not take part"), (poor, NOT_COMPLETE)):
             if members:
                 outcomes = [member.outcome for member in members]
-                capture.problems.append(not_complete(outcomes, len(self._members), what))
+                capture.problems.append(counted(outcomes, len(self._members), what))
         return ()
 
     async def _stop_all(self, reason: str | None) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import replica_directory
 from profdeck.records.status import Status
 from profdeck.replicas.fan_out import fan_out
-from profdeck.replicas.member import not_complete
+from profdeck.replicas.member import NOT_COMPLETE, counted
 
 _ANSWER_S = 120.0
 _RECORDED = {Status.COMPLETE, Status.PARTIAL, Status.RECORDING}
-_NOT_COMPLETE = re.compile(r"\d+ of \d+ targets are not complete: ")
+_NOT_COMPLETE = re.compile(rf"\d+ of \d+ targets {NOT_COMPLETE}: ")
 
 
 @attrs.frozen
@@ -59,8 +59,15 @@ async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
         What came of each target of which something was missing.
     """
     run = run.absolute()  # noqa: ASYNC240  # which asks no file system
-    found = {file: one for file, one in _read(run.glob("step_*/**/*.json")) if one.target and not one.under_way}
-    wanted = [file for file, manifest in found.items() if not manifest.targets and _lacks(file, manifest)]
+    of_ranks: defaultdict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
+    found: dict[Path, Manifest] = {}
+    for file in sorted(filter(is_manifest, run.glob("step_*/**/*.json"))):
+        manifest = _readable(file)
+        if manifest is not None and manifest.target is None:
+            of_ranks[file.parent].append((file, manifest))
+        elif manifest is not None and not manifest.under_way:
+            found[file] = manifest
+    wanted = [file for file, one in found.items() if not one.targets and _lacks(one, of_ranks[file.parent])]
 
     async def collect(file: Path) -> Collected:
         return await _collect(run, file, found[file], limit_s)
@@ -79,17 +86,22 @@ async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
     return collected
 
 
-def _read(files: Iterable[Path]) -> Iterator[tuple[Path, Manifest]]:
-    for file in sorted(filter(is_manifest, files)):
-        with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it
-            yield file, read_manifest(file)
+def _readable(file: Path) -> Manifest | None:
+    try:
+        return read_manifest(file)
+    except ProfdeckError:  # `profdeck ls` reports it
+        return None
 
 
-def _lacks(file: Path, manifest: Manifest) -> bool:
-    """Tell whether something of a target that has recorded is not here."""
+def _lacks(manifest: Manifest, of_ranks: Iterable[tuple[Path, Manifest]]) -> bool:
+    """Tell whether something of a target that has recorded is not here.
+
+    Args:
+        manifest: that of the target.
+        of_ranks: those of ranks beside it, with their files.
+    """
     if manifest.status not in _RECORDED or manifest.request_token is None:
         return False
-    of_ranks = _read(file.parent.glob("rank_*.json"))
     there = [(path, one) for path, one in of_ranks if one.request_token == manifest.request_token]
     if set(manifest.expected_ranks) - {one.rank for _, one in there}:
         return True
@@ -168,7 +180,7 @@ def _tell_fleet(file: Path, manifest: Manifest, collected: set[Path]) -> None:
     records, statuses = [], []
     for record in manifest.targets:
         own = replica_directory(file.parent, record.replica) / f"target.{record.capture}.json"
-        now = dict(_read([own])).get(own) if record.took_part else None
+        now = _readable(own) if record.took_part else None
         if now is not None and own in collected:
             whole = now.status is Status.COMPLETE
             record = attrs.evolve(  # noqa: PLW2901  # as it is now
@@ -187,7 +199,7 @@ def _tell_fleet(file: Path, manifest: Manifest, collected: set[Path]) -> None:
         if record.took_part and status is not Status.COMPLETE
     ]
     problems = [problem for problem in manifest.problems if not _NOT_COMPLETE.match(problem)]
-    problems += [not_complete(poor, len(records))] if poor else []
+    problems += [counted(poor, len(records), NOT_COMPLETE)] if poor else []
     whole = manifest.status is Status.PARTIAL and not problems
     _write(
         file,

@@ -129,8 +129,11 @@ def target_key(handle: object) -> object:
     return handle if isinstance(handle, str | RayActor | PlacementGroup) else id(handle)
 
 
-def not_complete(outcomes: Sequence[Outcome | None], total: int, what: str = "are not complete") -> str:
-    """Say how many of all targets are not complete, by how their stops came out."""
+NOT_COMPLETE = "are not complete"
+
+
+def counted(outcomes: Sequence[Outcome | None], total: int, what: str) -> str:
+    """Say how many of all targets something is true of, and how they came out."""
     counts = Counter(str(outcome or "not asked") for outcome in outcomes)
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     return f"{len(outcomes)} of {total} targets {what}: {kinds}."

@@ -21,7 +21,7 @@ from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, Tra
 
 _CONNECT_S = 5.0
 LOOK_S = 10.0
-"""How often a cluster is looked at in which nothing happens."""
+"""How often to look at a cluster in which nothing happens."""
 NO_NODE_S = 60.0
 """So long a cluster may be without a CPU: nodes that died may be replaced."""
 _TRIES = 3

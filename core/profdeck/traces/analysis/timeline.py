@@ -26,7 +26,7 @@ _NS_PER_US = 1000
 _STATES = tuple(CAUSES)
 _MOST_DEVICES, _MOST_THREADS, _MOST_STREAMS = 64, 6, 8
 _MOST_TRACKS = 256
-"""Of so many threads and streams, those with the most time, it is added up what is shown of them."""
+"""Only so many threads and streams are added up, those with the most time."""
 _MOST_EVENTS, _MOST_MARKS = 300, 400
 _NAME_LENGTH = 160
 # A stream or thread that does less is not seen.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from profdeck.traces.merge.source import MergeSource
 from profdeck.traces.merge.texts import Event, encoded, encoded_all, labelled, metadata, text_of
 from profdeck.traces.parallel import map_traces
 from profdeck.traces.reading.integrity import TraceCheck
+from profdeck.traces.writing.deflate import GZIP_HEADER, gzip_trailer
 
 _SEPARATOR = b",\n"
-_GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"  # deflate, no name, no time, unknown system (RFC 1952)
 
 # Where a guess saves a second pass over a source.
 _PID = re.compile(rb'"pid"[ \t\n\r]*:[ \t\n\r]*([0-9]{4,9})[ \t\n\r,}]')
@@ -270,7 +269,7 @@ class _Output:
         self._file = file
         self._gzip = gzip
         if gzip:
-            write_all(file, _GZIP_HEADER)
+            write_all(file, GZIP_HEADER)
         self._deflater: Deflater | None = None
         self._crc = 0
         self._json_bytes = 0
@@ -291,7 +290,7 @@ class _Output:
         """End the file and return its size, and that of its text."""
         self._end_text(last=True)
         if self._gzip:
-            write_all(self._file, struct.pack("<II", self._crc, self._json_bytes & 0xFFFF_FFFF))
+            write_all(self._file, gzip_trailer(self._crc, self._json_bytes))
         return self._file.tell(), self._json_bytes
 
     def _end_text(self, *, last: bool) -> None:

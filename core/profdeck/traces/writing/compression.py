@@ -175,8 +175,7 @@ def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
 
 def _copy(source: Path, write: Callable[[Chunk], None], check: Callable[[Chunk], None], *, gzip: bool) -> str | None:
     """Write ``source`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
-    with contextlib.ExitStack() as stack:
-        packer = stack.enter_context(contextlib.closing(SmallGzip(write))) if gzip else None
+    with contextlib.closing(SmallGzip(write)) if gzip else contextlib.nullcontext() as packer:
 
         def written() -> Generator[Chunk, None, None]:
             for chunk in read_chunks(source, buffers=AHEAD + 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -20,9 +21,13 @@ _MOST_THREADS = 4
 _GZIP_WINDOW_BITS, _RAW_WINDOW_BITS = 31, -15
 _WINDOW_BYTES = 1 << 15
 """How far back deflate refers (RFC 1951)."""
-_GZIP_HEADER = bytes((0x1F, 0x8B, zlib.DEFLATED, 0, 0, 0, 0, 0, 0, 0xFF))
-"""Of a file without name and time, from an unknown system (RFC 1952)."""
-_LENGTH_MODULUS = 1 << 32
+GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"
+"""Of a deflated member without name and time, from an unknown system (RFC 1952)."""
+
+
+def gzip_trailer(crc32: int, length: int) -> bytes:
+    """Return the end of a gzip member, by the CRC-32 of its text and its length in bytes."""
+    return struct.pack("<II", crc32, length & 0xFFFF_FFFF)
 
 
 def gzip_deflater() -> isal_zlib.Compress:
@@ -48,10 +53,10 @@ class SmallGzip:
         self._under_way: deque[Future[bytes]] = deque()
         self._before = b""
         self._crc32 = self._length = 0
-        write(_GZIP_HEADER)
+        write(GZIP_HEADER)
 
     def compress(self, chunk: bytes | bytearray) -> None:
-        """Compress a chunk, which may change as soon as this returns; best as many bytes as a megabyte."""
+        """Compress a chunk, which may change as soon as this returns; best of about a megabyte."""
         text = bytes(chunk)
         self._crc32 = isal_zlib.crc32(text, self._crc32)
         self._length += len(text)
@@ -65,7 +70,7 @@ class SmallGzip:
         while self._under_way:
             self._write(self._under_way.popleft().result())
         last = zlib.compressobj(_SMALL_LEVEL, zlib.DEFLATED, _RAW_WINDOW_BITS).flush()
-        self._write(last + self._crc32.to_bytes(4, "little") + (self._length % _LENGTH_MODULUS).to_bytes(4, "little"))
+        self._write(last + gzip_trailer(self._crc32, self._length))
 
     def close(self) -> None:
         """End the threads."""
