@@ -75,6 +75,7 @@ _TYPES = {
     "TargetsConfig | None": "mapping with the [keys of targets](#keys-of-targets)",
     "Window | None": "mapping with the [keys of a window](#keys-of-a-window)",
     "bool": "bool",
+    "bool | str": "bool, or the name of a store",
     "float": "number",
     "int": "integer",
     "int | None": "integer",

@@ -26,9 +26,10 @@ from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps, Schedule
-from profdeck.on_demand import requests
+from profdeck.on_demand import requests, stores
 from profdeck.on_demand import watch as watches
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StartDecision, StepPlan
+from profdeck.on_demand.stores import FileStore
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE
 from profdeck.verification.reading import read_run
@@ -52,6 +53,7 @@ class Job:
         self.output, self.world_size = output, ranks
         self.config = {"output": str(output), "run": "run", "trainer.backend": "tally", "trainer.ranks": "all"} | config
         self.run = output / "run"
+        self.store = FileStore(self.run)
         self.ranks = [self.join(rank) for rank in range(ranks)]
 
     def join(self, rank: int) -> Profiler:
@@ -65,7 +67,7 @@ class Job:
 
     def answers(self, request: OnDemandRequest) -> list[tuple[bool, tuple[str, ...], str | None]]:
         """What each process has answered; of those that know nothing of the request, nothing."""
-        found = [process for process in requests.read_processes(self.run) if process.token == request.token]
+        found = [process for process in requests.read_processes(self.store) if process.token == request.token]
         return [(process.done, process.captures, process.problem) for process in found]
 
     def manifests(self, *, rank: int | None = None) -> dict[str, Manifest]:
@@ -105,9 +107,22 @@ def watch(profiler: Profiler) -> watches.RequestWatch:
     return found
 
 
+class _Blind(FileStore):
+    """A view of a run directory in which there is no request yet."""
+
+    def __init__(self, found: watches.RequestWatch) -> None:
+        super().__init__(Path(found._store.address))
+
+    def read(self, name: str) -> bytes | None:
+        return None if name == requests.REQUEST else super().read(name)
+
+
 def look_at(profiler: Profiler, path: str | Path) -> None:
     """Let a profiler look for requests elsewhere, as if its view of the directory were another one."""
-    watch(profiler)._path, watch(profiler)._file = str(path), Path(path)
+    found, place = watch(profiler), Path(path)
+    sees = place.name == requests.REQUEST
+    found._store = FileStore(Path(found._store.address)) if sees else _Blind(found)
+    found._is_asked = lambda: os.access(place, os.F_OK)
 
 
 def calls(profiler: Profiler) -> list[str]:
@@ -121,10 +136,10 @@ def calls(profiler: Profiler) -> list[str]:
 def test_all_ranks_begin_at_the_step_that_the_first_one_decided(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0, 1)
-    request = requests.ask(running.run, 2, 3)
-    assert requests.read_plan(running.run, request) is None
+    request = requests.ask(running.store, 2, 3)
+    assert requests.read_plan(running.store, request) is None
     running.step(2)
-    plan = requests.read_plan(running.run, request)
+    plan = requests.read_plan(running.store, request)
     assert plan is not None
     assert (plan.first_step, plan.last_step, plan.at_step) == (4, 6, 2)
     assert plan.by == "trainer rank 0"
@@ -146,7 +161,7 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
     running = job()
     running.step(0)
     running.step(1, ranks=[1])  # which saw nothing yet
-    request = requests.ask(running.run, requests.DEFAULT_IN_STEPS, 1)
+    request = requests.ask(running.store, requests.DEFAULT_IN_STEPS, 1)
     running.step(1, ranks=[0])
     for step in (2, 3):
         running.step(step, ranks=[1])
@@ -174,10 +189,10 @@ def test_steps_that_are_too_short_to_look_at_each_lose_no_rank(
         asked_at = int(asked * len(lengths_s))
         for number, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
             if number == asked_at:
-                request = requests.ask(running.run, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
+                request = requests.ask(running.store, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
             running.step(step, ranks=[rank])
             now_s += lengths_s[step] * (1 - lag if rank else lag)
-        plan = requests.read_plan(running.run, request)
+        plan = requests.read_plan(running.store, request)
         assert plan is not None
         wanted = {f"step{plan.first_step}": (plan.first_step, plan.last_step)}
         assert (running.steps(0), running.steps(1)) == (wanted, wanted)
@@ -190,7 +205,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     running = job()
     running.step(0)
     running.step(1, 2, 3, ranks=[1])
-    request = requests.ask(running.run, 1, 2)
+    request = requests.ask(running.store, 1, 2)
     running.step(1, 2, ranks=[0])
     running.step(4, ranks=[1])
     running.step(3, ranks=[0])
@@ -204,8 +219,8 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     assert "The capture of steps 2 to 3 is missed: the request was seen here at step 4" in caplog.text
     # And so it would have been.
     running.step(5, 6, ranks=[1])
-    requests.forget(running.run, request)
-    request = requests.ask(running.run, 3, 2)
+    requests.forget(running.store, request)
+    request = requests.ask(running.store, 3, 2)
     running.step(4, 5, 6, ranks=[0])
     running.step(7, 8, ranks=[1])
     running.step(7, 8, ranks=[0])
@@ -215,7 +230,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
 def test_a_process_that_joins_late_takes_part_or_says_so(job: Callable[..., Job]) -> None:
     running = job(3)
     running.step(0)
-    request = requests.ask(running.run, 2, 1)
+    request = requests.ask(running.store, 2, 1)
     running.step(1, ranks=[0])
     running.ranks[1:] = [running.join(1), running.join(2)]
     running.step(2, ranks=[0, 1])
@@ -234,7 +249,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
     running.step(0)
     for late in running.ranks[1:]:
         look_at(late, tmp_path / "not yet there")
-    request = requests.ask(running.run, 3, 1)
+    request = requests.ask(running.store, 3, 1)
     running.step(1, 2)
     look_at(running.ranks[1], running.run / "demand.json")
     running.step(3, 4)
@@ -248,7 +263,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
 def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job]) -> None:
     running = job(1)
     running.step(0)
-    request = requests.ask(running.run, 2, 3)
+    request = requests.ask(running.store, 2, 3)
     running.step(1, 4, 5)
     assert running.answers(request) == [(True, ("step3",), "the host went from step 1 to step 4")]
     assert [manifest.status for manifest in running.manifests().values()] == [Status.FAILED]
@@ -257,10 +272,10 @@ def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job])
 def test_a_rank_that_never_steps_keeps_no_other(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     running.step(1, 2, 3, ranks=[0])
     assert running.answers(request) == [(True, ("step2",), None)]
-    assert [process.token for process in requests.read_processes(running.run)] == [request.token, None]
+    assert [process.token for process in requests.read_processes(running.store)] == [request.token, None]
     (capture,) = read_run(running.run).captures
     assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.MISSING]
 
@@ -282,7 +297,9 @@ def test_of_many_that_decide_at_once_all_think_the_same(
             start.wait()
             token = f"{round_:016x}"
             found.append(
-                requests.decide(tmp_path / token, StepPlan(token=token, first_step=number, last_step=9, by="me"))
+                requests.decide(
+                    FileStore(tmp_path), token, StepPlan(token=token, first_step=number, last_step=9, by="me")
+                )
             )
         return found
 
@@ -345,23 +362,23 @@ class World:
 
     def ask(self, in_steps: int, steps: int) -> None:
         if self.pending is None:
-            self.pending = requests.ask(self.job.run, in_steps + self.warmup_steps, steps)
+            self.pending = requests.ask(self.job.store, in_steps + self.warmup_steps, steps)
             self.requests.append(self.pending)
 
     def withdraw(self, *_: int) -> None:
-        if self.pending is not None and requests.withdraw(self.job.run, self.pending):
+        if self.pending is not None and requests.withdraw(self.job.store, self.pending):
             self.withdrawn.add(self.pending.token)
             self.pending = None
 
     def forget(self, *_: int) -> None:
         """As who waits does once all have answered; at other times it is harmless."""
         if self.pending is not None:
-            requests.forget(self.job.run, self.pending)
+            requests.forget(self.job.store, self.pending)
             self.pending = None
 
     def check(self, request: OnDemandRequest) -> None:
         """No rank has recorded other steps for a request than those of its plan without saying so."""
-        plan = requests.read_plan(self.job.run, request)
+        plan = requests.read_plan(self.job.store, request)
         made = [manifest for manifest in self.job.manifests().values() if manifest.demand == request.token]
         recorded = [manifest for manifest in made if manifest.artifacts]
         if plan is None or plan.first_step is None or plan.last_step is None or request.token in self.withdrawn:
@@ -374,7 +391,7 @@ class World:
             else:
                 assert plan.first_step <= manifest.first_step <= plan.last_step
         steps = {*range(plan.first_step, plan.last_step + 1)}
-        for rank, process in enumerate(requests.read_processes(self.job.run)):
+        for rank, process in enumerate(requests.read_processes(self.job.store)):
             if process.token != request.token:
                 continue
             if not process.done:  # who steps beyond the capture with open eyes has answered
@@ -467,7 +484,7 @@ def test_what_is_asked_for_is_a_capture_of_its_own_whoever_knew_of_it_when(
     for step in range(10):
         profiler.start(step)
         if step == 3 - in_steps:
-            request = requests.ask(running.run, in_steps, 2)
+            request = requests.ask(running.store, in_steps, 2)
         if explicit:
             profiler.step(step)
         profiler.stop()
@@ -486,7 +503,7 @@ def test_a_rank_that_is_late_for_what_the_config_selects_anyway_has_it(
     running = job(steps=["4..6"])
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = requests.ask(running.run, 3, 3)
+    request = requests.ask(running.store, 3, 3)
     for step in range(1, 9):
         if step == late_at:
             look_at(running.ranks[1], running.run / "demand.json")
@@ -502,7 +519,7 @@ def test_a_rank_that_is_late_for_what_the_config_selects_anyway_has_it(
 def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: Callable[..., Job]) -> None:
     running = job(1, steps=["4..5"])
     running.step(0)
-    request = requests.ask(running.run, 3, 2)
+    request = requests.ask(running.store, 3, 2)
     running.step(1, 2)
     running.ranks = [running.join(0)]
     running.step(6)
@@ -516,12 +533,12 @@ def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: C
 
 def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
     running = job()
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     with pytest.raises(CaptureError, match=rf"asked for by {ProcessId()} and is not over yet.*remove .*demand.json"):
-        requests.ask(running.run, 1, 1)
+        requests.ask(running.store, 1, 1)
     running.step(0, 1)
-    requests.forget(running.run, request)
-    second = requests.ask(running.run, 1, 2)
+    requests.forget(running.store, request)
+    second = requests.ask(running.store, 1, 2)
     running.step(2, 3, 4)
     assert running.answers(second) == [(True, ("step3",), None)] * 2
     assert running.steps() == {"step1": (1, 1), "step3": (3, 4)}
@@ -534,7 +551,7 @@ def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agre
     write_new(running.run / "demand.json", requests.encode(abandoned))
     if agreed:
         running.step(0)
-    request = requests.ask(running.run, 2, 1)
+    request = requests.ask(running.store, 2, 1)
     running.step(1, 2, 3, 4)
     assert running.answers(request) == [(True, ("step3",), None)]
     assert running.steps() == {"step3": (3, 3)}
@@ -545,7 +562,7 @@ def test_a_request_of_another_host_does_not_give_way(job: Callable[..., Job]) ->
     running = job(1)
     write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
     with pytest.raises(CaptureError, match="asked for by process .* on another-host"):
-        requests.ask(running.run, 2, 1)
+        requests.ask(running.store, 2, 1)
 
 
 def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Callable[..., Job]) -> None:
@@ -553,7 +570,7 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
     abandoned = OnDemandRequest(in_steps=1, steps=9, by=GONE)
     write_new(running.run / "demand.json", requests.encode(abandoned))
     running.step(0, 1, 2)
-    request = requests.ask(running.run, 2, 2)
+    request = requests.ask(running.store, 2, 2)
     running.step(3, 4, 5, 6, 7)
     assert running.steps() == {"step1": (1, 4), "step5": (5, 6)}
     assert running.answers(request) == [(True, ("step5",), None)]
@@ -563,8 +580,8 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
 
 def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
     running = job(1)
-    other = requests.ask(running.run, 1, 1)
-    requests.forget(running.run, OnDemandRequest(in_steps=1, steps=1))
+    other = requests.ask(running.store, 1, 1)
+    requests.forget(running.store, OnDemandRequest(in_steps=1, steps=1))
     assert json.loads((running.run / "demand.json").read_text())["token"] == other.token
     assert not list(running.run.glob(".*"))
 
@@ -575,8 +592,8 @@ def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
 def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.run, 1, 1)
-    assert requests.withdraw(running.run, request)
+    request = requests.ask(running.store, 1, 1)
+    assert requests.withdraw(running.store, request)
     running.step(1, 2, 3)
     assert (running.steps(), running.answers(request)) == ({}, [])
     assert not (running.run / "demand.json").exists()
@@ -585,9 +602,9 @@ def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
 def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> None:
     """A process that has read the request may decide on it only after it was withdrawn."""
     running = job(1)
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     text = (running.run / "demand.json").read_bytes()
-    assert requests.withdraw(running.run, request)
+    assert requests.withdraw(running.store, request)
     (running.run / "demand.json").write_bytes(text)
     running.step(0, 1, 2)
     assert running.steps() == {}
@@ -597,9 +614,9 @@ def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> 
 def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.run, 3, 1)
+    request = requests.ask(running.store, 3, 1)
     running.step(1, 2, 3)
-    assert requests.withdraw(running.run, request)
+    assert requests.withdraw(running.store, request)
     running.step(4, 5)
     assert running.steps() == {}
     assert running.answers(request) == [(True, (), f"it was withdrawn by {ProcessId()}")] * 2
@@ -608,10 +625,10 @@ def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]
 def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.run, 2, 1)
+    request = requests.ask(running.store, 2, 1)
     text = (running.run / "demand.json").read_bytes()
     running.step(1, ranks=[0])
-    assert requests.withdraw(running.run, request)
+    assert requests.withdraw(running.store, request)
     (running.run / "demand.json").write_bytes(text)  # as a client of NFS may still see it
     running.step(7, ranks=[1])
     assert running.manifests() == {}
@@ -621,10 +638,10 @@ def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable
 def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.run, 2, 2)
+    request = requests.ask(running.store, 2, 2)
     running.step(1, 2)
     running.step(3, ranks=[0])
-    assert not requests.withdraw(running.run, request)
+    assert not requests.withdraw(running.store, request)
     running.step(4, ranks=[0])
     running.step(3, 4, ranks=[1])
     assert running.answers(request) == [(True, ("step3",), None)] * 2
@@ -633,10 +650,10 @@ def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job])
 def test_to_warm_up_is_to_begin(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
     running.step(0)
-    request = requests.ask(running.run, 3, 1)
+    request = requests.ask(running.store, 3, 1)
     running.step(1)
     running.step(2)
-    assert not requests.withdraw(running.run, request)
+    assert not requests.withdraw(running.store, request)
 
 
 # Modes, windows, warm-up, the end of the job.
@@ -647,7 +664,7 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
     (profiler,) = running.ranks
     for step in range(6):
         if step == 2:
-            request = requests.ask(running.run, 1, 2)
+            request = requests.ask(running.store, 1, 2)
         with profiler.capture(step):
             for stage in ("generate", "update"):
                 with profiler.stage(stage):
@@ -663,7 +680,7 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
 
 def test_a_step_without_stages_is_over_with_the_next_one_in_discrete_mode(job: Callable[..., Job]) -> None:
     running = job(1, mode="discrete")
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     (profiler,) = running.ranks
     for step in range(2):
         profiler.start(step)
@@ -674,7 +691,7 @@ def test_a_step_without_stages_is_over_with_the_next_one_in_discrete_mode(job: C
 
 def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
-    request = requests.ask(running.run, 4, 2)
+    request = requests.ask(running.store, 4, 2)
     running.step(*range(8))
     assert calls(running.ranks[0]) == [
         "start step4", "step step4 global_step 2", "step step4 global_step 3", "step step4 global_step 4", "stop step4",
@@ -687,7 +704,7 @@ def test_a_rank_that_learns_of_it_during_the_warm_up_warms_up_for_less(job: Call
     running = job(2, **{"trainer.warmup_steps": 2})
     running.step(0)
     running.step(1, 2, 3, ranks=[1])
-    request = requests.ask(running.run, 4, 1)
+    request = requests.ask(running.store, 4, 1)
     running.step(1, 2, 3, ranks=[0])
     running.step(4, 5)
     assert running.answers(request) == [(True, ("step5",), None)] * 2
@@ -700,7 +717,7 @@ def test_a_capture_that_warms_up_for_the_very_step_is_the_one(job: Callable[...,
     running = job(2, steps=[5], **{"trainer.warmup_steps": 3})
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = requests.ask(running.run, 4, 2)
+    request = requests.ask(running.store, 4, 2)
     for step in range(1, 8):
         if step == seen_at:
             look_at(running.ranks[1], running.run / "demand.json")
@@ -714,7 +731,7 @@ def test_a_capture_that_warms_up_for_a_later_step_gives_way(job: Callable[..., J
     running = job(2, steps=[6], **{"trainer.warmup_steps": 3})
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = requests.ask(running.run, 4, 1)
+    request = requests.ask(running.store, 4, 1)
     running.step(1, 2, 3)
     look_at(running.ranks[1], running.run / "demand.json")
     running.step(4, 5, 6, 7)
@@ -731,7 +748,7 @@ def test_a_capture_that_warms_up_for_a_later_step_gives_way(job: Callable[..., J
 def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.window": {"active": 1}})
     (profiler,) = running.ranks
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     for step in range(3):
         with profiler.capture(step):
             profiler.step(0, "mini_batch")
@@ -744,9 +761,9 @@ def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) 
 
 def test_the_end_of_the_job_cuts_the_capture(job: Callable[..., Job]) -> None:
     running = job(1, final_step=3)
-    request = requests.ask(running.run, 2, 5)
+    request = requests.ask(running.store, 2, 5)
     running.step(0, 1, 2, 3)
-    plan = requests.read_plan(running.run, request)
+    plan = requests.read_plan(running.store, request)
     assert plan is not None
     assert (plan.first_step, plan.last_step) == (2, 3)
     assert running.answers(request) == [(True, ("step2",), None)]
@@ -756,11 +773,11 @@ def test_the_end_of_the_job_cuts_the_capture(job: Callable[..., Job]) -> None:
 def test_nothing_is_captured_beyond_the_end_of_the_job(job: Callable[..., Job]) -> None:
     running = job(final_step=3)
     running.step(0, 1)
-    request = requests.ask(running.run, 2, 1)
+    request = requests.ask(running.store, 2, 1)
     running.step(2, 3)
     why = "the capture would begin at step 4, and the job ends with step 3"
     assert running.answers(request) == [(True, (), why)] * 2
-    plan = requests.read_plan(running.run, request)
+    plan = requests.read_plan(running.store, request)
     assert plan is not None
     assert (plan.first_step, plan.problem) == (None, why)
 
@@ -772,14 +789,14 @@ def test_engines_are_asked_at_the_same_step(job: Callable[..., Job], tally: Modu
         Profiler.from_config(identity=Identity(role="rollout", replica=number), settings=running.config, target=engine)
         for number, engine in enumerate(engines)
     ]
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     for step in range(3):
         for replica, engine in zip(replicas, engines, strict=True):
             with replica.capture(step):
                 engine.iterate("decode", "decode")
         running.step(step)
     assert running.answers(request) == [(True, ("step1",), None)] * 3
-    assert [process.name for process in requests.read_processes(running.run)] == [
+    assert [process.name for process in requests.read_processes(running.store)] == [
         "rollout/0 (toy)", "rollout/1 (toy)", "trainer rank 0",
     ]  # fmt: skip
     report = read_run(running.run)
@@ -796,7 +813,7 @@ def test_an_engine_that_is_too_late_says_so(job: Callable[..., Job], tally: Modu
     replica = Profiler.from_config(
         identity=Identity(role="rollout", replica=2), settings=running.config, target=tally.ToyEngine(blocking=True)
     )
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     running.step(0, 1)
     with replica.capture(2):
         pass
@@ -809,7 +826,7 @@ def test_an_engine_that_is_too_late_says_so(job: Callable[..., Job], tally: Modu
 
 def test_an_async_host_takes_requests(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.options.wait_s": 0.001})
-    request = requests.ask(running.run, 2, 2)
+    request = requests.ask(running.store, 2, 2)
 
     async def host() -> None:
         for step in range(5):
@@ -827,7 +844,7 @@ def test_an_async_host_takes_requests(job: Callable[..., Job]) -> None:
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
 def test_a_capture_that_fails_is_answered(job: Callable[..., Job], hook: str) -> None:
     running = job(1, **{"trainer.options.fail_at": hook})
-    request = requests.ask(running.run, 1, 2)
+    request = requests.ask(running.store, 1, 2)
     running.step(*range(5))
     ((done, captures, problem),) = running.answers(request)
     assert (done, captures) == (True, ("step1",))
@@ -838,7 +855,7 @@ def test_a_capture_that_fails_is_answered(job: Callable[..., Job], hook: str) ->
 
 def test_an_exception_of_the_host_ends_it_early_and_answers(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.run, 1, 3)
+    request = requests.ask(running.store, 1, 3)
     running.step(0, 1)
     with pytest.raises(ZeroDivisionError), running.ranks[0].capture(2):
         _ = 1 / 0
@@ -851,7 +868,7 @@ def test_an_exception_of_the_host_ends_it_early_and_answers(job: Callable[..., J
 def test_a_device_in_use_is_answered(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.options.device": "gpu-3"})
     settings = running.config | {"run": "other", "steps": [1], "on_demand": False}
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     with Profiler.from_config(settings=settings).capture(1):
         running.step(0, 1, 2)
     ((done, captures, problem),) = running.answers(request)
@@ -871,10 +888,11 @@ def test_without_on_demand_nobody_looks(job: Callable[..., Job], monkeypatch: py
 
 
 def test_a_step_costs_one_look(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    running = job(1, steps=[7])
     looked: list[Any] = []
     access = os.access
     monkeypatch.setattr(os, "access", lambda *arguments: looked.append(arguments) or access(*arguments))
+    running = job(1, steps=[7])
+    looked.clear()
     (profiler,) = running.ranks
     for step in range(5):
         profiler.start(step)
@@ -905,12 +923,12 @@ def test_what_cannot_be_answered_is_said_once(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = job(1)
-    requests.ask(running.run, 2, 1)
+    requests.ask(running.store, 2, 1)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(requests, "write_new", full)
+    monkeypatch.setattr(stores, "write_new", full)
     running.step(0, 1, 2, 3)
     assert caplog.text.count("A request for a capture cannot be answered: OSError: [Errno 28]") == 1
     monkeypatch.undo()
@@ -955,7 +973,7 @@ def test_a_request_that_is_being_written_is_read_at_the_next_step(job: Callable[
 @pytest.mark.parametrize("file", ["plan", "start"])
 def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable[..., Job], file: str) -> None:
     running = job(1, **{"trainer.warmup_steps": 1})
-    request = requests.ask(running.run, 3, 1)
+    request = requests.ask(running.store, 3, 1)
     path = running.run / f"demand.{request.token}.{file}.json"
     if file == "start":
         running.step(0, 1)
@@ -972,7 +990,7 @@ def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable
 
 def test_a_decision_that_cannot_be_read_in_time_is_a_miss(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.run, 2, 1)
+    request = requests.ask(running.store, 2, 1)
     running.step(0)
     (running.run / f"demand.{request.token}.start.json").touch()
     running.step(1, 2, 3)
@@ -984,19 +1002,19 @@ def test_a_decision_that_cannot_be_read_in_time_is_a_miss(job: Callable[..., Job
 
 def test_processes_say_where_they_are_and_when_they_leave(job: Callable[..., Job]) -> None:
     running = job()
-    there = requests.read_processes(running.run)
+    there = requests.read_processes(running.store)
     assert [(process.name, process.gone, process.at) for process in there] == [
         ("trainer rank 0", False, ProcessId()),
         ("trainer rank 1", False, ProcessId()),
     ]
     with running.ranks[0]:
         running.step(0)
-    assert [process.gone for process in requests.read_processes(running.run)] == [True, False]
+    assert [process.gone for process in requests.read_processes(running.store)] == [True, False]
     running.step(1)  # a host that goes on after all
-    assert [process.gone for process in requests.read_processes(running.run)] == [False, False]
+    assert [process.gone for process in requests.read_processes(running.store)] == [False, False]
     running.ranks.pop()
     gc.collect()
-    assert [process.gone for process in requests.read_processes(running.run)] == [False, True]
+    assert [process.gone for process in requests.read_processes(running.store)] == [False, True]
 
 
 def test_a_profiler_that_took_the_place_of_another_speaks(job: Callable[..., Job]) -> None:
@@ -1005,7 +1023,7 @@ def test_a_profiler_that_took_the_place_of_another_speaks(job: Callable[..., Job
     running.ranks = [running.join(0)]
     with first:
         pass
-    (process,) = requests.read_processes(running.run)
+    (process,) = requests.read_processes(running.store)
     assert not process.gone
 
 
@@ -1016,12 +1034,12 @@ def test_a_forked_child_says_nothing_for_its_parent(job: Callable[..., Job]) -> 
         watch(running.ranks[0]).pause()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert not requests.read_processes(running.run)[0].gone
+    assert not requests.read_processes(running.store)[0].gone
 
 
 def test_a_process_that_is_started_again_does_not_answer_twice(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.run, 1, 1)
+    request = requests.ask(running.store, 1, 1)
     running.step(0, 1)
     running.ranks = [running.join(0)]
     running.step(0, 1, 2)  # from a checkpoint before the capture
@@ -1031,7 +1049,7 @@ def test_a_process_that_is_started_again_does_not_answer_twice(job: Callable[...
 
 def test_a_process_that_is_started_again_makes_the_capture_that_it_owes(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.run, 3, 1)
+    request = requests.ask(running.store, 3, 1)
     running.step(0, 1)
     running.ranks = [running.join(0)]
     running.step(1, 2, 3)
@@ -1051,7 +1069,7 @@ def test_ranks_that_a_smaller_job_left_behind_are_not_there(tmp_path: Path) -> N
     for rank in range(2):
         enter(rank, 2, 20 + rank)
     enter(3, 4, 5, role="critic")
-    assert [process.name for process in requests.read_processes(tmp_path / "run")] == [
+    assert [process.name for process in requests.read_processes(FileStore(tmp_path / "run"))] == [
         "critic rank 3", "trainer rank 0", "trainer rank 1",
     ]  # fmt: skip
 

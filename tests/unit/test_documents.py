@@ -82,8 +82,8 @@ def test_json_is_yaml(value: Any) -> None:
         ('run: "\\ud800"', "run: expected text"),
         ("finish: {timeout_s: .inf}", "finish.timeout_s: expected a finite number"),
         ("finish: {timeout_s: 1e10}", "finish.timeout_s|timeout_s"),
-        ("on_demand: yes", "expected true or false, got 'yes' .text.. Write true"),
-        ("on_demand: yes please", "expected true or false, got 'yes please' .text..$"),
+        ("on_demand: yes", "expected true, false or a name, got 'yes' .text.. Write true"),
+        ("on_demand: yes please", "expected true, false or a name, got 'yes please' .text..$"),
         ("on_demand: 'true'", "Remove the quotes"),
     ],
 )

@@ -16,16 +16,27 @@ _MOST_BYTES = 64 << 20
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """Read such a file. Only regular files are opened: a pipe would wait for a writer, a device has no end.
+    """Read such a file.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it cannot be read, or is no regular file.
         ValueError: it is too large, or not of this kind.
     """
+    return decode_json(read_whole(path), kind)
+
+
+def read_whole(path: Path) -> bytes:
+    """Read a small file. Only regular files are opened: a pipe would wait for a writer, a device has no end.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is too large.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
-        return decode_json(read_bounded(file.fileno()), kind)
+        return read_bounded(file.fileno())
 
 
 def read_bounded(descriptor: int) -> bytes:

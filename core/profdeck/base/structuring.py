@@ -95,6 +95,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook_func(_is_enum, _enum)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
     converter.register_structure_hook_factory(_is_text_or_list, _text_or_list_hook)
+    converter.register_structure_hook_func(lambda cls: cls == bool | str, _switch_or_name)
     converter.register_unstructure_hook_func(_is_enum, lambda member: member.value)
     converter.register_unstructure_hook(Path, str)
     converter.register_unstructure_hook_func(_is_from_list, lambda value: value.to_list())
@@ -114,6 +115,14 @@ def _exactly(expected: str, value: Any, cls: type) -> Any:
     return value
 
 
+def _switch_or_name(value: Any, _: Any) -> bool | str:
+    switch = isinstance(value, str) and value.lower() in {*_TRUE, *_TRUE.values()}
+    if not isinstance(value, bool) and (switch or not isinstance(value, str) or not _PLUGIN.fullmatch(value)):
+        raise _Wrong(f"expected true, false or a name, got {show(value)}.{_quoted(value, bool)}")
+    return value
+
+
+_PLUGIN = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """No path, environment or file of UTF-8 can have these: NUL, and halves of UTF-16 pairs."""
 _TRUE = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}

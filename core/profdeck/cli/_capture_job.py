@@ -1,8 +1,12 @@
-"""`profdeck capture --run`: a capture of a running job, asked for through its run directory."""
+"""`profdeck capture --run`: a capture of a running job, asked for through its run directory or its store."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,9 @@ from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, descr
 from profdeck.cli import _after_capture, kit, ls
 from profdeck.cli.kit import ExitCode
 from profdeck.on_demand import requests
+from profdeck.on_demand.gathering import gather
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
+from profdeck.on_demand.stores import Store, open_store
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_about
@@ -24,6 +30,11 @@ from profdeck.verification.reports import RunReport
 _POLL_S = 0.2
 # For how long a process that was killed may be on its way back: launchers start ranks again.
 _RESTART_S = 60.0
+# How long a process may take to say that it looks for a request, and how long it may say nothing.
+_JOIN_S = 10.0
+_SILENT_S = 30.0
+_FETCH_S = 1800.0
+_MOST_NAMED = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +47,8 @@ class OnDemandOptions:
     timeout_s: float
     page: Path | None
     """Where the page of the capture goes, if one is wanted."""
+    store: str | None = None
+    """``NAME:ADDRESS`` of the store by which the job is asked; None if the run directory tells."""
 
 
 def command(wish: OnDemandOptions, *, json: bool) -> None:
@@ -45,45 +58,96 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
         ConfigError: the job takes no such request.
         CaptureError: nothing is captured.
     """
-    about = read_about(wish.run)
-    there = [process for process in requests.read_processes(wish.run) if not process.gone]
+    with contextlib.closing(open_store(wish.run, wish.store)) as store:
+        about = {} if store.remote else read_about(wish.run)
+        try:
+            _capture(wish, store, about, json=json)
+        except OSError as error:
+            raise CaptureError(f"The job cannot be asked: {describe(error)}") from error
+
+
+def _capture(wish: OnDemandOptions, store: Store, about: dict[str, Any], *, json: bool) -> None:
+    there = [process for process in requests.read_processes(store) if not process.gone]
     if not there:
-        raise _nobody(wish.run, about)
-    request = requests.ask(wish.run, _in_steps(wish, there), wish.steps)
-    waiting = _Waiting(wish, request, {process.id for process in there})
-    try:
-        plan = waiting.for_plan()
-        processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
-    except KeyboardInterrupt:
-        _say(waiting.withdraw())
-        raise
-    if plan is None or not any(_captured(process, request) for process in processes):
-        if requests.withdraw(wish.run, request):
-            raise _nothing(waiting, plan, processes)
-        plan = plan or requests.read_plan(wish.run, request)
-        assert plan is not None  # noqa: S101  # what has begun was agreed on
-    report = _read(wish.run, request, plan, processes)
-    if all(map(waiting.is_over, processes)):
-        requests.forget(wish.run, request)
-        with kit.progress("Waiting for the finish"):
-            record.await_finishes(report)
+        raise _nobody(wish.run, store, about)
+    request = requests.ask(store, _in_steps(wish, there), wish.steps)
+    waiting = _Waiting(wish, store, request, {process.id for process in there})
+    with _beats(store, request):
+        try:
+            waiting.for_lookouts(there)
+            plan = waiting.for_plan()
+            processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
+        except KeyboardInterrupt:
+            _say(waiting.withdraw())
+            raise
+        if plan is None or not any(_captured(process, request) for process in processes):
+            if requests.withdraw(store, request):
+                raise _nothing(waiting, plan, processes)
+            plan = plan or requests.read_plan(store, request)
+            assert plan is not None  # noqa: S101  # what has begun was agreed on
+        elsewhere = waiting.fetched(processes) if store.remote else {}
+        report = _read(wish.run, request, plan, processes)
+        if all(map(waiting.is_over, processes)):
+            requests.forget(store, request)
+            with kit.progress("Waiting for the finish"):
+                record.await_finishes(report)
+        else:
+            _say(f"The capture goes on. See it later with: profdeck ls {kit.short(wish.run)}")
+    left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
+    left_out |= {process: elsewhere[process.name] for process in processes if process.name in elsewhere}
+    told = {process for process in left_out if process.captures and process.name not in elsewhere}  # by its manifest
+    complete = report.status is Status.COMPLETE and not left_out
+    if json:
+        kit.print_json(
+            {
+                "run": str(report.path),
+                "complete": complete,
+                "first_step": plan.first_step,
+                "last_step": plan.last_step,
+                "processes": [_plain(process, left_out.get(process)) for process in processes],
+                "ls": ls.plain(report),
+            }
+        )
     else:
-        _say(f"The capture goes on. See it later with: profdeck ls {kit.short(wish.run)}")
-    complete = _report(report, request, plan, processes, json=json)
+        ls.show(report)
+        for process in (one for one in left_out if one not in told):
+            kit.stdout().print(f"{process.name}, {process.at}: {left_out[process]}.")
     _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _nobody(run: Path, about: dict[str, Any]) -> ConfigError:
-    if not about.get("config", {}).get("on_demand", False):
+@contextlib.contextmanager
+def _beats(store: Store, request: OnDemandRequest) -> Iterator[None]:
+    """Let the processes of a store know that somebody waits; without that they take the request back."""
+    over = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while store.remote and not over.wait(requests.BEAT_S if count else 0):
+            count += 1
+            with contextlib.suppress(OSError):
+                store.put(requests.BEAT, f"{request.token} {count}".encode())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
+    if not store.remote and not about.get("config", {}).get("on_demand", False):
         return ConfigError(
             f"{run}: this job takes no requests: its config says on_demand: false, or it was started by an earlier "
             "version of profdeck."
         )
+    where = f" of the run '{run.name}' at {store.address}" if store.remote else ""
     return ConfigError(
-        f"{run}: no process of this job is there to be asked. A job takes requests from where it builds its Profiler "
-        "until it ends."
+        f"{run}: no process of this job{where} is there to be asked. A job takes requests from where it builds its "
+        "Profiler until it ends."
     )
 
 
@@ -109,26 +173,44 @@ class _Waiting:
     """The wait for what becomes of a request."""
 
     wish: OnDemandOptions
+    store: Store
     request: OnDemandRequest
     asked: set[str]
     """The processes that were there when it was made, by id."""
     dead_since_s: dict[str, float] = attrs.field(factory=dict)
     """When processes were first seen to be dead, by id."""
+    looks: dict[str, tuple[bytes | None, float]] = attrs.field(factory=dict)
+    """By id, what a process of a store said last of how often it has looked, and since when."""
     deadline_s: float = attrs.field(init=False)
 
     @deadline_s.default
     def _deadline_s(self) -> float:
         return time.monotonic() + self.wish.timeout_s
 
+    def for_lookouts(self, there: list[JobProcess]) -> None:
+        """Wait until all processes of a store look for the request at every boundary, and let them decide then."""
+        if not self.store.remote:
+            return
+        until_s = time.monotonic() + _JOIN_S
+        blind = there
+        while blind and time.monotonic() < until_s:
+            time.sleep(_POLL_S / 4)
+            token = self.request.token
+            blind = [one for one in self.processes() if not one.gone and token not in (one.looks_for, one.token)]
+        if blind:
+            names = ", ".join(sorted(process.name for process in blind)[:_MOST_NAMED])
+            _say(f"{_count(len(blind), 'process has', 'processes have')} not seen the request yet: {names}.")
+        requests.release(self.store, self.request)
+
     def for_plan(self) -> StepPlan | None:
         """Wait until the steps are agreed on; None if the time is over before, or the job."""
-        run, request = self.wish.run, self.request
-        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {kit.short(run)}.")
+        request = self.request
+        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {kit.short(self.wish.run)}.")
         with kit.progress("Waiting for a global step to begin") as on_progress:
-            while (plan := requests.read_plan(run, request)) is None and not self._is_late():
+            while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
-                    return requests.read_plan(run, request)  # which the last one may have left
+                    return requests.read_plan(self.store, request)  # which the last one may have left
                 time.sleep(_POLL_S)
         return plan
 
@@ -148,14 +230,14 @@ class _Waiting:
     def processes(self) -> list[JobProcess]:
         """Return those that were there when the request was made, or have come to be since."""
         token = self.request.token
-        found = requests.read_processes(self.wish.run)
+        found = requests.read_processes(self.store)
         return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
 
     def is_over(self, process: JobProcess) -> bool:
         """Tell whether nothing more will come of the request in a process, nor in one that takes its place."""
         if process.ended or (process.token == self.request.token and process.done):
             return True
-        if not process.gone:
+        if not process.gone and not self._is_silent(process):
             return False
         now_s = time.monotonic()
         return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
@@ -164,11 +246,28 @@ class _Waiting:
         """Take the request back, if its capture has not begun; returns what has come of that."""
         run = self.wish.run
         try:
-            if requests.withdraw(run, self.request):
+            if requests.withdraw(self.store, self.request):
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe(error)}"
         return f"The capture has begun, and goes on. See it with: profdeck ls {kit.short(run)}"
+
+    def fetched(self, processes: list[JobProcess]) -> dict[str, str]:
+        """Bring the files of all processes here; returns by name why some are not."""
+        done = [process for process in processes if _captured(process, self.request)]
+        with kit.progress("Fetching the files"):
+            return asyncio.run(gather(self.store, self.wish.run, done, limit_s=_FETCH_S))
+
+    def _is_silent(self, process: JobProcess) -> bool:
+        """Tell whether a process of a store has not looked for too long: nothing else tells that its host is gone."""
+        if not self.store.remote:
+            return False
+        looks, now_s = self.store.read(f"alive.{process.id}"), time.monotonic()
+        before, since_s = self.looks.setdefault(process.id, (looks, now_s))
+        if looks != before:
+            self.looks[process.id] = looks, now_s
+            return False
+        return now_s - since_s > _SILENT_S
 
     def _is_late(self) -> bool:
         return time.monotonic() >= self.deadline_s
@@ -203,36 +302,6 @@ def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProces
         f"No process has begun a global step for {timeout_s:g} seconds, so the request is withdrawn. Is the job in a "
         f"long step, or does it wait for something? --timeout waits longer. Asked were: {stuck}."
     )
-
-
-def _report(
-    report: RunReport,
-    request: OnDemandRequest,
-    plan: StepPlan,
-    processes: list[JobProcess],
-    *,
-    json: bool,
-) -> bool:
-    """Print what was captured, and who left it out; return whether it is complete."""
-    left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
-    complete = report.status is Status.COMPLETE and not left_out
-    if json:
-        kit.print_json(
-            {
-                "run": str(report.path),
-                "complete": complete,
-                "first_step": plan.first_step,
-                "last_step": plan.last_step,
-                "processes": [_plain(process, left_out.get(process)) for process in processes],
-                "ls": ls.plain(report),
-            }
-        )
-    else:
-        ls.show(report)
-        for process, reason in left_out.items():
-            if not process.captures:  # whose manifest says it
-                kit.stdout().print(f"{process.name}, {process.at}: {reason}.")
-    return complete
 
 
 def _read(run: Path, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess]) -> RunReport:

@@ -27,7 +27,7 @@ _OF_SERVERS = (
     *("worker_type", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests", "ranks", "role"),
     *("replica", "output", "backend", "settings"),
 )
-_OF_JOBS = ("in_steps", "steps")
+_OF_JOBS = ("store", "in_steps", "steps")
 _WHERE = ("url", "router", "targets", "config")
 _TIMEOUT_OF_SERVERS_S = 300.0
 _TIMEOUT_OF_HELD_S = 1800.0
@@ -75,6 +75,14 @@ _Run = Annotated[
     typer.Option(
         metavar="RUN",
         help="The directory of a running job to capture. With servers, the name of the run; a new one by default.",
+    ),
+]
+_Store = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME:ADDRESS",
+        help="Of a job whose hosts share no directory, from elsewhere: where it is asked, such as "
+        "tcpstore:10.0.0.1:29500. Default: as RUN says.",
     ),
 ]
 _InSteps = Annotated[
@@ -144,6 +152,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     policy: _Policy = None,
     quorum: _Quorum = None,
     run: _Run = None,
+    store: _Store = None,
     in_steps: _InSteps = None,
     steps: _Steps = 1,
     iterations: _Iterations = None,
@@ -174,6 +183,7 @@ def command(  # noqa: PLR0913  # the options of a command line
             steps=steps,
             timeout_s=timeout or _TIMEOUT_OF_JOBS_S,
             page=page,
+            store=store,
         )
         _capture_job.command(options, json=json)
         return

@@ -135,9 +135,11 @@ class Config:
     steps: Schedule = attrs.field(factory=Schedule)
     """The global steps to capture, each entry as `profdeck.config.schedule.GRAMMAR` says. Default: none."""
 
-    on_demand: bool = True
-    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. It costs a look at the
-    run directory per global step, and the directory is made when the job starts. Default: true."""
+    on_demand: bool | str = True
+    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`, and where. ``true``: in
+    the run directory, which all processes share, at the cost of a look per global step (default). ``tcpstore``: in the
+    store of torch.distributed, for hosts that share no directory. ``false``: nowhere. Except with ``false``, the run
+    directory is made when the job starts."""
 
     join_steps: bool = True
     """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""

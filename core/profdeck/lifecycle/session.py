@@ -29,6 +29,7 @@ from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.config.targets import TargetsConfig
 from profdeck.lifecycle import last_word
 from profdeck.on_demand.requests import JobProcess
+from profdeck.on_demand.stores import publish_address, store_of_job
 from profdeck.on_demand.watch import RequestWatch
 from profdeck.records import manifest, run_directory
 from profdeck.records.capture import Capture, CaptureState, Unit
@@ -264,10 +265,13 @@ class Session:
 
     def _take_requests(self) -> None:
         try:
+            store = store_of_job(self.config.on_demand, self._run.path)
             self._run.prepare()
+            publish_address(store, self._run.path)
             self._watch = RequestWatch(
+                store,
                 self._run.path,
-                JobProcess.of(self.identity, self.target, self.role.warmup_steps),
+                JobProcess.of(self.identity, self.target, self.role.warmup_steps, str(self._run.path.parent)),
                 self.steps,
                 discrete=self.config.mode is Mode.DISCRETE,
                 miss=self._missed,

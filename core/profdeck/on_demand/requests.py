@@ -1,21 +1,20 @@
-"""Captures that are asked for while a job runs: the files with which they are asked for and agreed on."""
+"""Captures that are asked for while a job runs: the notes with which they are asked for and agreed on."""
 
 from __future__ import annotations
 
 import re
 import secrets
 import time
-from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import msgspec
 
 from profdeck.base.errors import CaptureError, describe
-from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
-from profdeck.base.json_files import decode_json, read_json
+from profdeck.base.json_files import decode_json
 from profdeck.base.processes import ProcessId
+from profdeck.on_demand.stores import Store
 
 SCHEMA = 1
 DEFAULT_IN_STEPS = 2
@@ -26,13 +25,18 @@ MOST_STEPS = 1_000_000
 """What a request can ask for at most: in how many steps, and how many."""
 
 REQUEST = "demand.json"
-PROCESSES = "processes"
+PROCESSES = "processes/"
+BEAT = "demand.beat"
+"""In a store of a job: changes every second while somebody waits for the capture."""
+BEAT_S = 1.0
+LOST_S = 15.0
+"""After so long without a beat nobody waits any more."""
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 T = TypeVar("T")
 
 
-# What the files hold. Times are Unix nanoseconds, for readers: nothing is decided by clocks.
+# What the notes hold. Times are Unix nanoseconds, for readers: nothing is decided by clocks.
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +52,8 @@ class OnDemandRequest:
     """How many global steps after the one at which it is first seen the capture begins."""
     steps: int
     """How many global steps are captured."""
+    ready: bool = True
+    """Whether steps may be decided on. Before, processes that do not look for it at every boundary begin to."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,10 +98,14 @@ class JobProcess:
     world_size: int
     target: str | None
     warmup_steps: int
+    output: str = ""
+    """Its output directory on its host."""
     at: ProcessId = attrs.field(factory=ProcessId)
     joined_ns: int = attrs.field(factory=time.time_ns)
     ended: bool = False
     """Whether it takes no requests any more."""
+    looks_for: str | None = None
+    """The last request for which it looks at every boundary, where it does not always."""
     token: str | None = None
     """The last request that it knows of."""
     step: int | None = None
@@ -108,7 +118,7 @@ class JobProcess:
     """Why it captured nothing."""
 
     @classmethod
-    def of(cls, identity: Identity, target: str | None, warmup_steps: int) -> JobProcess:
+    def of(cls, identity: Identity, target: str | None, warmup_steps: int, output: str = "") -> JobProcess:
         """Describe this process."""
         return cls(
             role=identity.role,
@@ -117,6 +127,7 @@ class JobProcess:
             world_size=identity.world_size,
             target=target,
             warmup_steps=warmup_steps,
+            output=output,
         )
 
     @property
@@ -134,130 +145,140 @@ class JobProcess:
 # The side of who asks.
 
 
-def ask(run: Path, in_steps: int, steps: int) -> OnDemandRequest:
+def ask(store: Store, in_steps: int, steps: int) -> OnDemandRequest:
     """Ask the job of a run for a capture.
 
     Args:
-        run: the run directory.
+        store: that of the job.
         in_steps: how many global steps after the one at which the request is first seen the capture begins, at least 1.
         steps: how many global steps are captured, at least 1.
 
     Raises:
-        CaptureError: another request is pending, or the file cannot be written.
+        CaptureError: another request is pending, or the store does not take it.
     """
-    request = OnDemandRequest(in_steps=in_steps, steps=steps)
+    request = OnDemandRequest(in_steps=in_steps, steps=steps, ready=not store.remote)
+    text = encode(request)
     try:
-        try:
-            write_new(run / REQUEST, encode(request))
-        except FileExistsError:
-            _remove_abandoned(run)
-            write_new(run / REQUEST, encode(request))
-    except FileExistsError:
-        raise _pending(run, read_file(run / REQUEST, OnDemandRequest)) from None
+        stands = store.create(REQUEST, text)
+        if stands != text:
+            _remove_abandoned(store)
+            stands = store.create(REQUEST, text)
     except OSError as error:
-        raise CaptureError(f"{run / REQUEST} cannot be written: {describe(error)}") from error
+        raise CaptureError(f"{store.address}/{REQUEST} cannot be written: {describe(error)}") from error
+    if stands != text:
+        raise _pending(store, None if stands is None else decode(stands, OnDemandRequest))
     return request
 
 
-def read_plan(run: Path, request: OnDemandRequest) -> StepPlan | None:
+def release(store: Store, request: OnDemandRequest) -> None:
+    """Let the processes decide on the steps, now that all look for the request.
+
+    Raises:
+        OSError: the store cannot be reached.
+    """
+    store.put(REQUEST, encode(attrs.evolve(request, ready=True)))
+
+
+def read_plan(store: Store, request: OnDemandRequest) -> StepPlan | None:
     """Return what a request has come to; None as long as no process has seen it."""
-    return read_file(plan_path(run, request.token), StepPlan)
+    return read_note(store, plan_name(request.token), StepPlan)
 
 
-def read_processes(run: Path) -> list[JobProcess]:
-    """Return the processes that take requests or took some, without those that a smaller job has left behind."""
-    found = [process for file in sorted((run / PROCESSES).glob("*.json")) if (process := read_file(file, JobProcess))]
+def read_processes(store: Store) -> list[JobProcess]:
+    """Return the processes that take requests or took some, without those that a smaller job has left behind.
+
+    Raises:
+        OSError: the store cannot be reached.
+    """
+    texts = store.read_all(PROCESSES).values()
+    found = [process for text in texts if (process := decode(text, JobProcess))]
     sizes: dict[tuple[str, int | None], int] = {}
     for process in sorted(found, key=lambda one: one.joined_ns):
         sizes[process.role, process.replica] = process.world_size
     return [process for process in found if process.rank < sizes[process.role, process.replica]]
 
 
-def withdraw(run: Path, request: OnDemandRequest) -> bool:
+def withdraw(store: Store, request: OnDemandRequest, why: str | None = None) -> bool:
     """Take a request back.
+
+    Args:
+        store: that of the job.
+        request: it.
+        why: what to say of it, if not that this process has withdrawn it.
 
     Returns:
         Whether nothing is captured for it. False when its capture has begun somewhere: it goes on.
 
     Raises:
-        OSError: the run directory cannot be written.
+        OSError: the store cannot be reached.
     """
-    by, token = str(ProcessId()), request.token
-    plan = decide(plan_path(run, token), StepPlan(token=token, by=by, problem=f"it was withdrawn by {by}"))
+    by, token = why or str(ProcessId()), request.token
+    plan = decide(store, plan_name(token), StepPlan(token=token, by=by, problem=f"it was withdrawn by {by}"))
     if plan is None or plan.first_step is not None:
-        start = decide(start_path(run, token), StartDecision(token=token, begun=False, by=by))
+        start = decide(store, start_name(token), StartDecision(token=token, begun=False, by=by))
         if start is None or start.begun:
             return False
-    forget(run, request)
+    forget(store, request)
     return True
 
 
-def forget(run: Path, request: OnDemandRequest) -> None:
+def forget(store: Store, request: OnDemandRequest) -> None:
     """Remove a request that is over, so that there can be another one. What was decided of it stays.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the store cannot be reached.
     """
-    # Taken aside first: it could be that of another one by now, if somebody removed this by hand.
-    aside = run / f".{REQUEST}.{secrets.token_hex(4)}.tmp"
-    try:
-        (run / REQUEST).rename(aside)
-    except FileNotFoundError:
-        return
-    found = read_file(aside, OnDemandRequest)
-    if found is not None and found.token != request.token:
-        aside.replace(run / REQUEST)
-    else:
-        aside.unlink()
+    text = store.read(REQUEST)
+    found = None if text is None else decode(text, OnDemandRequest)
+    if text is not None and (found is None or found.token == request.token):
+        store.remove(REQUEST, text)
 
 
-def _remove_abandoned(run: Path) -> None:
+def _remove_abandoned(store: Store) -> None:
     """Withdraw the pending request if nobody waits for its capture any more."""
-    found = read_file(run / REQUEST, OnDemandRequest)
-    if found is not None and found.by.alive is False and not withdraw(run, found):
-        forget(run, found)
+    found = read_note(store, REQUEST, OnDemandRequest)
+    if found is not None and found.by.alive is False and not withdraw(store, found):
+        forget(store, found)
 
 
-def _pending(run: Path, request: OnDemandRequest | None) -> CaptureError:
+def _pending(store: Store, request: OnDemandRequest | None) -> CaptureError:
     who = "somebody" if request is None else str(request.by)
-    return CaptureError(
-        f"A capture of this run was asked for by {who} and is not over yet. Wait until it is, or end that process. "
-        f"If nobody waits for it any more, remove {run / REQUEST}."
-    )
+    text = f"A capture of this run was asked for by {who} and is not over yet. Wait until it is, or end that process."
+    if store.remote:
+        return CaptureError(f"{text} If it is gone, its request is taken back within {LOST_S + BEAT_S:g} seconds.")
+    return CaptureError(f"{text} If nobody waits for it any more, remove {store.address}/{REQUEST}.")
 
 
 # What both sides do.
 
 
-def decide(path: Path, record: T) -> T | None:
+def decide(store: Store, name: str, record: T) -> T | None:
     """Put a record in its place unless there is one, and return the one that stands: the same for all who ask.
 
     Returns:
         None if there is one that cannot be read, which on a file system without links it is for an instant.
 
     Raises:
-        OSError: the place cannot be written.
+        OSError: the store cannot be reached.
     """
     kind = type(record)
-    if (found := read_file(path, kind)) is not None:
-        return found
-    try:
-        write_new(path, encode(record))
-    except FileExistsError:
-        return read_file(path, kind)
-    return record
+    text = store.read(name)
+    if text is None:
+        text = store.create(name, encode(record))
+    return None if text is None else decode(text, kind)
 
 
-def read_file(path: Path, kind: type[T]) -> T | None:
-    """Read a file of a request; None if it is absent or not understood."""
+def read_note(store: Store, name: str, kind: type[T]) -> T | None:
+    """Read a note; None if it is absent or not understood, or the store cannot be reached."""
     try:
-        return decode(bytes(read_json(path, msgspec.Raw)), kind)
-    except (OSError, ValueError):
+        text = store.read(name)
+    except OSError:
         return None
+    return None if text is None else decode(text, kind)
 
 
 def decode(text: bytes, kind: type[T]) -> T | None:
-    """Decode a file of a request; None if it is not understood."""
+    """Decode a note; None if it is not understood."""
     try:
         record: Any = decode_json(text, kind)
     except ValueError:
@@ -270,18 +291,18 @@ def decode(text: bytes, kind: type[T]) -> T | None:
 
 
 def encode(record: Any) -> bytes:
-    """Return a record as the JSON of its file."""
+    """Return a record as the JSON of its note."""
     return msgspec.json.format(msgspec.json.encode(attrs.asdict(record)), indent=1)
 
 
-def plan_path(run: Path, token: str) -> Path:
-    """Name the file that says the steps."""
-    return run / f"demand.{token}.plan.json"
+def plan_name(token: str) -> str:
+    """Name the note that says the steps."""
+    return f"demand.{token}.plan.json"
 
 
-def start_path(run: Path, token: str) -> Path:
-    """Name the file that says whether the capture begins."""
-    return run / f"demand.{token}.start.json"
+def start_name(token: str) -> str:
+    """Name the note that says whether the capture begins."""
+    return f"demand.{token}.start.json"
 
 
 def withdrawal(start: StartDecision) -> str:

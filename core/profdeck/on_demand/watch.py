@@ -1,20 +1,24 @@
 """Captures that are asked for while a job runs: requests, the agreement on steps, and what each process answers.
 
-All of it goes through files in the run directory, so it needs no connection between processes, only a directory that
-all of them share::
+All of it goes through notes in a store (`profdeck.on_demand.stores`): the run directory, if all processes share it, or
+one that the job has anyway. In the run directory they are files::
 
     demand.json                        the request, while somebody waits for its capture
     demand.<token>.plan.json           the steps: written by the first process that sees the request, read by all others
     demand.<token>.start.json          whether it begins: written by the first process that does, or by who withdraws it
     processes/trainer.rank_0000.json   what that process does with requests: it takes them, knows of one, is done
 
-A plan is agreed on, and a request withdrawn, by creating a file that must not exist (`decide`). File systems do that
-for one of many, those over a network included, and later ones read it. So no two processes can
-think of different steps, and no capture can be withdrawn that begins. What a process can be is too late: it says so.
+A plan is agreed on, and a request withdrawn, by creating a note that must not exist (`decide`). Stores do that for one
+of many, file systems over a network included, and later ones read it. So no two processes can think of different
+steps, and no capture can be withdrawn that begins. What a process can be is too late: it says so.
+
+In a directory each boundary looks for a request. In other stores `profdeck.on_demand.lookout` does, beside the job; the
+boundaries look from when the process has said that they do, and steps are decided on when all have said so.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -27,8 +31,8 @@ from typing import Any, ClassVar
 import attrs
 
 from profdeck.base.errors import ProfdeckError, describe
-from profdeck.base.files import replace
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
+from profdeck.on_demand.lookout import Lookout
 from profdeck.on_demand.requests import (
     MOST_STEPS,
     PROCESSES,
@@ -40,11 +44,12 @@ from profdeck.on_demand.requests import (
     decide,
     decode,
     encode,
-    plan_path,
-    read_file,
-    start_path,
+    plan_name,
+    read_note,
+    start_name,
     withdrawal,
 )
+from profdeck.on_demand.stores import Store
 from profdeck.records.capture import Capture
 
 logger = logging.getLogger("profdeck")
@@ -54,38 +59,55 @@ logger = logging.getLogger("profdeck")
 
 
 class _OwnAnswer:
-    """The file in which a process says what it does with requests."""
+    """The note in which a process says what it does with requests."""
 
-    # By path: of several profilers in one place, the last one speaks.
-    _speaking: ClassVar[weakref.WeakValueDictionary[Path, _OwnAnswer]] = weakref.WeakValueDictionary()
+    # By place: of several profilers in one, the last one speaks.
+    _speaking: ClassVar[weakref.WeakValueDictionary[str, _OwnAnswer]] = weakref.WeakValueDictionary()
 
-    def __init__(self, run: Path, process: JobProcess) -> None:
+    def __init__(self, store: Store, process: JobProcess) -> None:
         replica = "" if process.replica is None else f".replica_{process.replica:03d}"
-        self._path = run / PROCESSES / f"{process.role}{replica}.rank_{process.rank:04d}.json"
+        self._store = store
+        self._mutex = threading.RLock()  # re-entrant for signal handlers
+        self._name = f"{PROCESSES}{process.role}{replica}.rank_{process.rank:04d}.json"
         self.process = process
-        self._path.parent.mkdir(exist_ok=True)
-        before = read_file(self._path, JobProcess)
-        if before is not None and before.done:  # a process that was started again has answered
+        self._speaking[self._place] = self
+
+    @property
+    def _place(self) -> str:
+        return f"{self._store.address}/{self._name}"
+
+    def join(self) -> None:
+        """Say that this process takes requests; one that was started again has answered.
+
+        Raises:
+            OSError: the store cannot be reached.
+        """
+        before = self._there()
+        if before is not None and before.done and self.process.token is None:
             kept = ("token", "step", "done", "captures", "problem")
             self.process = attrs.evolve(self.process, **{name: getattr(before, name) for name in kept})
-        self._speaking[self._path] = self
         self.say()
 
     def say(self, **changes: Any) -> None:
-        self.process = attrs.evolve(self.process, **changes)
-        if self._speaking.get(self._path) is self:
-            replace(self._path, encode(self.process), durable=False)
+        with self._mutex:
+            self.process = attrs.evolve(self.process, **changes)
+            if self._speaking.get(self._place) is self:
+                self._store.put(self._name, encode(self.process))
 
     def leave(self) -> None:
         """Say that requests are not taken any more. Never raises."""
         if self.process.at.pid != os.getpid():  # a forked child
             return
         try:
-            there = read_file(self._path, JobProcess)
+            there = self._there()
             if there is not None and there.id == self.process.id:
                 self.say(ended=True)
         except OSError as error:
-            logger.debug("%s cannot be written: %s", self._path, describe(error))
+            logger.debug("%s: %s", self._place, describe(error))
+
+    def _there(self) -> JobProcess | None:
+        text = self._store.read(self._name)
+        return None if text is None else decode(text, JobProcess)
 
 
 REST_S = 1e-4
@@ -102,8 +124,18 @@ OnMissed = Callable[[OnDemandSteps, str], None]
 class RequestWatch:
     """Looks for requests at the boundaries of one process, takes part in the agreement, and answers."""
 
-    def __init__(self, run: Path, process: JobProcess, steps: PlannedSteps, *, discrete: bool, miss: OnMissed) -> None:
+    def __init__(  # noqa: PLR0913  # by name
+        self,
+        store: Store,
+        run: Path,
+        process: JobProcess,
+        steps: PlannedSteps,
+        *,
+        discrete: bool,
+        miss: OnMissed,
+    ) -> None:
         """Args:
+        store: where requests are.
         run: the run directory, which exists.
         process: this one.
         steps: where demands are added when they are certain, and from which they are removed when they are over.
@@ -113,18 +145,15 @@ class RequestWatch:
         Raises:
             OSError: the run directory cannot be written.
         """
-        self._run = run
+        self._store = store
         self._steps = steps
         self._discrete = discrete
         self._miss = miss
-        self._file = run / REQUEST
-        self._path = os.fspath(self._file)
-        self._entry = _OwnAnswer(run, process)
-        weakref.finalize(self, self._entry.leave)  # at the end of the process at the latest
+        self._entry = _OwnAnswer(store, process)
         self._mutex = threading.RLock()  # re-entrant: a signal's handler may end a capture in the middle of a look
         self._step: int | None = None
         self._since: int | None = None
-        self._seen: tuple[int, ...] | None = None
+        self._seen: bytes | None = None
         self._request: OnDemandRequest | None = None
         self._agreed: list[OnDemandSteps] = []
         self._busy = False
@@ -134,6 +163,17 @@ class RequestWatch:
         """How many boundaries need not look before that time."""
         self._is_fast = False
         """Whether the last step was so short that others may rest."""
+        self._lookout: Lookout | None = None
+        self._is_asked: Callable[[], bool]
+        if store.remote:
+            self._lookout = lookout = Lookout(store, run, self._entry)
+            self._is_asked = lambda: lookout.is_asked
+            weakref.finalize(self, lookout.leave)  # at the end of the process at the latest
+        else:
+            # Unlike stat it raises nothing while there is nothing, and takes half the time.
+            self._is_asked = functools.partial(os.access, os.fspath(run / REQUEST), os.F_OK)
+            self._entry.join()
+            weakref.finalize(self, self._entry.leave)
 
     def look(self, step: int, capture: Capture | None) -> None:
         """Look for a request at the boundary into a global step, unless that was just done. Never raises.
@@ -156,8 +196,7 @@ class RequestWatch:
         before, self._step = self._step, step
         if before is None:
             self._since = step
-        # One system call while there is nothing; unlike stat it raises nothing then, and takes half the time.
-        if self._busy or os.access(self._path, os.F_OK):
+        if self._busy or self._is_asked():
             with self._mutex:
                 self._look(step, before, capture)
 
@@ -201,34 +240,34 @@ class RequestWatch:
             if not self._failed:
                 logger.warning("A request for a capture cannot be answered: %s", describe(error))
             self._failed = True
+            if self._lookout is not None:
+                self._lookout.is_asked = False  # until it can be reached again: steps do not wait for that
         for demand in (*self._agreed, *self._steps.demands):
             if not demand.begun and demand.first < step:
                 went = f"the host went from step {before} to step {step}"
                 self._late(demand, went if before is None or before < demand.first else "it could not begin")
         self.answer_stages(step - 1)
-        self._busy = bool(self._request or self._agreed or self._steps.demands)
+        asked = self._lookout is not None and self._lookout.is_asked  # at every boundary, as this process has said
+        self._busy = bool(self._request or self._agreed or self._steps.demands or asked)
 
     def _find(self) -> None:
         """Read the request if there is a new one."""
-        try:
-            found = self._file.stat()
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if seen == self._seen or not found.st_size:  # which is being written, where there are no links
-                return
-            text = self._file.read_bytes()
-        except FileNotFoundError:
+        text = self._store.read(REQUEST)
+        if text is None:
             self._request = None
+        if text is None or text == self._seen:
             return
-        self._seen = seen
         request = decode(text, OnDemandRequest)
         if request is None or not (0 < request.in_steps <= MOST_STEPS and 0 < request.steps <= MOST_STEPS):
-            logger.warning("%s is no request that this version of profdeck understands.", self._path)
-        elif request.token != self._entry.process.token:
+            where = f"{self._store.address}/{REQUEST}"
+            logger.warning("%s is no request that this version of profdeck understands.", where)
+        elif request.ready and request.token != self._entry.process.token:
             self._request = request
+        self._seen = text
 
     def _agree(self, request: OnDemandRequest, step: int, capture: Capture | None) -> None:
         """Learn the steps of a request, or decide on them if nobody has."""
-        plan = decide(plan_path(self._run, request.token), self._plan(request, step))
+        plan = decide(self._store, plan_name(request.token), self._plan(request, step))
         if plan is None:
             return  # the next boundary tries again
         self._request = None
@@ -239,7 +278,7 @@ class RequestWatch:
         demand = OnDemandSteps(request.token, plan.first_step, plan.last_step)
         if step <= demand.first:
             self._agreed.append(demand)
-        elif (start := read_file(start_path(self._run, demand.token), StartDecision)) is not None and not start.begun:
+        elif (start := read_note(self._store, start_name(demand.token), StartDecision)) is not None and not start.begun:
             self.answer(demand, withdrawal(start))
         elif not self._take_from_config(demand, capture):
             reason = f"the request was seen here at step {step}, after step {demand.first} had begun"
@@ -249,7 +288,8 @@ class RequestWatch:
             self._late(demand, reason)
 
     def _plan(self, request: OnDemandRequest, step: int) -> StepPlan:
-        rest = _MOST_UNSEEN if self._is_fast else 0  # others may see the request so many steps later
+        rests = self._is_fast and self._lookout is None
+        rest = _MOST_UNSEEN if rests else 0  # others may see the request so many steps later
         first, final_step = step + rest + request.in_steps, self._steps.final_step
         last = first + request.steps - 1
         by, token = self._entry.process.name, request.token
@@ -262,7 +302,7 @@ class RequestWatch:
     def _start(self, demand: OnDemandSteps, capture: Capture | None) -> None:
         """Find out whether an agreed capture begins, or make that certain."""
         begun = StartDecision(token=demand.token, begun=True, by=self._entry.process.name)
-        start = decide(start_path(self._run, demand.token), begun)
+        start = decide(self._store, start_name(demand.token), begun)
         if start is None:
             return  # the next boundary tries again, or it is too late
         if not start.begun:

@@ -18,7 +18,7 @@ from typer.testing import Result
 from processes import ending, until
 from profdeck import Identity, Profiler
 from profdeck.base.processes import ProcessId
-from profdeck.on_demand import requests
+from profdeck.on_demand import requests, stores
 from profdeck.on_demand.requests import OnDemandRequest
 
 Cli = Callable[..., Result]
@@ -354,7 +354,7 @@ def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(requests, "write_new", refuse)
+    monkeypatch.setattr(stores, "write_new", refuse)
     result = cli("capture", "--run", tmp_path / "run")
     assert profiler.enabled
     assert result.exit_code == 1

@@ -23,6 +23,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.cli import ls
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.on_demand import requests
+from profdeck.on_demand.stores import FileStore
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import Answer, RequestState
 from profdeck.replicas.fleet_backend import FleetBackend
@@ -314,12 +315,12 @@ def test_a_repeated_step_keeps_what_the_first_one_left(build: Build, manifest: R
 def test_a_capture_that_is_asked_for_while_the_job_runs(build: Build, manifest: Read, tmp_path: Path) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         profiler = build(urls(servers), {"steps": [], "on_demand": True})
-        request = requests.ask(tmp_path / "run", 2, 2)
+        request = requests.ask(FileStore(tmp_path / "run"), 2, 2)
         for step in range(6):
             async with profiler.capture(step):
                 pass
         assert [server.commands() for server in servers] == [GOOD] * 2
-        (process,) = requests.read_processes(tmp_path / "run")
+        (process,) = requests.read_processes(FileStore(tmp_path / "run"))
         assert (process.target, process.captures, process.problem) == ("fleet", ("step2",), None)
         assert {manifest(2, replica).demand for replica in (None, 0, 1)} == {request.token}
 

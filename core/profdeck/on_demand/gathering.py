@@ -1,0 +1,206 @@
+"""Brings the files of a capture from the hosts of a job into one run, through the job's store.
+
+A process that runs still sends what it has, see `profdeck.on_demand.lookout`. Whole files come or none, and are checked
+as those of servers are (`profdeck.engine.control.downloads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import attrs
+import msgspec
+
+from profdeck.base.blocking import in_thread
+from profdeck.base.errors import CaptureError, ProfdeckError, TargetError, describe
+from profdeck.base.files import write_all, write_new
+from profdeck.base.outcome import Outcome
+from profdeck.engine.control.downloads import Downloader
+from profdeck.engine.engine import FileHost
+from profdeck.on_demand.lookout import PART_BYTES, FileCall, FileReply
+from profdeck.on_demand.requests import JobProcess
+from profdeck.on_demand.stores import Store
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.run_directory import RUN_FILE
+
+_ANSWER_S = 30.0
+"""A process looks twice a second, and less often in a large job; it may be deep in work that holds the interpreter."""
+_ENDED_ANSWER_S = 3.0
+"""One that takes no requests any more may be at its end, or go on without its profiler."""
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+_AT_ONCE = 8
+
+
+async def gather(store: Store, run: Path, processes: Sequence[JobProcess], *, limit_s: float) -> dict[str, str]:
+    """Bring the captures that processes have made into a run here.
+
+    Args:
+        store: that of the job.
+        run: the run directory here.
+        processes: those that have answered.
+        limit_s: how long that may take.
+
+    Returns:
+        By the name of a process, why some of its files are not here.
+    """
+    until, slots = time.monotonic() + limit_s, asyncio.Semaphore(_AT_ONCE)
+    left: dict[str, str] = {}
+
+    async def bring(process: JobProcess) -> None:
+        async with slots:
+            try:
+                problems = await _bring(store, run, process, until)
+            except (ProfdeckError, OSError) as error:
+                problems = [describe(error)]
+        if problems:
+            where = f"its files are on {process.at.host}, below {process.output}"
+            left[process.name] = f"{where}: {' '.join(problems)}"
+
+    away = [process for process in processes if process.captures and not await in_thread(_is_here, run, process)]
+    await asyncio.gather(*map(bring, away))
+    return left
+
+
+async def _bring(store: Store, run: Path, process: JobProcess, until: float) -> list[str]:
+    """Bring the files of one process; returns why some are not here."""
+    files = StoreFiles(store, process)
+    found = await files.about()
+    await in_thread(_make_run, run, found.run_file)
+    if not found.manifests:
+        raise CaptureError("it has none of its captures any more")
+    downloader = Downloader(files, FileHost(found.host, found.output), until, "there was no time left")
+    problems = []
+    for place in map(PurePosixPath, found.manifests):
+        inside = PurePosixPath(*place.parts[1:])
+        if place.parts[:1] != (run.name,) or ".." in place.parts or not is_manifest(Path(place.name)):
+            problems.append(f"it names {str(place)!r}, which is no manifest of this run")
+            continue
+        try:
+            brought = await downloader.bring(place, run / inside, functools.partial(_is_of, process))
+        except (ProfdeckError, OSError) as error:
+            problems.append(f"{place.name}: {describe(error)}")
+            continue
+        if brought is None:
+            problems.append(f"{place.name} is of another capture now")
+        else:
+            problems += [f"{name}: {reason}" for name, reason in brought.left.items()]
+    return problems
+
+
+def _make_run(run: Path, run_file: str) -> None:
+    """Make the run here, for who asks from a host that has none of it."""
+    run.mkdir(parents=True, exist_ok=True)
+    if run_file and not (run / RUN_FILE).exists():
+        with suppress(FileExistsError):
+            write_new(run / RUN_FILE, run_file.encode())
+
+
+def _is_of(process: JobProcess, manifest: Manifest) -> bool:
+    """Tell whether a manifest is of what a process captured."""
+    return bool({manifest.capture, manifest.request} & set(process.captures))
+
+
+def _is_here(run: Path, process: JobProcess) -> bool:
+    """Tell whether the captures of a process are in this very directory, which its host shares."""
+    left = set(process.captures)
+    for file in filter(is_manifest, run.glob(f"step_*/{process.role}/**/*.json")):
+        with suppress(ProfdeckError):
+            one = read_manifest(file)
+            who = one.replica, one.rank, one.host, one.pid, one.collected_from
+            if who == (process.replica, process.rank, process.at.host, process.at.pid, None):
+                left.discard(one.capture)
+    return not left
+
+
+@attrs.define
+class StoreFiles:
+    """The files of one process, through the store; see `profdeck.engine.engine.RemoteFiles`."""
+
+    _store: Store
+    _process: JobProcess
+    _one_at_a_time: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+
+    async def about(self) -> FileReply:
+        """Ask where its files are, and for the manifests of what it has captured."""
+        reply, _ = await self._ask(captures=self._process.captures)
+        return reply
+
+    async def source(self) -> FileHost:
+        """Return where they are."""
+        reply = await self.about()
+        return FileHost(reply.host, reply.output)
+
+    async def listed(self, place: str) -> Mapping[str, int] | None:
+        """Ask for the files in a directory."""
+        reply, _ = await self._ask(place=place)
+        if reply.pending:
+            return None
+        if reply.error or reply.sizes is None:
+            raise self._refused(reply.error or f"{place} is no directory")
+        return reply.sizes
+
+    async def read(self, place: str) -> bytes:
+        """Ask for a small file."""
+        _, content = await self._part(place, 0)
+        return content
+
+    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
+        """Ask for a file, part by part."""
+        written, tag = 0, None
+        while True:
+            reply, content = await self._part(place, written)
+            if tag not in (None, reply.tag) or reply.size_bytes > size_bytes or written + len(content) > size_bytes:
+                raise self._refused(f"{place} has changed, or is larger than its manifest says")
+            tag = reply.tag
+            await in_thread(write_all, file, content)
+            written += len(content)
+            if written >= reply.size_bytes or not content:
+                return
+
+    async def _part(self, place: str, offset: int) -> tuple[FileReply, bytes]:
+        reply, content = await self._ask(place=place, offset=offset)
+        if reply.error or reply.sizes is not None:
+            raise self._refused(reply.error or f"{place} is no file")
+        return reply, content
+
+    async def _ask(
+        self, *, place: str = "", offset: int = 0, captures: tuple[str, ...] = ()
+    ) -> tuple[FileReply, bytes]:
+        call = FileCall(secrets.token_hex(8), place, offset, captures)
+        async with self._one_at_a_time:
+            return await in_thread(self._answered, call)
+
+    def _answered(self, call: FileCall) -> tuple[FileReply, bytes]:
+        """Leave a call and wait for its answer.
+
+        Raises:
+            TargetError: there is none.
+        """
+        id_, poll_s = self._process.id, _SHORTEST_POLL_S
+        answer_s = _ENDED_ANSWER_S if self._process.ended else _ANSWER_S
+        until = time.monotonic() + answer_s
+        try:
+            self._store.put(f"call.{id_}", msgspec.json.encode(call))
+            while time.monotonic() < until:
+                head, _, content = (self._store.read(f"reply.{id_}") or b"").partition(b"\n")
+                with suppress(msgspec.MsgspecError):
+                    reply = msgspec.json.decode(head, type=FileReply)
+                    if reply.nonce == call.nonce and len(content) <= PART_BYTES:
+                        self._store.put(f"reply.{id_}", b"")
+                        return reply, content
+                time.sleep(poll_s)
+                poll_s = min(2 * poll_s, _LONGEST_POLL_S)
+        except OSError as error:
+            raise TargetError(describe(error), Outcome.UNREACHABLE) from None
+        raise TargetError(f"it has not answered for {answer_s:g} seconds", Outcome.TIMED_OUT)
+
+    @staticmethod
+    def _refused(text: str) -> TargetError:
+        return TargetError(text, Outcome.REFUSED)

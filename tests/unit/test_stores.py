@@ -1,0 +1,312 @@
+"""Captures on demand in a job whose processes share no directory: stores, lookouts, and the files that come through."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+
+from processes import until
+from profdeck import Profiler
+from profdeck.base.errors import ConfigError, UnknownPluginError
+from profdeck.base.identity import Identity
+from profdeck.base.processes import ProcessId
+from profdeck.on_demand import gathering, lookout, requests, stores
+from profdeck.on_demand.gathering import gather
+from profdeck.on_demand.lookout import FileCall, FileReply, answer
+from profdeck.on_demand.requests import JobProcess, OnDemandRequest
+from profdeck.on_demand.stores import FileStore, Store
+from profdeck.records.manifest import is_manifest, read_manifest
+from profdeck.verification.reading import read_run
+
+pytestmark = pytest.mark.usefixtures("tally")
+
+
+class MemoryStore(Store):
+    """Stands for a store of a job, in this process."""
+
+    def __init__(self) -> None:
+        self.address = "memory:here"
+        self.notes: dict[str, bytes] = {}
+        self.cut = False
+        self._mutex = threading.Lock()
+
+    def read(self, name: str) -> bytes | None:
+        return self._do(lambda: self.notes.get(name) or None)
+
+    def read_all(self, prefix: str) -> Mapping[str, bytes]:
+        return self._do(lambda: {name: text for name, text in self.notes.items() if name.startswith(prefix) and text})
+
+    def create(self, name: str, text: bytes) -> bytes | None:
+        def create() -> bytes | None:
+            self.notes[name] = self.notes.get(name) or text
+            return self.notes[name]
+
+        return self._do(create)
+
+    def put(self, name: str, text: bytes) -> None:
+        self._do(lambda: self.notes.update({name: text}))
+
+    def remove(self, name: str, text: bytes) -> None:
+        self._do(lambda: self.notes.update({name: b""}) if self.notes.get(name) == text else None)
+
+    def _do(self, call: Callable[[], Any]) -> Any:
+        with self._mutex:
+            if self.cut:
+                raise ConnectionError("the link is cut")
+            return call()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    found = MemoryStore()
+    monkeypatch.setattr(stores, "_connect", lambda _: lambda *_: found)
+    monkeypatch.setattr(lookout, "_POLL_S", 0.01)
+    return found
+
+
+Start = Callable[..., list[Profiler]]
+
+
+@pytest.fixture
+def start(store: MemoryStore, tmp_path: Path) -> Iterator[Start]:
+    """Start ranks, each with a directory of its own as on a host of its own."""
+    started: list[Profiler] = []
+
+    def ranks(count: int = 2, **settings: Any) -> list[Profiler]:
+        for rank in range(count):
+            config = {
+                "run": "run",
+                "trainer.backend": "tally",
+                "trainer.ranks": "all",
+                "on_demand": "memory",
+            } | settings
+            started.append(
+                Profiler.from_config(
+                    identity=Identity(rank=rank, world_size=count),
+                    settings=config | {"output": str(tmp_path / f"host{rank}")},
+                )
+            )
+        until(lambda: len(requests.read_processes(store)) == count)
+        return started
+
+    yield ranks
+    for profiler in started:
+        profiler.close()
+    started.clear()
+
+
+def step(ranks: list[Profiler], *steps: int) -> None:
+    for number in steps:
+        for profiler in ranks:
+            with profiler.capture(number):
+                pass
+
+
+def asked(store: Store, in_steps: int, steps: int, ranks: int) -> OnDemandRequest:
+    """Ask as the command does: let them decide when all look."""
+    request = requests.ask(store, in_steps, steps)
+    until(lambda: [one.looks_for for one in requests.read_processes(store)] == [request.token] * ranks)
+    requests.release(store, request)
+    return request
+
+
+def answers(store: Store) -> list[tuple[bool, tuple[str, ...], str | None]]:
+    return [(process.done, process.captures, process.problem) for process in requests.read_processes(store)]
+
+
+def test_ranks_that_share_nothing_begin_at_one_step(start: Start, store: MemoryStore) -> None:
+    ranks = start(3)
+    step(ranks, 0, 1)
+    asked(store, 2, 2, 3)
+    step(ranks, *range(2, 8))
+    assert answers(store) == [(True, ("step4",), None)] * 3
+
+
+def test_nothing_is_decided_before_all_look(start: Start, store: MemoryStore) -> None:
+    ranks = start()
+    request = requests.ask(store, 1, 1)
+    until(lambda: all(one.looks_for == request.token for one in requests.read_processes(store)))
+    step(ranks, 0, 1, 2)
+    assert requests.read_plan(store, request) is None
+    requests.release(store, request)
+    step(ranks, 3, 4, 5)
+    assert answers(store) == [(True, ("step4",), None)] * 2
+
+
+def test_a_step_asks_no_store_while_nobody_asks_for_a_capture(start: Start, store: MemoryStore) -> None:
+    ranks = start(1)
+    main, callers = threading.get_ident(), list[int]()
+    store.read, read = lambda name: (callers.append(threading.get_ident()), read(name))[1], store.read  # type: ignore[method-assign]
+    step(ranks, *range(50))
+    assert main not in callers
+
+
+def test_a_request_that_nobody_waits_for_any_more_is_taken_back(
+    start: Start, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOST_S", 0.05)
+    ranks = start()
+    requests.ask(store, 1, 1)
+    until(lambda: store.read(requests.REQUEST) is None)
+    step(ranks, 0, 1, 2)
+    assert answers(store) == [(False, (), None)] * 2
+    asked_again = requests.ask(store, 1, 1)
+    assert asked_again.ready is False
+
+
+def test_a_store_that_is_gone_costs_steps_nothing(start: Start, store: MemoryStore) -> None:
+    ranks = start()
+    asked(store, 2, 2, 2)
+    store.cut = True
+    step(ranks, *range(6))
+    store.cut = False
+    assert all(one.token is None for one in requests.read_processes(store))
+
+
+def gathered(store: Store, run: Path) -> dict[str, str]:
+    return asyncio.run(gather(store, run, requests.read_processes(store), limit_s=30))
+
+
+def test_the_files_of_all_hosts_come_into_one_run(start: Start, store: MemoryStore, tmp_path: Path) -> None:
+    ranks = start()
+    asked(store, 1, 1, 2)
+    step(ranks, 0, 1, 2)
+    for run in (tmp_path / "host0" / "run", tmp_path / "elsewhere" / "run"):
+        assert gathered(store, run) == {}
+        report = read_run(run)
+        assert (str(report.status), report.problems) == ("complete", ())
+        assert [rank.rank for capture in report.captures for rank in capture.ranks] == [0, 1]
+    (copied,) = filter(is_manifest, (tmp_path / "host0" / "run").glob("step_*/trainer/rank_0001*.json"))
+    assert read_manifest(copied).collected_from is not None
+    assert gathered(store, tmp_path / "host0" / "run") == {}  # again
+
+
+def test_files_of_a_process_that_has_ended_are_named(
+    start: Start, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "_ENDED_ANSWER_S", 0.2)
+    ranks = start()
+    asked(store, 1, 1, 2)
+    step(ranks, 0, 1, 2)
+    ranks.pop().close()
+    gc.collect()
+    until(lambda: requests.read_processes(store)[1].ended)
+    (left,) = gathered(store, tmp_path / "host0" / "run").items()
+    assert left[0] == "trainer rank 1"
+    assert str(tmp_path / "host1") in left[1]
+    assert "it has not answered" in left[1]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "other/step_000001/trainer/rank_0000.step1.json",
+        "run/../other/x.json",
+        "run/run.json",
+        "run/secret",
+        "/etc/passwd",
+    ],
+)
+def test_only_files_of_captures_are_sent(tmp_path: Path, place: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other").mkdir()
+    for file in ("run/run.json", "run/secret", "other/x.json"):
+        (tmp_path / file).write_text("{}")
+    process = JobProcess.of(Identity(), None, 0)
+    reply, content = answer(FileCall("n", place), tmp_path / "run", process)
+    assert (bool(reply.error), reply.sizes, content) == (True, None, b"")
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ({"manifests": ("run/../../outside.json",)}, "is no manifest of this run"),
+        ({"manifests": ("other/step_000001/trainer/rank_0000.step1.json",)}, "is no manifest of this run"),
+        ({"manifests": ("/etc/rank_0000.json",)}, "is no manifest of this run"),
+        ({"manifests": ()}, "has none of its captures"),
+        ({"size_bytes": 1 << 60}, "larger than its manifest says"),
+        ({"error": "no"}, "no"),
+        ({"sizes": {"a": 1}}, "is no file"),
+    ],
+)
+def test_a_process_that_lies_costs_its_own_files_only(
+    start: Start,
+    store: MemoryStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lie: dict[str, Any],
+    said: str,
+) -> None:
+    ranks = start()
+    asked(store, 1, 1, 2)
+    step(ranks, 0, 1, 2)
+    true = answer
+
+    def lying(call: FileCall, run: Path, process: JobProcess) -> tuple[FileReply, bytes]:
+        reply, content = true(call, run, process)
+        concerned = process.rank == 1 and bool(call.place) != ("manifests" in lie)
+        return (msgspec.structs.replace(reply, **lie) if concerned else reply), content
+
+    monkeypatch.setattr(lookout, "answer", lying)
+    run = tmp_path / "asker" / "run"
+    (left,) = gathered(store, run).items()
+    assert left[0] == "trainer rank 1"
+    assert said in left[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"asker", "host0", "host1"}
+    assert [path.name for path in (tmp_path / "asker").iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("kind", [FileStore, MemoryStore])
+def test_what_a_store_promises(kind: type[Store], tmp_path: Path) -> None:
+    store: Store = FileStore(tmp_path) if kind is FileStore else MemoryStore()
+    keeps_its_promises(store)
+
+
+def keeps_its_promises(store: Store) -> None:
+    assert store.read("a.json") is None
+    assert store.create("a.json", b"1") == b"1"
+    assert store.create("a.json", b"2") == b"1"
+    store.remove("a.json", b"2")
+    assert store.read("a.json") == b"1"
+    store.remove("a.json", b"1")
+    assert store.read("a.json") is None
+    assert store.create("a.json", b"3") == b"3"
+    store.put("processes/x.json", b"4")
+    store.put("processes/y.json", b"5")
+    store.put("processes/x.json", b"6")
+    assert dict(store.read_all("processes/")) == {"processes/x.json": b"6", "processes/y.json": b"5"}
+
+
+@pytest.mark.parametrize("given", ["tcpstore", "tcpstore:", ":1", ""])
+def test_what_is_no_address_is_said(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected NAME:ADDRESS"):
+        stores.open_store(tmp_path / "run", given)
+
+
+def test_an_unknown_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownPluginError, match=r"There is no store 'etcd'.*Installed: .*tcpstore"):
+        Profiler.from_config(settings={"output": str(tmp_path), "trainer.backend": "tally", "on_demand": "etcd"})
+
+
+@pytest.mark.parametrize("value", ["yes", "'true'", 1, ["tcpstore"]])
+def test_what_is_neither_a_switch_nor_a_name_is_said(value: object, tmp_path: Path) -> None:
+    config = {"output": str(tmp_path), "trainer.backend": "tally", "on_demand": str(value).strip("'")}
+    if not isinstance(value, str):
+        config["on_demand"] = value  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="on_demand: expected true, false or a name"):
+        Profiler.from_config(settings=config)
+
+
+def test_a_rank_of_another_host_is_gone_when_it_says_so(store: MemoryStore) -> None:
+    process = JobProcess.of(Identity(), None, 0)
+    away = attrs.evolve(process, at=ProcessId(host="another-host"))
+    assert not away.gone
+    assert attrs.evolve(away, ended=True).gone
