@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import queue
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,6 +26,7 @@ from profdeck.on_demand.stores import Store
 T = TypeVar("T")
 
 _ANSWER = timedelta(seconds=5)
+_GIVE_UP_S = 10.0
 _HIGHEST_PORT = (1 << 16) - 1
 
 
@@ -63,7 +66,7 @@ class TcpStore(Store):
         self.address = f"tcpstore:{host}:{port}"
         self._prefix = f"profdeck/{run}/"
         self._where = host, port
-        self._client: Any = None
+        self._worker: _Worker | None = None
         self._mutex = threading.Lock()
         self._listed: set[str] = set()
 
@@ -103,35 +106,60 @@ class TcpStore(Store):
 
     def close(self) -> None:
         """See `Store`."""
-        self._client = None
+        with self._mutex:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.calls.put(None)
 
     def _key(self, name: str) -> str:
         return self._prefix + name
 
-    def _reach(self) -> None:
-        try:
-            socket.create_connection(self._where, _ANSWER.total_seconds()).close()
-        except OSError as error:
-            raise ConnectionError(f"Nothing answers at {self.address}: {error.strerror or error}") from None
-
     def _call(self, call: Callable[[Any], T]) -> T:
-        """Call the store.
+        """Call the store, which another thread does: its client waits without end for a server that does not answer.
 
         Raises:
             OSError: it cannot be reached.
         """
+        with self._mutex:
+            worker = self._worker = self._worker or _Worker(self._connect)
+        result: Future[T] = Future()
+        worker.calls.put((call, result))
+        try:
+            return result.result(_GIVE_UP_S)
+        except OSError as error:  # TimeoutError is one
+            self._worker = None  # the next call connects again
+            if str(error):
+                raise
+            raise TimeoutError(f"{self.address} has not answered for {_GIVE_UP_S:g} seconds") from None
+        except RuntimeError as error:  # DistStoreError and DistNetworkError are
+            self._worker = None
+            text = str(error).partition("\n")[0]
+            raise ConnectionError(f"{self.address} does not answer: {text}") from None
+
+    def _connect(self) -> Any:
         from torch.distributed import TCPStore
 
         host, port = self._where
-        try:
-            with self._mutex:
-                if self._client is None:
-                    # Asked first, as torch writes pages to stderr when nobody listens.
-                    self._reach()
-                    self._client = TCPStore(host, port, is_master=False, timeout=_ANSWER, wait_for_workers=False)
-                client = self._client
-            return call(client)
-        except RuntimeError as error:  # DistStoreError and DistNetworkError are
-            self._client = None  # the next call connects again
-            text = str(error).partition("\n")[0]
-            raise ConnectionError(f"The store of the job at {host}:{port} does not answer: {text}") from None
+        try:  # first, as torch writes pages to stderr when nobody listens
+            socket.create_connection(self._where, _ANSWER.total_seconds()).close()
+        except OSError as error:
+            raise ConnectionError(f"Nothing answers at {self.address}: {error.strerror or error}") from None
+        return TCPStore(host, port, is_master=False, timeout=_ANSWER, wait_for_workers=False)
+
+
+class _Worker:
+    """A connection and the thread that uses it, which is left behind if it hangs."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self.calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, args=(connect,), name="profdeck store", daemon=True).start()
+
+    def _work(self, connect: Callable[[], Any]) -> None:
+        client = None
+        while (given := self.calls.get()) is not None:
+            call, result = given
+            try:
+                client = client or connect()
+                result.set_result(call(client))
+            except Exception as error:  # noqa: BLE001  # the caller gets it
+                result.set_exception(error)

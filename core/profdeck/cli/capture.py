@@ -81,8 +81,8 @@ _Store = Annotated[
     str | None,
     typer.Option(
         metavar="NAME:ADDRESS",
-        help="Of a job whose hosts share no directory, from elsewhere: where it is asked, such as "
-        "tcpstore:10.0.0.1:29500. Default: as RUN says.",
+        help="Where a job is asked whose hosts share no directory, such as tcpstore:10.0.0.1:29500. Default: as RUN "
+        "says.",
     ),
 ]
 _InSteps = Annotated[

@@ -136,10 +136,9 @@ class Config:
     """The global steps to capture, each entry as `profdeck.config.schedule.GRAMMAR` says. Default: none."""
 
     on_demand: bool | str = True
-    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`, and where. ``true``: in
-    the run directory, which all processes share, at the cost of a look per global step (default). ``tcpstore``: in the
-    store of torch.distributed, for hosts that share no directory. ``false``: nowhere. Except with ``false``, the run
-    directory is made when the job starts."""
+    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. ``true`` (default):
+    through the run directory, which all processes share, at a look per global step. ``tcpstore``: through the store of
+    torch.distributed, for hosts that share no directory. ``false``: not at all."""
 
     join_steps: bool = True
     """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""

@@ -104,6 +104,8 @@ class Lookout:
         """
         self.is_asked = False
         """Whether a request waits for this process, so that each boundary has to look."""
+        self.is_reached = False
+        """Whether the store answered when it was last asked."""
         self._store = store
         self._entry = entry
         self._run = run
@@ -130,13 +132,14 @@ class Lookout:
                     self._entry.join()
                     joined = True
                 self._look()
+                self.is_reached = True
                 serving = time.monotonic() - self._served_s < _SERVED_S
                 wait_s = _SERVING_S if serving else self._interval_s
             except OSError as error:
                 level = logging.DEBUG if told else logging.INFO
                 logger.log(level, "No capture can be asked for now: %s", describe(error))
                 # A store that comes back may be another one, which knows nothing of this process.
-                self.is_asked, joined, wait_s, told = False, False, _RETRY_S, True
+                self.is_reached, joined, wait_s, told = False, False, _RETRY_S, True
 
     def _look(self) -> None:
         if self._serve():
@@ -153,7 +156,7 @@ class Lookout:
         if process.ended or (process.token == request.token and process.done):
             self.is_asked = False
         else:
-            self.is_asked = True  # first, so that what is said next is true
+            self.is_asked = self.is_reached = True  # first, so that what is said next is true
             if process.looks_for != request.token:
                 self._entry.say(looks_for=request.token)
         self._end_abandoned(request)

@@ -197,6 +197,8 @@ class RequestWatch:
         if before is None:
             self._since = step
         if self._busy or self._is_asked():
+            if self._lookout is not None and not self._lookout.is_reached:
+                return  # steps do not wait for a store that is away
             with self._mutex:
                 self._look(step, before, capture)
 
@@ -241,7 +243,7 @@ class RequestWatch:
                 logger.warning("A request for a capture cannot be answered: %s", describe(error))
             self._failed = True
             if self._lookout is not None:
-                self._lookout.is_asked = False  # until it can be reached again: steps do not wait for that
+                self._lookout.is_reached = False
         for demand in (*self._agreed, *self._steps.demands):
             if not demand.begun and demand.first < step:
                 went = f"the host went from step {before} to step {step}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,28 @@ JOB = Path(__file__).with_name("job_of_hosts.py")
 Ask = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
-    """Start a job, and end it by itself; yields where its hosts write, and the port of its store."""
-    directory = tmp_path_factory.mktemp("hosts")
+def launch(node: int, address: str, port: int, directory: Path) -> list[str]:
+    """Return what starts a node of the job."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    command += ["--master-addr", address, "--master-port", str(port), "--node-rank", str(node)]
+    return [*command, str(JOB), str(directory)]
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int, list[int]]]:
+    """Start a job, and end it by itself; yields where its hosts write, the port of its store, and its launchers."""
+    directory, port = tmp_path_factory.mktemp("hosts"), free_port()
     with ending() as started:
         for node in range(2):
-            command = [*launcher, "--node-rank", str(node), str(JOB), str(directory)]
-            started.append(subprocess.Popen(command, text=True))
-        until(lambda: (directory / "host0" / "live" / "on_demand.json").exists())
-        yield directory, port
+            started.append(subprocess.Popen(launch(node, "127.0.0.1", port, directory), text=True))
+        until((directory / "host0" / "live" / "on_demand.json").exists)
+        yield directory, port, [process.pid for process in started]
         (directory / "host0" / "stop").touch()
         assert [process.wait(60) for process in started] == [0, 0]
 
@@ -45,8 +53,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
 def ask() -> Iterator[Ask]:
     with ending() as started:
 
-        def run(*options: object) -> subprocess.Popen[str]:
-            command = [sys.executable, "-m", "profdeck", "capture", *map(str, options)]
+        def run(*options: object, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+            command = [*within, sys.executable, "-m", "profdeck", "capture", *map(str, options)]
             pipe = subprocess.PIPE
             process = subprocess.Popen(
                 command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"COLUMNS": "400"}
@@ -69,8 +77,8 @@ def ranks(found: dict[str, Any]) -> list[tuple[int, str]]:
     return [(rank["rank"], rank["status"]) for rank in capture["ranks"]]
 
 
-def test_both_hosts_are_captured_into_one_run(job: tuple[Path, int], ask: Ask, tmp_path: Path) -> None:
-    hosts, port = job
+def test_both_hosts_are_captured_into_one_run(job: tuple[Path, int, list[int]], ask: Ask, tmp_path: Path) -> None:
+    hosts, port, _ = job
     until(lambda: "2 processes" in (ask("--run", hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1]))
     found = captured(ask("--run", hosts / "host1" / "live", "--steps", 2, "--json"))
     assert found["complete"]
@@ -83,7 +91,7 @@ def test_both_hosts_are_captured_into_one_run(job: tuple[Path, int], ask: Ask, t
     assert len(list(elsewhere.glob("step_*/trainer/rank_*.trace.json.gz"))) == 2
 
 
-def test_a_killed_requester_leaves_nothing_behind(job: tuple[Path, int], ask: Ask) -> None:
+def test_a_killed_requester_leaves_nothing_behind(job: tuple[Path, int, list[int]], ask: Ask) -> None:
     run = job[0] / "host0" / "live"
     killed = ask("--run", run, "--in", 100_000)
     assert killed.stderr is not None
@@ -94,12 +102,89 @@ def test_a_killed_requester_leaves_nothing_behind(job: tuple[Path, int], ask: As
     assert ranks(found) == [(0, "complete"), (1, "complete")]
 
 
+def test_a_store_that_hangs_costs_a_step_once(job: tuple[Path, int, list[int]], ask: Ask) -> None:
+    """The launcher of the first host serves it."""
+    hosts, _, launchers = job
+    at = hosts / "host0" / "step"
+    waiting = ask("--run", hosts / "host1" / "live", "--in", 100_000)
+    assert waiting.stderr is not None
+    assert any("will be captured" in line for line in waiting.stderr)
+    os.kill(launchers[0], signal.SIGSTOP)
+    try:
+        before = int(at.read_text())
+        until(lambda: int(at.read_text() or 0) > before + 500, timeout_s=60)  # 5 seconds of steps
+    finally:
+        os.kill(launchers[0], signal.SIGCONT)
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=60)
+    until(lambda: captured_at_last(ask("--run", hosts / "host0" / "live", "--json")), every_s=1)
+
+
+def captured_at_last(process: subprocess.Popen[str]) -> bool:
+    out, _ = process.communicate(timeout=120)
+    return bool(out) and process.returncode == 0
+
+
+HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
+    """Make two hosts that share a link and nothing else; yields what runs a command on each."""
+    if shutil.which("ip") is None:
+        pytest.skip("there are no other hosts: ip(8) of iproute2 is not installed")
+    with ending() as started:
+        for number in range(2):
+            command = ["unshare", "--net", "--mount", "--uts", "sh", "-c", HOST, f"host-{number}", str(tmp_path)]
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+            stdout = started[-1].stdout
+            assert stdout is not None
+            if stdout.readline() != "ready\n":
+                pytest.skip("there are no other hosts: unshare is not allowed to make namespaces here")
+        first, second = (str(process.pid) for process in started)
+        link = ["ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second]
+        subprocess.run(link, check=True)
+        within = [["nsenter", "-t", pid, "--net", "--mount", "--uts", "--"] for pid in (first, second)]
+        for number, enter in enumerate(within):
+            subprocess.run([*enter, "ip", "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0"], check=True)
+            subprocess.run([*enter, "ip", "link", "set", "eth0", "up"], check=True)
+        yield within
+
+
+def test_two_hosts_with_a_network_between_them(hosts: list[list[str]], ask: Ask, tmp_path: Path) -> None:
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
+    with ending() as nodes:
+        for node, enter in enumerate(hosts):
+            command = [*enter, *launch(node, "10.77.0.1", 29500, tmp_path)]
+            nodes.append(subprocess.Popen(command, env=environment, text=True))
+        runs = [tmp_path / f"host{node}" / "live" for node in range(2)]
+
+        def both_are_there() -> bool:
+            return "2 processes" in ask("--run", runs[0], within=hosts[0]).communicate(timeout=120)[1]
+
+        until(both_are_there, every_s=0.5)
+        for enter, run in zip(hosts, runs, strict=True):
+            found = captured(ask("--run", run, "--steps", 2, "--json", within=enter))
+            assert (found["complete"], ranks(found)) == (True, [(0, "complete"), (1, "complete")])
+            assert [process["host"] for process in found["processes"]] == ["host-0", "host-1"]
+
+        # the link is cut, and comes back
+        subprocess.run([*hosts[1], "ip", "link", "set", "eth0", "down"], check=True)
+        cut = ask("--run", runs[1], within=hosts[1])
+        assert "tcpstore:10.77.0.1:29500" in cut.communicate(timeout=60)[1]
+        assert cut.returncode == 1
+        subprocess.run([*hosts[1], "ip", "link", "set", "eth0", "up"], check=True)
+        until(lambda: captured_at_last(ask("--run", runs[1], "--json", within=hosts[1])), every_s=1)
+
+        subprocess.run([*hosts[0], "touch", str(tmp_path / "host0" / "stop")], check=True)
+        assert [process.wait(60) for process in nodes] == [0, 0]
+
+
 def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        process = ask("--run", tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
-        _, error = process.communicate(timeout=60)
+    port = free_port()
+    process = ask("--run", tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"127.0.0.1:{port}" in error
+    assert f"Nothing answers at tcpstore:127.0.0.1:{port}" in error
     assert "Traceback" not in error
