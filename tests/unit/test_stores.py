@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from processes import until
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError, UnknownPluginError
+from profdeck.base.errors import ConfigError, MissingLibraryError, UnknownPluginError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand import gathering, lookout, requests, stores
@@ -293,6 +294,14 @@ def keeps_its_promises(store: Store) -> None:
 def test_what_is_no_address_is_said(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected NAME:ADDRESS"):
         stores.open_store(tmp_path / "run", given)
+
+
+@pytest.mark.parametrize(("name", "library"), [("ray", "ray"), ("tcpstore", "torch")])
+def test_a_library_that_is_missing_is_named(name: str, library: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed here")
+    with pytest.raises(MissingLibraryError, match=f"store '{name}' needs {library}, .* pip install"):
+        stores.open_store(tmp_path / "run", f"{name}:127.0.0.1:1")
 
 
 def test_an_unknown_store_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""Captures on demand through a named actor of a Ray cluster, for jobs whose processes are actors or tasks of one.
+
+The first process of the job makes the actor, which needs no CPU, and which ends by itself when nobody has asked it for
+a while: every process of a job looks for requests twice a second.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from profdeck.base.errors import ConfigError, MissingLibraryError
+from profdeck.on_demand.stores import Store
+
+_NAMESPACE = "profdeck"
+_ANSWER_S = 10.0
+_IDLE_S = 20.0
+
+
+def connect(run: str, address: str | None) -> RayStore:
+    """Return the store of a job.
+
+    Args:
+        run: the name of the run.
+        address: that of the cluster, as `ray.init` takes it; None in a process of the job.
+
+    Raises:
+        ConfigError: this process is of no Ray job.
+        MissingLibraryError: Ray is not installed.
+    """
+    if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
+        raise MissingLibraryError(
+            "The store 'ray' needs ray, which is not installed. Install it with: pip install 'profdeck[ray]'"
+        )
+    import ray
+
+    if address is not None:
+        return RayStore(run, address, is_of_job=False)
+    if not ray.is_initialized():
+        raise ConfigError(
+            "on_demand: ray is for actors, tasks and drivers of a Ray job, and this process is none. Call ray.init() "
+            "before the Profiler is built, or choose on_demand: true where all processes share the run directory."
+        )
+    return RayStore(run, ray.get_runtime_context().gcs_address, is_of_job=True)
+
+
+class Notes:
+    """The actor: notes by name, see `Store`."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, bytes] = {}
+        self._asked_s = time.monotonic()
+        threading.Thread(target=self._end_when_idle, daemon=True).start()
+
+    def read(self, name: str) -> bytes | None:
+        """Return a note."""
+        self._asked_s = time.monotonic()
+        return self._notes.get(name)
+
+    def read_all(self, prefix: str) -> dict[str, bytes]:
+        """Return the notes whose names begin so."""
+        self._asked_s = time.monotonic()
+        return {name: text for name, text in self._notes.items() if name.startswith(prefix)}
+
+    def create(self, name: str, text: bytes) -> bytes:
+        """Put a note unless there is one, and return the one that stands."""
+        self._asked_s = time.monotonic()
+        return self._notes.setdefault(name, text)
+
+    def put(self, name: str, text: bytes) -> None:
+        """Put a note; an empty one removes it."""
+        self._asked_s = time.monotonic()
+        if text:
+            self._notes[name] = text
+        else:
+            self._notes.pop(name, None)
+
+    def remove(self, name: str, text: bytes) -> None:
+        """Remove a note if it still is that one."""
+        self._asked_s = time.monotonic()
+        if self._notes.get(name) == text:
+            del self._notes[name]
+
+    def _end_when_idle(self) -> None:
+        import ray
+
+        while (left_s := self._asked_s + _IDLE_S - time.monotonic()) > 0:
+            time.sleep(left_s)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
+class RayStore(Store):
+    """Notes of the actor of a run."""
+
+    def __init__(self, run: str, address: str, *, is_of_job: bool) -> None:
+        self.address = f"ray:{address}"
+        self._cluster = address
+        self._name = f"profdeck-{run}"
+        self._is_of_job = is_of_job
+        """Whether it makes the actor; who asks from outside finds it or nothing."""
+        self._actor: Any = None
+        self._joined = False
+
+    def read(self, name: str) -> bytes | None:
+        """See `Store`."""
+        found: bytes | None = self._call("read", name)
+        return found
+
+    def read_all(self, prefix: str) -> Mapping[str, bytes]:
+        """See `Store`."""
+        found: dict[str, bytes] = self._call("read_all", prefix)
+        return found
+
+    def create(self, name: str, text: bytes) -> bytes | None:
+        """See `Store`."""
+        found: bytes = self._call("create", name, text)
+        return found
+
+    def put(self, name: str, text: bytes) -> None:
+        """See `Store`."""
+        self._call("put", name, text)
+
+    def remove(self, name: str, text: bytes) -> None:
+        """See `Store`."""
+        self._call("remove", name, text)
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._actor = None
+        if self._joined:
+            import ray
+
+            self._joined = False
+            ray.shutdown()
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        """Call the actor.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        import ray
+
+        try:
+            if self._actor is None:
+                self._actor = self._find(ray)
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_ANSWER_S)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError(f"{self.address} has not answered for {_ANSWER_S:g} seconds") from None
+        except (ray.exceptions.RayError, RuntimeError, ValueError, ConnectionError) as error:
+            self._actor = None  # the next call looks for it again
+            raise ConnectionError(f"{self.address}: {str(error).partition(chr(10))[0]}") from None
+
+    def _find(self, ray: Any) -> Any:
+        if not ray.is_initialized():
+            ray.init(address=self._cluster, log_to_driver=False, logging_level="ERROR")
+            self._joined = True
+        if self._is_of_job:
+            chosen = {"name": self._name, "namespace": _NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+            return ray.remote(Notes).options(num_cpus=0, **chosen).remote()
+        with suppress(ValueError):
+            return ray.get_actor(self._name, namespace=_NAMESPACE)
+        raise ConnectionError(f"no job of the run '{self._name.removeprefix('profdeck-')}' is there")
