@@ -47,7 +47,7 @@ from benchmarks.measure import Row, parser, ratio_interval, report
 from benchmarks.stall import Child
 
 from profdeck import Profiler
-from profdeck.engine.transport.http_engine import TOKEN_VARIABLE
+from profdeck.engine.transport.token import TOKEN_VARIABLE
 
 SERVERS = (8, 64, 512, 1000)
 ROUNDS = 4

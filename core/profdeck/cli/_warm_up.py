@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from profdeck.base.errors import CaptureError, ConfigError, describe
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.targets import WorkerType
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
-from profdeck.engine.transport.http_engine import TOKEN_VARIABLE
+from profdeck.engine.transport.token import own_token
 
 WARMUP_TOKENS = 32
 """What each request generates."""
@@ -104,7 +103,7 @@ class _Destination:
     @classmethod
     def of(cls, server: CheckedServer) -> _Destination:
         if _serves_alone(server) or server.router is None:
-            return cls(server.url, os.environ.get(TOKEN_VARIABLE))
+            return cls(server.url, own_token())
         return cls(server.router.url, server.router.key)
 
 

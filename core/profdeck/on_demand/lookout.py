@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import socket
 import threading
@@ -120,6 +121,8 @@ class Lookout:
 
     def leave(self) -> None:
         """Look no more. Never raises."""
+        if self._entry.process.at.pid != os.getpid():  # a forked child, in which another thread may hold the store
+            return
         self._left.set()
         self._entry.leave()
         self._store.close()

@@ -24,8 +24,8 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
 from profdeck.config.targets import TargetsConfig, WorkerType
 from profdeck.engine.transport.http_client import HttpClient
-from profdeck.engine.transport.http_engine import TOKEN_VARIABLE
 from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.engine.transport.token import own_token
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, find_named, members, require_ray
 from profdeck.replicas.worker_hosts import WorkerHosts
@@ -146,7 +146,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
             replica=number[entry.url],
             worker_type=entry.worker_type,
             healthy=healthy.get(entry.url, True),
-            problem=trusted.refusal(entry.url) if os.environ.get(TOKEN_VARIABLE) else None,
+            problem=trusted.refusal(entry.url) if own_token() else None,
         )
         for entry in listed.values()
     ]

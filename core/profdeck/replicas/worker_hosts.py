@@ -12,7 +12,7 @@ import yarl
 
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.engine.transport.http_engine import TOKEN_VARIABLE
+from profdeck.engine.transport.token import TOKEN_VARIABLE
 
 
 @attrs.frozen

@@ -40,7 +40,8 @@ from profdeck.engine.engine_config import EngineConfig
 from profdeck.engine.options import Auth, EngineOptions
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.file_transfer import FILE_TYPE
-from profdeck.engine.transport.http_engine import TOKEN_VARIABLE, About
+from profdeck.engine.transport.http_engine import About
+from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import run_name
 
@@ -140,15 +141,20 @@ class Routes:
                 503, f"The config of this server is wrong, so profdeck does nothing here. {self._problem}"
             )
         if config.options.auth is Auth.TOKEN:
-            token = os.environ.get(TOKEN_VARIABLE)
-            if not token:
+            try:
+                tokens = accepted_tokens()
+            except ConfigError as error:
+                raise _RefusedError(503, f"{error} This server lets nobody in until it can.") from None
+            if not tokens:
                 raise _RefusedError(
                     403,
-                    f"This server has no token: set {TOKEN_VARIABLE} in its environment and in that of its clients, or "
-                    f"say 'auth: none' in the options of the role '{config.role}' of its config.",
+                    f"This server has no token: set {TOKEN_VARIABLE} or {FILE_VARIABLE} in its environment and in "
+                    f"that of its clients, or say 'auth: none' in the options of the role '{config.role}' of its "
+                    "config.",
                 )
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
+            known = [hmac.compare_digest(given.encode(), token.encode()) for token in tokens]  # each takes its time
+            if scheme.lower() != "bearer" or not any(known):
                 raise _RefusedError(
                     401, f"The token is missing or wrong: set {TOKEN_VARIABLE} to what this server has."
                 )

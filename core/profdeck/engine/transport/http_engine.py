@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -20,6 +19,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
+from profdeck.engine.transport.token import own_token
 from profdeck.records.request import Answer
 
 _NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
@@ -27,8 +27,6 @@ _OUTCOMES: dict[int, Outcome] = {
     **dict.fromkeys(_NO_SUCH_ROUTE, Outcome.NOT_ENABLED),
     HTTPStatus.GATEWAY_TIMEOUT: Outcome.TIMED_OUT,
 }
-
-TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # its name
 
 
 @attrs.frozen(kw_only=True)
@@ -125,7 +123,7 @@ class HttpEngine(Engine):
             method,
             path,
             body,
-            token=os.environ.get(TOKEN_VARIABLE),
+            token=own_token(),
             gate=self.gate if starts else None,
             idempotent=idempotent or method == "GET",
         )
@@ -213,7 +211,7 @@ class _RemoteFiles:
 
     async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
         """Ask for a file."""
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = own_token()
         response = await self._client.download(_path(place), file, most_bytes=size_bytes, token=token)
         if (await self._checked(response)).content:
             raise TargetError(f"{self._engine.name}: {response.path} is no file.", Outcome.REFUSED)

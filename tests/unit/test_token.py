@@ -1,0 +1,61 @@
+"""The token of a server's routes, from the environment or from a file that is replaced while servers run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profdeck.base.errors import ConfigError, ProfdeckError
+from profdeck.engine.server.routes import Routes
+from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens, own_token
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(TOKEN_VARIABLE, "of-the-environment")
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "token"))
+    return tmp_path / "token"
+
+
+def test_a_file_is_stronger_than_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("new\n\n  old \n")
+    assert (accepted_tokens(), own_token()) == (("new", "old"), "new")
+    monkeypatch.delenv(FILE_VARIABLE)
+    assert (accepted_tokens(), own_token()) == (("of-the-environment",), "of-the-environment")
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    assert (accepted_tokens(), own_token()) == ((), None)
+
+
+@pytest.mark.parametrize("content", [None, b"\xffxx"])
+def test_a_file_that_cannot_be_read_is_named_and_nothing_of_it_said(file: Path, content: bytes | None) -> None:
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{FILE_VARIABLE}: {file} cannot be read: ") as caught:
+        own_token()
+    assert "xx" not in str(caught.value)
+
+
+def answered(routes: Routes, token: str) -> int:
+    """Return the status of the answer to who sends a token; 503 for who is let in, as there is no engine."""
+    request: Any = SimpleNamespace(headers={"authorization": f"Bearer {token}"})
+    with pytest.raises(ProfdeckError) as caught:
+        routes._admit(request)
+    status: int = caught.value.status  # type: ignore[attr-defined]
+    return status
+
+
+def test_a_server_takes_a_new_token_without_a_restart(file: Path) -> None:
+    file.write_text("first")
+    routes = Routes("vllm")
+    assert [answered(routes, token) for token in ("first", "second", "of-the-environment", "")] == [503, 401, 401, 401]
+    file.write_text("second\nfirst")
+    assert [answered(routes, token) for token in ("first", "second", "third")] == [503, 503, 401]
+    file.write_text("second")
+    assert [answered(routes, token) for token in ("first", "second")] == [401, 503]
+    file.write_text("")
+    assert answered(routes, "") == 403
+    file.unlink()
+    assert answered(routes, "second") == 503
