@@ -911,6 +911,22 @@ def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], mani
     left(check)
 
 
+def test_what_was_not_whole_in_time_is_complete_when_it_is(left: Callable[..., None]) -> None:
+    late = "After flush_timeout_s=1 seconds the files of rank 0 on elsewhere (writing) are not whole."
+
+    async def check(run: Left) -> None:
+        file = run.run / "step_000001" / "rollout" / "replica_000" / "target.step1.json"
+        for _ in range(2):  # with files elsewhere, and with all of them here
+            document = json.loads(file.read_text())
+            file.write_text(json.dumps(document | {"status": "partial", "problems": [*document["problems"], late]}))
+            assert read_run(run.run).status is not Status.COMPLETE
+            found = await run.collect()
+            assert [one.problems for one in found if one.manifest == file] == [()]
+            assert read_run(run.run).status is Status.COMPLETE
+
+    left(check)
+
+
 def test_a_server_that_has_recorded_something_else_since_still_sends_it(left: Callable[..., None]) -> None:
     async def check(run: Left) -> None:
         for server in run.servers:

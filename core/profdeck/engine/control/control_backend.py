@@ -31,6 +31,7 @@ from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.request import Answer, CaptureRequest, RequestState
 
+_LATE = "After flush_timeout_s=", " are not whole."
 _FIRST_POLL_S = 0.02
 _LAST_POLL_S = 1.0
 _STARTS = 3
@@ -316,9 +317,8 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
                 named += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
                 writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
                 late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
-                capture.problems.append(
-                    f"After flush_timeout_s={self.options.flush_timeout_s:g} seconds the files of {late} are not whole."
-                )
+                after = f"{_LATE[0]}{self.options.flush_timeout_s:g} seconds"
+                capture.problems.append(f"{after} the files of {late}{_LATE[1]}")
                 break
             await self.engine.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
@@ -332,6 +332,11 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             capture.problems.append("The ranks are not merged: no trace of theirs is on this host.")
             return ()
         return await self.engine.call(merge_ranks, capture, manifests)
+
+
+def is_of_late_files(problem: str) -> bool:
+    """Tell whether a problem of a capture is that its files were not whole in time."""
+    return problem.startswith(_LATE[0]) and problem.endswith(_LATE[1])
 
 
 async def _tried(work: Coroutine[Any, Any, object], limit_s: float) -> None:
