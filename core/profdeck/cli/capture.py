@@ -24,7 +24,7 @@ from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 
 _OF_SERVERS = (
-    *("worker_type", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests", "ranks", "role"),
+    *("worker_type", "sample", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests", "ranks", "role"),
     *("replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("store", "in_steps", "steps")
@@ -65,6 +65,9 @@ _Targets = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A YAML or TOML file that lists servers to capture.")
 ]
 _WorkerType = Annotated[list[WorkerType] | None, typer.Option(help="Capture only workers of this type. Repeatable.")]
+_Sample = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Capture only N servers, of each worker type. Default: all.")
+]
 _Policy = Annotated[
     Policy | None,
     typer.Option(help="How many servers have to start; if fewer do, these are stopped again. Default: any."),
@@ -149,6 +152,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     router: _Router = None,
     targets: _Targets = None,
     worker_type: _WorkerType = None,
+    sample: _Sample = None,
     policy: _Policy = None,
     quorum: _Quorum = None,
     run: _Run = None,
@@ -205,6 +209,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         own={key: value for key, value in options_of_role.items() if value},
         of_targets={
             **({"worker_types": list(map(str, worker_type))} if worker_type else {}),
+            **({"sample": sample} if sample else {}),
             **({"policy": str(policy), "quorum": quorum} if policy else {}),
         },
         settings={

@@ -84,6 +84,10 @@ class TargetsConfig:
     """Which replicas record, by number. Default: all. Servers are numbered in the order of their URLs, with numbers as
     numbers."""
 
+    sample: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
+    """How many of the selected targets record: so many of each kind of worker, healthy ones first, spread over their
+    numbers. Default: all."""
+
     policy: Policy = Policy.ANY
     """How many targets have to start: `any` (default), `all`, or `quorum`. When too few do, what has started is stopped
     and the capture fails; when too few can be reached, nothing is started."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -156,6 +157,56 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
         found = f"{len(targets)} found, none of them selected by worker_types or replicas" if targets else "none found"
         raise CaptureError(f"There is no target ({found}); looked in: {', '.join(_places(config))}.")
     return sorted(chosen, key=lambda target: target.replica)
+
+
+async def find_targets(
+    config: TargetsConfig,
+    given: Sequence[object] | None,
+    numbers: ReplicaNumbers,
+    holds_engine: Callable[[RayActor], Awaitable[bool]],
+) -> tuple[list[Target], list[str]]:
+    """Find the targets that record, which a host gives or the config names, and what to note of others.
+
+    Raises:
+        ConfigError: as `discover`.
+        CaptureError: as `discover` and `expand`.
+    """
+    if given is None:
+        found, notes = await discover(config, numbers), list[str]()
+    else:
+        found, notes = await expand(given, numbers, holds_engine)
+    chosen, of_sample = sampled(found, config.sample)
+    return chosen, [*notes, *of_sample]
+
+
+def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list[str]]:
+    """Choose which targets record: of each kind of worker so many at most, spread over their numbers.
+
+    The same of the same targets in each capture. Who cannot be asked is chosen only where too few others are there.
+
+    Args:
+        targets: all of them, by replica.
+        most: how many of a kind; None for all.
+
+    Returns:
+        Those that are chosen, by replica; and what to note of that.
+    """
+    if most is None:
+        return targets, []
+    kinds: defaultdict[WorkerType, list[Target]] = defaultdict(list)
+    for target in targets:
+        kinds[target.worker_type or WorkerType.REGULAR].append(target)
+    chosen: list[Target] = []
+    for of_kind in kinds.values():
+        able = [target for target in of_kind if target.healthy and target.problem is None]
+        unable = [target for target in of_kind if not target.healthy or target.problem is not None]
+        count = min(most, len(able))
+        chosen += [able[number * len(able) // count] for number in range(count)]
+        chosen += unable[: most - count]
+    if len(chosen) == len(targets):
+        return targets, []
+    note = f"{len(chosen)} of {len(targets)} targets were chosen to record, as sample: {most} says."
+    return sorted(chosen, key=lambda target: target.replica), [note]
 
 
 async def expand(

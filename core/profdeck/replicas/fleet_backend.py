@@ -32,7 +32,7 @@ from profdeck.records.capture import Capture, Step
 from profdeck.records.capture import CaptureState as Life
 from profdeck.records.status import Status
 from profdeck.records.targets import FleetRecord
-from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, discover, expand
+from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, find_targets
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
 from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, late_error, listed, shortened, target_key
@@ -166,7 +166,7 @@ class FleetBackend(EngineBackend):
         skew_s = None
         self._tell(capture, skew_s)
         try:
-            found, notes = await self._targets()
+            found, notes = await find_targets(self.config, self.given, self._numbers, self._holds_engine)
             targets = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
             capture.notes += notes
             here = {target_key(target.handle) for target in targets}
@@ -191,11 +191,6 @@ class FleetBackend(EngineBackend):
             raise
         finally:
             self._tell(capture, skew_s)
-
-    async def _targets(self) -> tuple[list[Target], list[str]]:
-        if self.given is None:
-            return await discover(self.config, self._numbers), []
-        return await expand(self.given, self._numbers, self._holds_engine)
 
     async def _holds_engine(self, actor: RayActor) -> bool:
         try:

@@ -177,6 +177,21 @@ def test_many_are_captured_as_one(build: Build, manifest: Read) -> None:
         assert own.targets == ()
 
 
+def test_a_sample_records_and_the_others_are_left_alone(build: Build, manifest: Read) -> None:
+    async def check(servers: list[SimulatedServer]) -> None:
+        async with build(urls(servers), sample=2).capture(1):
+            pass
+        assert [server.commands() for server in servers] == [GOOD, [], [], [], GOOD, [], [], []]
+
+    with_servers(check)
+    fleet = manifest()
+    assert [record.replica for record in fleet.targets] == [0, 4]
+    assert (fleet.status, fleet.notes[0]) == (
+        Status.COMPLETE,
+        "2 of 8 targets were chosen to record, as sample: 2 says.",
+    )
+
+
 def test_options_without_effect_are_noted(
     build: Build, manifest: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
-from profdeck.config.targets import Policy, TargetsConfig
+from profdeck.config.targets import Policy, TargetsConfig, WorkerType
 from profdeck.records.manifest import Manifest
-from profdeck.replicas.discovery import ReplicaNumbers, Target, discover
+from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))
@@ -308,3 +310,33 @@ def test_a_router_that_is_down_starts_nothing(
     assert "answered 503 to /workers" in manifest().problems[0]
     assert (manifest().policy, manifest().targets) == (policy, ())
     assert manifest(3).status is Status.COMPLETE
+
+
+targets = st.lists(st.tuples(st.none() | st.sampled_from(WorkerType), st.booleans()), max_size=40).map(
+    lambda found: [
+        Target(handle=f"http://{number}", replica=number, worker_type=kind, healthy=healthy)
+        for number, (kind, healthy) in enumerate(found)
+    ]
+)
+
+
+@given(found=targets, most=st.integers(1, 50))
+def test_a_sample_has_of_each_kind_what_there_is(found: list[Target], most: int) -> None:
+    chosen, notes = sampled(found, most)
+    assert bool(notes) == (len(chosen) < len(found))
+    assert [target.replica for target in chosen] == sorted({target.replica for target in chosen})
+    for kind in WorkerType:
+        of_kind = [target for target in found if (target.worker_type or WorkerType.REGULAR) is kind]
+        taken = [target for target in chosen if target in of_kind]
+        healthy = sum(target.healthy for target in of_kind)
+        assert len(taken) == min(most, len(of_kind))
+        assert sum(target.healthy for target in taken) == min(len(taken), healthy)
+
+
+def test_a_sample_is_spread_and_always_the_same() -> None:
+    found = [Target(handle=f"http://{number}", replica=number) for number in range(64)]
+    chosen, notes = sampled(found, 4)
+    assert [target.replica for target in chosen] == [0, 16, 32, 48]
+    assert notes == ["4 of 64 targets were chosen to record, as sample: 4 says."]
+    assert sampled(found, 4) == (chosen, notes)
+    assert sampled(found, None) == (found, [])
