@@ -125,6 +125,26 @@ def captured_at_last(process: subprocess.Popen[str]) -> bool:
     return bool(out) and process.returncode == 0
 
 
+def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
+    port = free_port()
+    with ending() as nodes:
+        for node in range(2):
+            nodes.append(subprocess.Popen(launch(node, "127.0.0.1", port, tmp_path), text=True))
+        run = tmp_path / "host0" / "live"
+        until((tmp_path / "host1" / "step").exists)
+        waiting = ask("--run", run, "--in", 100_000)
+        assert waiting.stderr is not None
+        assert any("will be captured" in line for line in waiting.stderr)
+        for process in nodes:
+            process.send_signal(signal.SIGTERM)
+        for process in nodes:
+            process.wait(60)
+    _, error = waiting.communicate(timeout=120)
+    assert waiting.returncode == 1
+    assert "Traceback" not in error
+    assert "cannot be reached any more" in error or "is withdrawn" in error or "has ended" in error
+
+
 HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
 
 

@@ -133,6 +133,13 @@ def test_ranks_that_share_nothing_begin_at_one_step(start: Start, store: MemoryS
     assert answers(store) == [(True, ("step4",), None)] * 3
 
 
+def test_processes_are_in_one_order_whoever_came_first(store: MemoryStore) -> None:
+    for rank in (2, 0, 1):
+        process = JobProcess.of(Identity(rank=rank, world_size=3), None, 0)
+        store.put(f"processes/trainer.rank_{rank:04d}.json", requests.encode(process))
+    assert [process.rank for process in requests.read_processes(store)] == [0, 1, 2]
+
+
 def test_nothing_is_decided_before_all_look(start: Start, store: MemoryStore) -> None:
     ranks = start()
     request = requests.ask(store, 1, 1)

@@ -61,16 +61,24 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
     with contextlib.closing(open_store(wish.run, wish.store)) as store:
         about = {} if store.remote else read_about(wish.run)
         try:
-            _capture(wish, store, about, json=json)
+            there = [process for process in requests.read_processes(store) if not process.gone]
         except OSError as error:
             raise CaptureError(f"The job cannot be asked: {describe(error)}") from error
+        if not there:
+            raise _nobody(wish.run, store, about)
+        request = requests.ask(store, _in_steps(wish, there), wish.steps)
+        try:
+            _capture(wish, store, there, request, json=json)
+        except OSError as error:
+            raise CaptureError(
+                f"The job was asked, and cannot be reached any more: {describe(error)}. What it captured on this host: "
+                f"profdeck ls {kit.short(wish.run)}"
+            ) from error
 
 
-def _capture(wish: OnDemandOptions, store: Store, about: dict[str, Any], *, json: bool) -> None:
-    there = [process for process in requests.read_processes(store) if not process.gone]
-    if not there:
-        raise _nobody(wish.run, store, about)
-    request = requests.ask(store, _in_steps(wish, there), wish.steps)
+def _capture(
+    wish: OnDemandOptions, store: Store, there: list[JobProcess], request: OnDemandRequest, *, json: bool
+) -> None:
     waiting = _Waiting(wish, store, request, {process.id for process in there})
     with _beats(store, request):
         try:

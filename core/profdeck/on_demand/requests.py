@@ -185,13 +185,13 @@ def read_plan(store: Store, request: OnDemandRequest) -> StepPlan | None:
 
 
 def read_processes(store: Store) -> list[JobProcess]:
-    """Return the processes that take requests or took some, without those that a smaller job has left behind.
+    """Return the processes that take requests or took some, by role and rank, without those that a smaller job has left behind.
 
     Raises:
         OSError: the store cannot be reached.
     """
-    texts = store.read_all(PROCESSES).values()
-    found = [process for text in texts if (process := decode(text, JobProcess))]
+    notes = sorted(store.read_all(PROCESSES).items())
+    found = [process for _, text in notes if (process := decode(text, JobProcess))]
     sizes: dict[tuple[str, int | None], int] = {}
     for process in sorted(found, key=lambda one: one.joined_ns):
         sizes[process.role, process.replica] = process.world_size
