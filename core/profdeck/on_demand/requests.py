@@ -185,7 +185,7 @@ def read_plan(store: Store, request: OnDemandRequest) -> StepPlan | None:
 
 
 def read_processes(store: Store) -> list[JobProcess]:
-    """Return the processes that take requests or took some, by role and rank, without those that a smaller job has left behind.
+    """Return the processes that take requests or took some, by role and rank. What a smaller job has left is left out.
 
     Raises:
         OSError: the store cannot be reached.
