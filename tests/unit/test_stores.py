@@ -297,6 +297,15 @@ def keeps_its_promises(store: Store) -> None:
     assert dict(store.read_all("processes/")) == {"processes/x.json": b"6", "processes/y.json": b"5"}
 
 
+def test_a_job_that_shares_its_directory_again_is_asked_there(start: Start, tmp_path: Path) -> None:
+    start(1)
+    run = tmp_path / "host0" / "run"
+    assert stores.open_store(run, None).remote
+    again = Profiler.from_config(settings={"output": str(run.parent), "run": "run", "trainer.backend": "tally"})
+    assert not stores.open_store(run, None).remote
+    again.close()
+
+
 @pytest.mark.parametrize("given", ["tcpstore", "tcpstore:", ":1", ""])
 def test_what_is_no_address_is_said(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected NAME:ADDRESS"):

@@ -18,7 +18,6 @@ from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, descr
 from profdeck.cli import _after_capture, kit, ls
 from profdeck.cli.kit import ExitCode
 from profdeck.on_demand import requests
-from profdeck.on_demand.gathering import gather
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
 from profdeck.on_demand.stores import Store, open_store
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -103,7 +102,6 @@ def _capture(
             _say(f"The capture goes on. See it later with: profdeck ls {kit.short(wish.run)}")
     left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
     left_out |= {process: elsewhere[process.name] for process in processes if process.name in elsewhere}
-    told = {process for process in left_out if process.captures and process.name not in elsewhere}  # by its manifest
     complete = report.status is Status.COMPLETE and not left_out
     if json:
         kit.print_json(
@@ -118,8 +116,9 @@ def _capture(
         )
     else:
         ls.show(report)
-        for process in (one for one in left_out if one not in told):
-            kit.stdout().print(f"{process.name}, {process.at}: {left_out[process]}.")
+        for process, reason in left_out.items():
+            if process.name in elsewhere or not process.captures:  # else its manifest says it
+                kit.stdout().print(f"{process.name}, {process.at}: {reason}.")
     _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
@@ -128,11 +127,14 @@ def _capture(
 @contextlib.contextmanager
 def _beats(store: Store, request: OnDemandRequest) -> Iterator[None]:
     """Let the processes of a store know that somebody waits; without that they take the request back."""
+    if not store.remote:
+        yield
+        return
     over = threading.Event()
 
     def beat() -> None:
         count = 0
-        while store.remote and not over.wait(requests.BEAT_S if count else 0):
+        while not over.wait(requests.BEAT_S if count else 0):
             count += 1
             with contextlib.suppress(OSError):
                 store.put(requests.BEAT, f"{request.token} {count}".encode())
@@ -262,6 +264,8 @@ class _Waiting:
 
     def fetched(self, processes: list[JobProcess]) -> dict[str, str]:
         """Bring the files of all processes here; returns by name why some are not."""
+        from profdeck.on_demand.gathering import gather
+
         done = [process for process in processes if _captured(process, self.request)]
         with kit.progress("Fetching the files"):
             return asyncio.run(gather(self.store, self.wish.run, done, limit_s=_FETCH_S))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import attrs
 import msgspec
@@ -63,7 +63,8 @@ async def gather(store: Store, run: Path, processes: Sequence[JobProcess], *, li
             where = f"its files are on {process.at.host}, below {process.output}"
             left[process.name] = f"{where}: {' '.join(problems)}"
 
-    away = [process for process in processes if process.captures and not await in_thread(_is_here, run, process)]
+    here = await in_thread(_written_here, run)
+    away = [process for process in processes if not {(_who(process), id_) for id_ in process.captures} <= here]
     await asyncio.gather(*map(bring, away))
     return left
 
@@ -107,16 +108,22 @@ def _is_of(process: JobProcess, manifest: Manifest) -> bool:
     return bool({manifest.capture, manifest.request} & set(process.captures))
 
 
-def _is_here(run: Path, process: JobProcess) -> bool:
-    """Tell whether the captures of a process are in this very directory, which its host shares."""
-    left = set(process.captures)
-    for file in filter(is_manifest, run.glob(f"step_*/{process.role}/**/*.json")):
+_Who: TypeAlias = tuple[str, int | None, int, str, int]
+
+
+def _who(one: JobProcess) -> _Who:
+    return one.role, one.replica, one.rank, one.at.host, one.at.pid
+
+
+def _written_here(run: Path) -> set[tuple[_Who, str]]:
+    """Return whose captures are in this very directory, as its host shares it, and their ids."""
+    found: set[tuple[_Who, str]] = set()
+    for file in filter(is_manifest, run.glob("step_*/**/*.json")):
         with suppress(ProfdeckError):
             one = read_manifest(file)
-            who = one.replica, one.rank, one.host, one.pid, one.collected_from
-            if who == (process.replica, process.rank, process.at.host, process.at.pid, None):
-                left.discard(one.capture)
-    return not left
+            if one.collected_from is None:
+                found.add(((one.role, one.replica, one.rank, one.host, one.pid), one.capture))
+    return found
 
 
 @attrs.define

@@ -100,6 +100,7 @@ class RayStore(Store):
     def __init__(self, run: str, address: str, *, is_of_job: bool) -> None:
         self.address = f"ray:{address}"
         self._cluster = address
+        self._run = run
         self._name = f"profdeck-{run}"
         self._is_of_job = is_of_job
         """Whether it makes the actor; who asks from outside finds it or nothing."""
@@ -165,4 +166,4 @@ class RayStore(Store):
             return ray.remote(Notes).options(num_cpus=0, **chosen).remote()
         with suppress(ValueError):
             return ray.get_actor(self._name, namespace=_NAMESPACE)
-        raise ConnectionError(f"no job of the run '{self._name.removeprefix('profdeck-')}' is there")
+        raise ConnectionError(f"no job of the run '{self._run}' is there")

@@ -137,13 +137,15 @@ def store_of_job(chosen: bool | str, run: Path) -> Store:  # noqa: FBT001  # as 
 
 
 def publish_address(store: Store, run: Path) -> None:
-    """Leave in the run directory of this host where its job is asked for captures.
+    """Leave in the run directory of this host where its job is asked for captures; what an earlier job left goes.
 
     Raises:
         OSError: it cannot be written.
     """
     if store.remote:
         replace(run / ADDRESS_FILE, msgspec.json.encode({"store": store.address}), durable=False)
+    else:
+        (run / ADDRESS_FILE).unlink(missing_ok=True)
 
 
 def open_store(run: Path, given: str | None) -> Store:

@@ -26,13 +26,12 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
-from profdeck.on_demand.lookout import Lookout
 from profdeck.on_demand.requests import (
     MOST_STEPS,
     PROCESSES,
@@ -51,6 +50,9 @@ from profdeck.on_demand.requests import (
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import Capture
+
+if TYPE_CHECKING:
+    from profdeck.on_demand.lookout import Lookout
 
 logger = logging.getLogger("profdeck")
 
@@ -166,6 +168,8 @@ class RequestWatch:
         self._lookout: Lookout | None = None
         self._is_asked: Callable[[], bool]
         if store.remote:
+            from profdeck.on_demand.lookout import Lookout  # which sends files, and needs what reads them
+
             self._lookout = lookout = Lookout(store, run, self._entry)
             self._is_asked = lambda: lookout.is_asked
             weakref.finalize(self, lookout.leave)  # at the end of the process at the latest
