@@ -101,15 +101,25 @@ class TcpStore(Store):
         self._call(put)
 
     def remove(self, name: str, text: bytes) -> None:
-        """See `Store`."""
-        self._call(lambda client: client.compare_set(self._key(name), text.decode(), ""))
+        """See `Store`; what is no text, and so none of ours, goes in any case."""
+        try:
+            expected = text.decode()
+        except UnicodeDecodeError:
+            self.put(name, b"")
+        else:
+            self._call(lambda client: client.compare_set(self._key(name), expected, ""))
 
     def close(self) -> None:
         """See `Store`."""
+        if self._worker is not None:
+            self._drop(self._worker)
+
+    def _drop(self, worker: _Worker) -> None:
+        """Let a connection end as soon as it does not hang; the next call makes another."""
+        worker.calls.put(None)
         with self._mutex:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.calls.put(None)
+            if self._worker is worker:
+                self._worker = None
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -127,12 +137,12 @@ class TcpStore(Store):
         try:
             return result.result(_GIVE_UP_S)
         except OSError as error:  # TimeoutError is one
-            self._worker = None  # the next call connects again
+            self._drop(worker)
             if str(error):
                 raise
             raise TimeoutError(f"{self.address} has not answered for {_GIVE_UP_S:g} seconds") from None
         except RuntimeError as error:  # DistStoreError and DistNetworkError are
-            self._worker = None
+            self._drop(worker)
             text = str(error).partition("\n")[0]
             raise ConnectionError(f"{self.address} does not answer: {text}") from None
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from processes import ending, until
+from profdeck_torch.tcp_store import connect
 
 pytestmark = pytest.mark.torch
 
@@ -199,6 +201,30 @@ def test_two_hosts_with_a_network_between_them(hosts: list[list[str]], ask: Ask,
 
         subprocess.run([*hosts[0], "touch", str(tmp_path / "host0" / "stop")], check=True)
         assert [process.wait(60) for process in nodes] == [0, 0]
+
+
+def test_a_store_keeps_its_promises_and_no_threads(capfd: pytest.CaptureFixture[str]) -> None:
+    torch_store = pytest.importorskip("torch.distributed").TCPStore
+    server = torch_store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = connect("run", f"127.0.0.1:{server.port}")
+    assert (store.create("a.json", b"1"), store.create("a.json", b"2")) == (b"1", b"1")
+    store.remove("a.json", b"2")
+    assert store.read("a.json") == b"1"
+    store.remove("a.json", b"1")
+    assert (store.read("a.json"), store.create("a.json", b"3")) == (None, b"3")
+    for name, text in (("processes/x.json", b"4"), ("processes/y.json", b"5"), ("processes/x.json", b"6")):
+        store.put(name, text)
+    assert dict(store.read_all("processes/")) == {"processes/x.json": b"6", "processes/y.json": b"5"}
+    store.put("junk", b"\xff")
+    store.remove("junk", b"\xff")
+    assert store.read("junk") is None
+    store.close()
+    away = connect("run", f"127.0.0.1:{free_port()}")
+    for _ in range(5):
+        with pytest.raises(ConnectionError, match="Nothing answers at tcpstore:127.0.0.1:"):
+            away.read("a.json")
+    until(lambda: not [one for one in threading.enumerate() if one.name == "profdeck store"])
+    assert "frame #" not in capfd.readouterr().err
 
 
 def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:
