@@ -48,8 +48,8 @@ def trace_of(run: Path, step: int = 3) -> Path:
     return next((run / f"step_{step:06d}" / "trainer").glob("*.trace.json*"))
 
 
-def ls(run: Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["ls", str(run)], env={"COLUMNS": "300"})
+def ls(run: Path, *options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["ls", str(run), *options], env={"COLUMNS": "300"})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
@@ -176,7 +176,7 @@ def test_a_directory_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest
     try:
         if root:
             os.seteuid(65534)
-        code, output = ls(run)
+        code, output = ls(run, "--processes", "1")  # the user of a worker may not be allowed to start Python
         sources = find_sources([run], on_left_out=lambda path, why: left_out.update({path.name: why}))
     finally:
         if root:
