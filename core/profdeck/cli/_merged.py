@@ -56,6 +56,8 @@ class Merged:
     how: Alignment
     unaligned: int
     """How many traces kept their clocks, though others were aligned."""
+    clock_error_ns: int | None
+    """By how much aligned times can be wrong; see `profdeck.traces.analysis.alignment.Shifts`."""
     events: int
     device_events: int | None
     """Work of devices, of a slim trace."""
@@ -119,6 +121,7 @@ def write(merge: Merge, destination: Path) -> Merged:
         sources=sources,
         how=how,
         unaligned=unaligned,
+        clock_error_ns=shifts.error_ns,
         events=written.events,
         device_events=written.device_events,
         size_bytes=written.size_bytes,

@@ -60,12 +60,14 @@ def _report(destination: Path, written: _merged.Merged, *, json: bool) -> None:
                 "traces": [str(source.path) for source in sources],
                 "align": str(written.how),
                 "unaligned": written.unaligned,
+                "clock_error_us": None if written.clock_error_ns is None else written.clock_error_ns / 1e3,
                 "events": written.events,
                 "size_bytes": written.size_bytes,
                 "problems": list(written.problems),
             }
         )
         return
+    error = "" if written.clock_error_ns is None else f" within {written.clock_error_ns / 1e3:,.0f} us"
     but = f", but {written.unaligned} of them" if written.unaligned else ""
     about = f"{len(sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}"
-    kit.stdout().print(f"{destination}: {about}; clocks aligned by: {written.how}{but}", soft_wrap=True)
+    kit.stdout().print(f"{destination}: {about}; clocks aligned by: {written.how}{error}{but}", soft_wrap=True)

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 import attrs
 
 from profdeck.base.blocking import in_thread
+from profdeck.records.host_clock import HostClock
 from profdeck.records.request import Answer, RequestState
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ class Engine(ABC):
     """Whether it gives up an answer that takes longer than ``rpc_timeout_s``."""
     late_fix: str = ""
     """What to do when it does not answer in time, where more is known than of any."""
+    clock: HostClock | None = None
+    """How the clock of its host stands to that of this one, as well as its answers have told since this was None."""
     gate: Callable[[], Awaitable[None]] | None = None
     """Awaited by every start as late as possible, so that many engines start at the same moment."""
 

@@ -18,6 +18,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.config.schedule import Iterations, Window
 from profdeck.records.artifact import Artifact
+from profdeck.records.host_clock import HostClock
 from profdeck.records.status import Status
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Capture:
     """While it waits for its turn, and when that never came: what is held and by whom."""
     waited_s: float | None = None
     """For how many seconds it waited for its turn; None if it did not wait, or still does."""
+    clock: HostClock | None = None
+    """Of a target on another host: how its clock stands to that of this one."""
 
     @property
     def stem(self) -> str:

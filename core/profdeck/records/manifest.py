@@ -22,6 +22,7 @@ from profdeck.base.structuring import shortened
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import Capture
+from profdeck.records.host_clock import HostClock
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 
@@ -105,6 +106,8 @@ class Manifest:
     """While it waits for its turn on a device, and when that never came: what is held and by whom."""
     waited_s: float | None = None
     """For how many seconds it waited for its turn; None if it did not wait, or still does."""
+    clock: HostClock | None = None
+    """Of a target on another host: how its clock stood to that of `host`, which asked."""
     collected_from: str | None = None
     """Of a copy: the host that it was fetched from, a colon and its path there; see
     `profdeck.engine.control.rank_files`."""
@@ -242,6 +245,7 @@ def manifest_of(capture: Capture, recorder: ManifestWriter) -> Manifest:
         stall_s=None if capture.stall_s is None else round(capture.stall_s, 6),
         waits_for=capture.waits_for,
         waited_s=None if capture.waited_s is None else round(capture.waited_s, 6),
+        clock=capture.clock,
         problems=tuple(capture.problems),
         notes=tuple(capture.notes),
         artifacts=tuple(_artifact_record(artifact, capture.directory) for artifact in capture.artifacts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from profdeck.traces.kinds import TRACE, files_below, kind_named, kind_of, kinds
 from profdeck.traces.recognition import FileFormat, format_of, reader_of
 
 if TYPE_CHECKING:
+    from profdeck.records.host_clock import HostClock
     from profdeck.records.manifest import ArtifactRecord, Manifest
 
 _NS_PER_US = 1000
@@ -36,6 +38,9 @@ class TraceSource:
     """The trace's own entry in it."""
     run: str | None = None
     """The run directory that the manifest is of."""
+    clock: HostClock | None = None
+    """How the clock of its host stood to that of the process that asked for it; None if it is on the same host, or
+    nothing tells."""
 
     @property
     def size_bytes(self) -> int:
@@ -76,13 +81,15 @@ class TraceSource:
 
     @property
     def clock_offset_ns(self) -> int | None:
-        """What to add to a time of the trace, in nanoseconds, to get Unix time by the rank's clock anchors.
+        """What to add to a time of the trace, in nanoseconds, to get Unix time by the rank's clock anchors, on the host
+        of the process that asked for it where it is known how the clocks of both stand.
 
         Each anchor gives one estimate; their median is taken. ``None`` without anchors.
         """
         anchors = self.artifact.anchors if self.artifact else ()
         offsets = sorted(anchor.unix_ns - round(Decimal(anchor.trace_us) * _NS_PER_US) for anchor in anchors)
-        return offsets[len(offsets) // 2] if offsets else None
+        of_host = 0 if self.clock is None else self.clock.offset_ns
+        return offsets[len(offsets) // 2] + of_host if offsets else None
 
 
 def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], None] | None = None) -> list[TraceSource]:
@@ -172,13 +179,16 @@ def _told(path: Path) -> Iterator[TraceSource]:
     from profdeck.records.run_directory import run_of
 
     beside = path.parent.glob("*.json") if _is_one(path) else files_below(path)
+    manifests: list[tuple[Path, Manifest]] = []
     for file in filter(is_manifest, beside):
-        try:
-            manifest = read_manifest(file)
-        except ProfdeckError:  # `profdeck ls` reports it; the traces can be read without
-            continue
+        with suppress(ProfdeckError):  # `profdeck ls` reports it; the traces can be read without
+            manifests.append((file, read_manifest(file)))
+    # A target's manifest says it of the ranks that have recorded for it.
+    clocks = {(one.request_token, one.clock.host): one.clock for _, one in manifests if one.clock is not None}
+    for file, manifest in manifests:
+        clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
         for artifact in manifest.artifacts:
             trace = file.parent / artifact.name
             kind = kind_named(artifact.kind)
             if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
-                yield TraceSource(trace, manifest, artifact, str(run_of(file, manifest.replica)))
+                yield TraceSource(trace, manifest, artifact, str(run_of(file, manifest.replica)), clock)

@@ -51,6 +51,7 @@ def test_json_document(cli: Cli, record: Record, tmp_path: Path) -> None:
         "traces": [str(trace)],
         "align": "none",
         "unaligned": 0,
+        "clock_error_us": None,
         "events": sum("ph" in event for event in events(tmp_path / "all.json")),
         "size_bytes": (tmp_path / "all.json").stat().st_size,
         "problems": [],
@@ -149,6 +150,34 @@ def test_clocks_are_aligned_by_anchors_where_hosts_differ(cli: Cli, record: Reco
         for before, after in zip(steps(tmp_path / "plain.json"), steps(tmp_path / "aligned.json"), strict=True)
     ]
     assert moved == [1000 * shift_ms for shift_ms in shifts_ms]
+
+
+def test_what_messages_told_of_the_clocks_of_hosts_counts(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3)
+    rollouts = record(3, role="rollout", ranks=(0, 1), world_size=2)
+    anchor = {"unix_ns": 2_000_000, "uncertainty_ns": 10_000, "trace_us": "2000.000"}
+    of_ranks = sorted(run.rglob("trainer/rank_*.step3.json")) + sorted(rollouts.rglob("rollout/rank_*.step3.json"))
+    for file, host, token in zip(of_ranks, ("head", "far", "farther"), (None, "t", "t"), strict=True):
+        manifest = msgspec.json.decode(file.read_bytes())
+        manifest |= {"host": host, "request": token, "request_token": token}
+        manifest["artifacts"][0] |= {"base_time_ns": 0, "anchors": [anchor]}
+        file.write_bytes(msgspec.json.encode(manifest))
+    clock = {"host": "far", "reference": "head", "offset_ns": 7_000_000, "error_ns": 190_000}
+    of_target = {"host": "head", "target": "http://far:1", "clock": clock, "artifacts": []}
+    about = msgspec.json.decode(of_ranks[1].read_bytes())
+    (of_ranks[1].parent / "target.step3.json").write_bytes(msgspec.json.encode(about | of_target))
+
+    def steps(*options: object) -> list[float]:
+        path = tmp_path / f"{len([*tmp_path.glob('*.json')])}.json"
+        assert cli("merge", run, "-o", path, *options).exit_code == 0
+        return [float(event["ts"]) for event in events(path) if event["name"] == "ProfilerStep#3"]
+
+    plain = steps("--align", "none")
+    assert [after - before for before, after in zip(plain, steps(), strict=True)] == [7000, 0, 0]
+    known = cli("merge", run, "-o", tmp_path / "known.json", "--rank", "0")
+    assert known.stdout.endswith("; clocks aligned by: anchors within 200 us\n")
+    partly = cli("merge", run, "-o", tmp_path / "partly.json")
+    assert partly.stdout.endswith("; clocks aligned by: anchors\n")  # of one host nothing is known
 
 
 def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_path: Path) -> None:

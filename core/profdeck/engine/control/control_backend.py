@@ -203,6 +203,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     async def _start(self, capture: Capture) -> None:
         assert capture.request is not None  # noqa: S101  # core makes it for targets
         request = self.options.complete(capture.request)
+        self.engine.clock = None  # clocks drift: what they were in an earlier capture does not count
         enabled, self._enabled, self._said, self.outcome, self.fix = self._enabled, None, None, None, None
         try:
             if enabled if enabled is not None else await self.engine.has_profdeck():
@@ -217,6 +218,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             raise
         finally:
             self.engine.gate = None
+            self._compare_clocks(capture)
         self.outcome = Outcome.STARTED
 
     async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
@@ -270,7 +272,12 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         try:
             return await self._end(capture)
         finally:
+            self._compare_clocks(capture)
             await self.engine.close()
+
+    def _compare_clocks(self, capture: Capture) -> None:
+        clock = self.engine.clock
+        capture.clock = None if clock is None or clock.host == capture.identity.host else clock
 
     async def _end(self, capture: Capture) -> Sequence[Artifact]:
         native, self._native = self._native, None

@@ -11,7 +11,8 @@
 
 Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
 `profdeck.records.request.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not
-answer in time. A file has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
+answer in time. That of a command has ``times`` (a `profdeck.records.host_clock.Times`), by which clocks compare. A file
+has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import hmac
 import os
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
@@ -42,6 +44,7 @@ from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import About
 from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens
+from profdeck.records.host_clock import Times
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import run_name
 
@@ -91,6 +94,7 @@ class Routes:
         from fastapi.responses import JSONResponse
 
         async def route(request: Request) -> Response:
+            received_ns = time.time_ns()
             try:
                 engine, config = self._admit(request)
                 body = await _body(request) if command != "status" else {}
@@ -100,7 +104,9 @@ class Routes:
             refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
             looks = command == "status" and all(reply.state in AT_REST for reply in answer.all)
             writable = await self._writable(config.config.output.absolute()) if looks else None
+            times = Times(received_ns, time.time_ns())
             content = {"server": _about(config, writable=writable), "answer": unstructure(answer)}
+            content["times"] = unstructure(times)
             return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)
 
         # FastAPI reads annotations, which are names of this function here.

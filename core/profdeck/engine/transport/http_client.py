@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, BinaryIO
@@ -43,6 +44,10 @@ class HttpResponse:
     content: bytes
     path: str
     """Of the request."""
+    sent_ns: int
+    """When the request left, in Unix nanoseconds."""
+    received_ns: int = attrs.field(factory=time.time_ns)
+    """When all of the answer was here."""
 
     @property
     def is_success(self) -> bool:
@@ -137,9 +142,10 @@ class HttpClient:
         with self._explained(path):
             async with asyncio.timeout(self._timeout_s):
                 while True:
+                    sent_ns = time.time_ns()
                     try:
                         async with await self._asked(method, path, headers, content) as response:
-                            return HttpResponse(response.status, await _content(response), self._path + path)
+                            return HttpResponse(response.status, await _content(response), self._path + path, sent_ns)
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                         if not again:
                             raise
@@ -166,14 +172,14 @@ class HttpClient:
         """
         transfer = Transfer(file, most_bytes)
         while True:
-            before = transfer.most
+            before, sent_ns = transfer.most, time.time_ns()
             try:
                 with self._explained(path):
                     async with await self._asked(
                         "GET", path, self._headers(token) | transfer.headers, read_s=self._timeout_s
                     ) as response:
                         if not is_file(response):
-                            return HttpResponse(response.status, await _content(response), self._path + path)
+                            return HttpResponse(response.status, await _content(response), self._path + path, sent_ns)
                         transfer.begin(response)
                         async for part in response.content.iter_any():
                             await transfer.take(part)
@@ -183,7 +189,7 @@ class HttpClient:
                     raise
             else:
                 await transfer.flush()
-                return HttpResponse(response.status, b"", self._path + path)
+                return HttpResponse(response.status, b"", self._path + path, sent_ns)
 
     async def close(self) -> None:
         """Say that no request follows soon: the last client to say so closes the connections of all."""

@@ -20,6 +20,7 @@ from profdeck.base.structuring import structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token
+from profdeck.records.host_clock import Times, better, compare
 from profdeck.records.request import Answer
 
 _NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
@@ -151,9 +152,16 @@ class HttpEngine(Engine):
         """
         self.expect_success(response)
         try:
-            return dict(response.json())
+            content = dict(response.json())
         except (ValueError, TypeError):
             raise TargetError(f"{self.name}: {response.path} did not answer in JSON.", Outcome.NOT_ENABLED) from None
+        self._compare_clocks(response, content)
+        return content
+
+    def _compare_clocks(self, response: HttpResponse, content: Mapping[str, Any]) -> None:
+        with contextlib.suppress(KeyError, TypeError, ProfdeckError):  # of another version, or none that can be true
+            there, host = structure(content["times"], Times, where="times"), str(content["server"]["host"])
+            self.clock = better(self.clock, compare(host, response.sent_ns, there, response.received_ns))
 
     def expect_success(self, response: HttpResponse) -> None:
         """Raise TargetError for an answer that is an error."""

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -58,35 +59,37 @@ def ask(instance: object, ticket: str, call: Mapping[str, Any]) -> dict[str, Any
             dotted path of the engine, or None; ``method`` with its ``arguments`` and ``keywords``.
 
     Returns:
-        The ``host``, and ``value``; or ``error``, with its ``outcome``, ``fix`` and whether there is ``no_engine``; or
-        ``waiting``. Never raises.
+        The ``host`` and its ``times`` (when this was called and when it returned, in Unix nanoseconds), and ``value``;
+        or ``error``, with its ``outcome``, ``fix`` and whether there is ``no_engine``; or ``waiting``. Never raises.
     """
+    called_ns = time.time_ns()
     try:
         # Not in the event loop, which may be serving: the first time this imports the engine's plugin.
         engine = _engine(instance, call)
         loop = _event_loop()
         work = _called(engine, call)
         if loop is None:
-            return _answer(drive(work))
+            return _said(called_ns, value=drive(work))
         _under_way[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
     except BaseException as error:  # noqa: BLE001  # it would end the actor, or arrive wrapped in Ray's words
-        return _failure(error)
-    return {"host": socket.gethostname(), "waiting": True}
+        return _failure(called_ns, error)
+    return _said(called_ns, waiting=True)
 
 
 def take(_: object, ticket: str) -> dict[str, Any]:
     """Return the result of a call, once, as `ask` does, or that it is still ``waiting``."""
+    called_ns = time.time_ns()
     under_way = _under_way.get(ticket)
     if under_way is None:
         text = "The actor was restarted while it was asked."
-        return _failure(TargetError(text, Outcome.UNREACHABLE, "See in its log why."))
+        return _failure(called_ns, TargetError(text, Outcome.UNREACHABLE, "See in its log why."))
     if not under_way.done():
-        return {"host": socket.gethostname(), "waiting": True}
+        return _said(called_ns, waiting=True)
     del _under_way[ticket]
     try:
-        return _answer(under_way.result())
+        return _said(called_ns, value=under_way.result())
     except BaseException as error:  # noqa: BLE001  # as above
-        return _failure(error)
+        return _failure(called_ns, error)
 
 
 def forget(_: object, ticket: str) -> None:
@@ -215,16 +218,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _answer(value: Any) -> dict[str, Any]:
-    return {"host": socket.gethostname(), "value": value}
+def _said(called_ns: int, **what: Any) -> dict[str, Any]:
+    return {"host": socket.gethostname(), "times": [called_ns, time.time_ns()], **what}
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def _failure(called_ns: int, error: BaseException) -> dict[str, Any]:
     found = target_error(error)
-    return {
-        "host": socket.gethostname(),
-        "error": str(found),
-        "outcome": found.outcome.value,
-        "fix": found.fix,
-        "no_engine": isinstance(found, NoEngineError),
-    }
+    outcome, no_engine = found.outcome.value, isinstance(found, NoEngineError)
+    return _said(called_ns, error=str(found), outcome=outcome, fix=found.fix, no_engine=no_engine)

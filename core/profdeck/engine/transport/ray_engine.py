@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from profdeck.base.version import __version__
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport import in_ray_actor
+from profdeck.records.host_clock import Times, better, compare
 from profdeck.records.request import Answer
 
 _FIRST_POLL_S = 0.002
@@ -167,11 +169,11 @@ class RayEngine(Engine):
     async def _answered(self, call: Mapping[str, Any]) -> dict[str, Any]:
         ticket, pause_s = secrets.token_hex(8), _FIRST_POLL_S
         try:
-            answer = await self._received(self._send(in_ray_actor.ask, ticket, call))
+            answer = await self._received(in_ray_actor.ask, ticket, call)
             while "waiting" in answer:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LAST_POLL_S)
-                answer = await self._received(self._send(in_ray_actor.take, ticket))
+                answer = await self._received(in_ray_actor.take, ticket)
         except asyncio.CancelledError:
             # Ray cannot take back what is on its way to an actor, so a start may still come: the stop that follows one
             # that was given up comes behind it.
@@ -187,11 +189,15 @@ class RayEngine(Engine):
             raise TargetError(text, Outcome.UNREACHABLE, "End captures before ray.shutdown().")
         return self._actor.handle.__ray_call__.remote(function, *arguments)
 
-    async def _received(self, reference: Any) -> dict[str, Any]:
+    async def _received(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        sent_ns = time.time_ns()
+        reference = self._send(function, *arguments)
         try:
             answer: dict[str, Any] = await reference
         except Exception as error:
             raise self._failed(error) from error
+        there = Times(*answer.pop("times"))
+        self.clock = better(self.clock, compare(answer["host"], sent_ns, there, time.time_ns()))
         return answer
 
     def _failed(self, error: Exception) -> TargetError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import attrs
@@ -25,7 +25,8 @@ class Alignment(StrEnum):
     NONE = "none"
     """Not at all: profilers write times of their host's clock, which is the same for all ranks of a host."""
     ANCHORS = "anchors"
-    """By the marks that the recorder left in each trace, whose Unix time its manifest tells."""
+    """By the marks that the recorder left in each trace, whose Unix time its manifest tells, and by the messages that
+    the hosts of engines exchanged with the process that asked them."""
     COLLECTIVES = "collectives"
     """By the ends of collectives that ranks ran together."""
 
@@ -38,6 +39,9 @@ class Shifts:
     """For each source, what to add to its times, which count from its ``baseTimeNanoseconds``."""
     unknown: tuple[TraceSource, ...]
     """Those about which nothing could be found out; they stay as they are."""
+    error_ns: int | None
+    """By how much the times of any can be wrong, as far as messages tell; with `Alignment.COLLECTIVES` the largest
+    median distance of their ends from each other. None where that is unknown of one, or nothing was aligned."""
 
 
 def align(
@@ -56,32 +60,53 @@ def align(
         on_progress: Called with the bytes read so far and in all.
     """
     if how is Alignment.NONE:
-        return Shifts((0,) * len(sources), ())
+        return Shifts((0,) * len(sources), (), None)
     if how is Alignment.ANCHORS:
-        found = [_by_anchors(source) for source in sources]
+        hosts = {source.manifest.host for source in sources if source.manifest}
+        asking = {source.clock.reference for source in sources if source.clock} or (hosts if len(hosts) == 1 else set())
+        found = [_by_anchors(source, asking) for source in sources]
     else:
         found = _by_collectives(sources, processes, on_progress)
+    errors_ns = [error_ns for shift_ns, error_ns in found if shift_ns is not None]
     return Shifts(
-        tuple(shift_ns or 0 for shift_ns in found),
-        tuple(source for source, shift_ns in zip(sources, found, strict=True) if shift_ns is None),
+        tuple(shift_ns or 0 for shift_ns, _ in found),
+        tuple(source for source, (shift_ns, _) in zip(sources, found, strict=True) if shift_ns is None),
+        None if None in errors_ns else max(errors_ns, default=None),
     )
 
 
-def _by_anchors(source: TraceSource) -> int | None:
-    base_ns = source.artifact.base_time_ns if source.artifact else None
+_Found = tuple[int | None, int | None]
+"""What to add to the times of a trace, and by how much that can be wrong, in nanoseconds; None where nothing tells."""
+
+
+def _by_anchors(source: TraceSource, asking: Collection[str]) -> _Found:
+    """Look at what a manifest says.
+
+    Args:
+        source: The trace.
+        asking: The hosts whose clocks the others were compared with.
+    """
     offset_ns = source.clock_offset_ns
-    return None if offset_ns is None else offset_ns - (base_ns or 0)
+    if offset_ns is None or source.artifact is None:
+        return None, None
+    is_compared = source.clock is not None or (source.manifest is not None and source.manifest.host in asking)
+    error_ns = None
+    if is_compared and len(asking) == 1:
+        of_host = 0 if source.clock is None else source.clock.error_ns
+        error_ns = of_host + max(anchor.uncertainty_ns for anchor in source.artifact.anchors)
+    return offset_ns - (source.artifact.base_time_ns or 0), error_ns
 
 
-def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress: Progress | None) -> list[int | None]:
+def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress: Progress | None) -> list[_Found]:
     function = functools.partial(_collectives, classifier=Classifier())
     sizes = [source.size_bytes for source in sources]
     read = map_traces(function, sources, sizes, processes=processes, on_progress=on_progress)
     readable = [number for number, found in enumerate(read) if not isinstance(found, TraceError)]
     offsets = clock_offsets([found for found in read if not isinstance(found, TraceError)])
-    shifts: list[int | None] = [None] * len(sources)
+    shifts: list[_Found] = [(None, None)] * len(sources)
     for number, offset in zip(readable, offsets, strict=True):
-        shifts[number] = None if offset.source is OffsetSource.UNKNOWN else offset.offset_ns
+        if offset.source is not OffsetSource.UNKNOWN:
+            shifts[number] = offset.offset_ns, offset.spread_ns
     return shifts
 
 

@@ -50,7 +50,7 @@ def question(classifier: Classifier, step_names: StepNames, *, devices_only: boo
 
 def about(source: TraceSource) -> list[Any]:
     """Return what a reading takes from the manifest of its trace, as plain data."""
-    return [repr(source.manifest), repr(source.artifact)]
+    return [repr(source.manifest), repr(source.artifact), repr(source.clock)]
 
 
 def to_bytes(reading: RankReading) -> bytes | None:

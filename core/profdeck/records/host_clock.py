@@ -1,0 +1,53 @@
+"""How the clocks of two hosts stand to each other, by messages that both exchange."""
+
+from __future__ import annotations
+
+import socket
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class HostClock:
+    """How the clock of a host stood to that of the process that asked it."""
+
+    host: str
+    reference: str = attrs.field(factory=socket.gethostname)
+    """The host of the process that asked."""
+    offset_ns: int
+    """What to add to its Unix times, in nanoseconds, to get those of the process that asked."""
+    error_ns: int
+    """By how much that can be wrong, in nanoseconds: half the time that the messages were under way."""
+
+
+@attrs.frozen
+class Times:
+    """When a message came to a host, and when its answer left, in Unix nanoseconds by the clock of that host."""
+
+    received_ns: int
+    sent_ns: int
+
+
+def compare(host: str, sent_ns: int, there: Times, received_ns: int) -> HostClock | None:
+    """Return what one message and its answer tell; None if the times cannot be true.
+
+    The offset is that of NTP, with the signs turned round, and the error half of its delay (RFC 5905, section 8).
+
+    Args:
+        host: who was asked.
+        sent_ns: when the message left, in Unix nanoseconds by the clock here.
+        there: what the host says.
+        received_ns: when the answer had come, by the clock here.
+    """
+    under_way_ns = (received_ns - sent_ns) - (there.sent_ns - there.received_ns)
+    if there.sent_ns < there.received_ns or under_way_ns < 0:
+        return None  # a clock was set meanwhile, or it lies
+    offset_ns = (sent_ns - there.received_ns + received_ns - there.sent_ns) // 2
+    return HostClock(host=host, offset_ns=offset_ns, error_ns=(under_way_ns + 1) // 2)
+
+
+def better(one: HostClock | None, other: HostClock | None) -> HostClock | None:
+    """Return which of two is known better."""
+    if one is None or other is None:
+        return one or other
+    return other if other.error_ns < one.error_ns else one

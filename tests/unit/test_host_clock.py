@@ -1,0 +1,34 @@
+"""What one message and its answer tell of two clocks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.records.host_clock import HostClock, Times, better, compare
+
+SECOND_NS = 1_000_000_000
+WAYS = st.integers(0, SECOND_NS)
+
+
+@given(st.integers(-(10**18), 10**18), WAYS, WAYS, WAYS, st.integers(10**18, 2 * 10**18))
+def test_the_truth_lies_within_the_error(ahead_ns: int, there_ns: int, works_ns: int, back_ns: int, sent_ns: int) -> None:
+    received_there_ns = sent_ns + there_ns + ahead_ns
+    times = Times(received_there_ns, received_there_ns + works_ns)
+    found = compare("there", sent_ns, times, sent_ns + there_ns + works_ns + back_ns)
+    assert found is not None
+    assert abs(found.offset_ns + ahead_ns) <= found.error_ns
+    assert abs(found.error_ns - (there_ns + back_ns) / 2) < 1
+
+
+def test_times_that_cannot_be_true_tell_nothing() -> None:
+    assert compare("there", 100, Times(50, 49), 200) is None
+    assert compare("there", 100, Times(50, 151), 200) is None
+    assert compare("there", 100, Times(50, 150), 200) is not None
+
+
+def test_what_was_under_way_for_the_shortest_time_counts() -> None:
+    one, other = (HostClock(host="there", offset_ns=error_ns, error_ns=error_ns) for error_ns in (7, 5))
+    assert better(None, one) == better(one, None) == one
+    assert better(one, other) == better(other, one) == other
+    assert better(None, None) is None
