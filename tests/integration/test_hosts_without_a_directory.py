@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from namespaces import linked_hosts
 from processes import ending, until
 from profdeck_torch.tcp_store import connect
 
@@ -147,59 +147,32 @@ def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
     assert "cannot be reached any more" in error or "is withdrawn" in error or "has ended" in error
 
 
-HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
-    """Make two hosts that share a link and nothing else; yields what runs a command on each."""
-    if shutil.which("ip") is None:
-        pytest.skip("there are no other hosts: ip(8) of iproute2 is not installed")
-    with ending() as started:
-        for number in range(2):
-            command = ["unshare", "--net", "--mount", "--uts", "sh", "-c", HOST, f"host-{number}", str(tmp_path)]
-            pipe = subprocess.PIPE
-            started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
-            stdout = started[-1].stdout
-            assert stdout is not None
-            if stdout.readline() != "ready\n":
-                pytest.skip("there are no other hosts: unshare is not allowed to make namespaces here")
-        first, second = (str(process.pid) for process in started)
-        link = ["ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second]
-        subprocess.run(link, check=True)
-        within = [["nsenter", "-t", pid, "--net", "--mount", "--uts", "--"] for pid in (first, second)]
-        for number, enter in enumerate(within):
-            subprocess.run([*enter, "ip", "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0"], check=True)
-            subprocess.run([*enter, "ip", "link", "set", "eth0", "up"], check=True)
-        yield within
-
-
-def test_two_hosts_with_a_network_between_them(hosts: list[list[str]], ask: Ask, tmp_path: Path) -> None:
+def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None:
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
-    with ending() as nodes:
-        for node, enter in enumerate(hosts):
-            command = [*enter, *launch(node, "10.77.0.1", 29500, tmp_path)]
+    with linked_hosts(2, tmp_path) as hosts, ending() as nodes:
+        for node, host in enumerate(hosts):
+            command = [*host.enter, *launch(node, hosts[0].address, 29500, tmp_path)]
             nodes.append(subprocess.Popen(command, env=environment, text=True))
         runs = [tmp_path / f"host{node}" / "live" for node in range(2)]
 
         def both_are_there() -> bool:
-            return "2 processes" in ask("--run", runs[0], within=hosts[0]).communicate(timeout=120)[1]
+            return "2 processes" in ask("--run", runs[0], within=hosts[0].enter).communicate(timeout=120)[1]
 
         until(both_are_there, every_s=0.5)
-        for enter, run in zip(hosts, runs, strict=True):
-            found = captured(ask("--run", run, "--steps", 2, "--json", within=enter))
+        for host, run in zip(hosts, runs, strict=True):
+            found = captured(ask("--run", run, "--steps", 2, "--json", within=host.enter))
             assert (found["complete"], ranks(found)) == (True, [(0, "complete"), (1, "complete")])
             assert [process["host"] for process in found["processes"]] == ["host-0", "host-1"]
 
         # the link is cut, and comes back
-        subprocess.run([*hosts[1], "ip", "link", "set", "eth0", "down"], check=True)
-        cut = ask("--run", runs[1], within=hosts[1])
+        hosts[1].link("down")
+        cut = ask("--run", runs[1], within=hosts[1].enter)
         assert "tcpstore:10.77.0.1:29500" in cut.communicate(timeout=60)[1]
         assert cut.returncode == 1
-        subprocess.run([*hosts[1], "ip", "link", "set", "eth0", "up"], check=True)
-        until(lambda: captured_at_last(ask("--run", runs[1], "--json", within=hosts[1])), every_s=1)
+        hosts[1].link("up")
+        until(lambda: captured_at_last(ask("--run", runs[1], "--json", within=hosts[1].enter)), every_s=1)
 
-        subprocess.run([*hosts[0], "touch", str(tmp_path / "host0" / "stop")], check=True)
+        subprocess.run([*hosts[0].enter, "touch", str(tmp_path / "host0" / "stop")], check=True)
         assert [process.wait(60) for process in nodes] == [0, 0]
 
 

@@ -12,7 +12,7 @@ WAYS = st.integers(0, SECOND_NS)
 
 
 @given(st.integers(-(10**18), 10**18), WAYS, WAYS, WAYS, st.integers(10**18, 2 * 10**18))
-def test_the_truth_lies_within_the_error(ahead_ns: int, there_ns: int, works_ns: int, back_ns: int, sent_ns: int) -> None:
+def test_the_truth_is_within_the_error(ahead_ns: int, there_ns: int, works_ns: int, back_ns: int, sent_ns: int) -> None:
     received_there_ns = sent_ns + there_ns + ahead_ns
     times = Times(received_there_ns, received_there_ns + works_ns)
     found = compare("there", sent_ns, times, sent_ns + there_ns + works_ns + back_ns)

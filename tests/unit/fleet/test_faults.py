@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
-from profdeck.records.manifest import Manifest
+from profdeck.records.manifest import Manifest, encode
 from profdeck.records.request import RequestState
 from profdeck.verification.reading import read_run
 from simulated_servers import Act, SimulatedEngine, SimulatedServer, simulated_servers
@@ -211,6 +212,35 @@ def test_a_flush_of_minutes(build: Build, manifest: Read) -> None:
     fleet = manifest()
     assert fleet.status is Status.COMPLETE
     assert outcomes(fleet) == [Outcome.FLUSHED] * 3
+
+
+def test_manifests_that_are_here_tell_of_a_flush(build: Build, manifest: Read, tmp_path: Path) -> None:
+    rank = tmp_path / "run" / "step_000001" / "rollout" / "replica_001" / "rank_0000.step1.json"
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with simulated_servers(3) as servers:
+            profiler = build(urls(servers))
+            await profiler.astart(1)
+            engine = servers[1].engine
+            assert isinstance(engine, SimulatedEngine)
+            engine.flushed.clear()
+            of_rank = attrs.evolve(manifest(replica=1), target=None)
+            assert of_rank.status is Status.RECORDING
+            rank.write_bytes(encode(of_rank))
+
+            def flush() -> None:
+                rank.write_bytes(encode(attrs.evolve(of_rank, status=Status.COMPLETE)))
+                engine.flushed.set()
+
+            began_s = loop.time()
+            loop.call_later(300, flush)
+            await profiler.astop()
+            assert 300 <= loop.time() - began_s < 315
+            assert servers[1].commands().count("status") <= 300 / 10 + 3
+
+    quickly(main())
+    assert outcomes(manifest()) == [Outcome.FLUSHED] * 3
 
 
 def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:

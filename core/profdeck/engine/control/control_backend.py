@@ -34,6 +34,8 @@ from profdeck.records.request import Answer, CaptureRequest, RequestState
 _LATE = "After flush_timeout_s=", " are not whole."
 _FIRST_POLL_S = 0.02
 _LAST_POLL_S = 1.0
+_CALL_EVERY_S = 10.0
+"""How often processes are asked at least that write files, where manifests tell how far they are."""
 _STARTS = 3
 """How often a start is tried in an engine in which something was active that has ended."""
 _ROLL_BACK_S = 3.0
@@ -288,18 +290,18 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         asked, self._asked = self._asked, None
         if asked is None:
             return ()
-        limit_s = self.options.flush_timeout_s
+        limit_s, files = self.options.flush_timeout_s, RankFiles(capture, asked)
         try:
             answer = await self._asked_to_stop(asked, " ".join(capture.problems) or None)
             until = time.monotonic() + limit_s
-            answer = await self._flushed(capture, asked, answer, until)
+            answer = await self._flushed(files, answer, until)
         except CaptureError as error:
             capture.problems.append(str(error))
             found = target_error(error)
             self.outcome, self.fix = found.outcome, found.fix
             return ()
         self.outcome = judge(capture, asked, answer)
-        files, late = RankFiles(capture, asked), f"The time was over, flush_timeout_s={limit_s:g} seconds"
+        late = f"The time was over, flush_timeout_s={limit_s:g} seconds"
         await files.collect(self.engine, answer, fetch=self.options.collect, until=until, late=late)
         if self.outcome.ends_well and not files.complete:
             self.outcome = Outcome.FILES_MISSING
@@ -314,10 +316,14 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             await self._roll_back(asked, "the host gave up waiting for its end")
             raise
 
-    async def _flushed(self, capture: Capture, asked: CaptureRequest, answer: Answer, until: float) -> Answer:
-        """Wait until no process is writing any more, or the time is over."""
-        pause_s = _FIRST_POLL_S
-        self._told(answer, asked)
+    async def _flushed(self, files: RankFiles, answer: Answer, until: float) -> Answer:
+        """Wait until no process is writing any more, or the time is over.
+
+        Where manifests are here, they tell; the engine is asked when they say that it is over, and now and then: a
+        process that has died changes no file. Each call takes workers from their work.
+        """
+        pause_s, called_s = _FIRST_POLL_S, time.monotonic()
+        self._told(answer, files.asked)
         while any(reply.state not in AT_REST for reply in answer.all):
             if time.monotonic() >= until:
                 named = [(rank_and_host(reply), reply) for reply in answer.ranks]
@@ -325,12 +331,15 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
                 writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
                 late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
                 after = f"{_LATE[0]}{self.options.flush_timeout_s:g} seconds"
-                capture.problems.append(f"{after} the files of {late}{_LATE[1]}")
+                files.capture.problems.append(f"{after} the files of {late}{_LATE[1]}")
                 break
             await self.engine.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
-            answer = await self.engine.command("status", {})
-            self._told(answer, asked)
+            is_due = time.monotonic() >= min(called_s + _CALL_EVERY_S, until)
+            if not is_due and await self.engine.call(files.show_writing, answer):
+                continue
+            answer, called_s = await self.engine.command("status", {}), time.monotonic()
+            self._told(answer, files.asked)
         return answer
 
     async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:

@@ -24,6 +24,7 @@ from profdeck.backends.recording import sentence
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.identity import NAME, Identity
 from profdeck.engine.control.downloads import Downloaded, Downloader, in_time
+from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import RemoteFiles
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -92,6 +93,27 @@ class RankFiles:
     def complete(self) -> bool:
         """Whether nothing is known to be missing here."""
         return not self._left
+
+    def show_writing(self, answer: Answer) -> bool:
+        """Tell whether there are manifests here of all processes that were writing, and any says that it still is."""
+        writing = [(self._ranks, reply.rank) for reply in answer.ranks if reply.state not in AT_REST]
+        for name, reply in answer.frontends.items():
+            if reply.state not in AT_REST and NAME.fullmatch(f"{self.asked.role}-{name}"):
+                writing.append((self._directory(f"-{name}"), reply.rank))
+        statuses = [self._statuses(directory, rank) for directory, rank in writing]
+        return all(statuses) and any(Status.RECORDING in found for found in statuses)
+
+    def _statuses(self, directory: Path, rank: int) -> set[Status]:
+        """Return what the manifests of a process say that are here."""
+        found = set()
+        with contextlib.suppress(FileNotFoundError):
+            for path in directory.iterdir():
+                if _rank(path) == rank and f".{self.asked.id}" in path.name and is_manifest(path):
+                    with contextlib.suppress(ProfdeckError):
+                        manifest = read_manifest(path)
+                        if manifest.request_token == self.asked.token:
+                            found.add(manifest.status)
+        return found
 
     async def collect(self, engine: Engine, answer: Answer, *, fetch: bool, until: float, late: str) -> None:
         """Find out what is here, and fetch the rest if it can be fetched.

@@ -68,10 +68,11 @@ def align(
     else:
         found = _by_collectives(sources, processes, on_progress)
     errors_ns = [error_ns for shift_ns, error_ns in found if shift_ns is not None]
+    known_ns = [error_ns for error_ns in errors_ns if error_ns is not None]
     return Shifts(
         tuple(shift_ns or 0 for shift_ns, _ in found),
         tuple(source for source, (shift_ns, _) in zip(sources, found, strict=True) if shift_ns is None),
-        None if None in errors_ns else max(errors_ns, default=None),
+        max(known_ns, default=None) if len(known_ns) == len(errors_ns) else None,
     )
 
 

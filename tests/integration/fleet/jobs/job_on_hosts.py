@@ -1,0 +1,43 @@
+"""One rank of a job whose hosts share no directory: it trains, and rank 0 has servers on other hosts generate.
+
+Given: the config, the URL of a router, that of a server of SGLang or nothing, and the file that ends it.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import torch.distributed as dist
+
+from profdeck import Profiler
+from profdeck.fleet import Fleet
+
+config, router, reward, stop = sys.argv[1:]
+
+
+def post(url: str, **body: Any) -> None:
+    """Ask for a completion; a host that is away costs the step a second."""
+    with contextlib.suppress(httpx.HTTPError):
+        httpx.post(url, json=body, timeout=1, trust_env=False)
+
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 32))
+profiler = Profiler.from_config(config, role="trainer")
+with profiler, Fleet.from_config(config) if dist.get_rank() == 0 else contextlib.nullcontext() as fleet:
+    for step in range(1_000_000):
+        with profiler.capture(step), fleet.capture(step) if fleet else contextlib.nullcontext():
+            if fleet:
+                post(f"{router}/v1/completions", model="tiny", prompt="hello", max_tokens=10, ignore_eos=True)
+                if reward:
+                    post(f"{reward}/generate", text="hello", sampling_params={"max_new_tokens": 10, "ignore_eos": True})
+            model(torch.ones(2, 32)).sum().backward()
+            told = torch.tensor([float(Path(stop).exists())])
+            dist.all_reduce(told)
+        if told.item():
+            break
+dist.barrier()  # ranks that leave at different times abort at times, with or without a profiler
+dist.destroy_process_group()

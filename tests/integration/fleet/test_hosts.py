@@ -1,0 +1,250 @@
+"""A job on hosts that share a network and nothing else: trainer ranks, a router, servers, and clocks that are apart.
+
+Hosts are namespaces of this machine. The head, ``host-0``, has trainer rank 0 and the router; ``host-1`` rank 1;
+``host-2`` a server of vLLM; and ``host-3`` one of SGLang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from engine_servers import router_command, sglang_command, sglang_environment, vllm_command
+from servers import TOKEN
+
+from namespaces import Host, clock_that_is_ahead, linked_hosts
+from processes import ending, until
+from profdeck.records.manifest import Manifest, decode_manifest
+
+JOB = Path(__file__).parent / "jobs" / "job_on_hosts.py"
+AHEAD_NS = {"host-2": 2_345_678_901, "host-3": -1_234_567_890}
+MOST_ERROR_NS = 20_000_000
+"""Of clocks, on a machine that is busy; see docs/benchmarks.md for a quiet one."""
+READY = """
+import sys, urllib.request
+url, token = sys.argv[1:]
+with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=5): pass
+"""
+
+
+@attrs.frozen
+class Cluster:
+    """The hosts, and what runs on them."""
+
+    hosts: list[Host]
+    output: Path
+    """The same path on every host, and another directory."""
+    router: str
+    servers: dict[str, str]
+    """URLs by host."""
+    environment: dict[str, str]
+
+    def profdeck(self, *arguments: object, host: int = 0) -> subprocess.Popen[str]:
+        """Start a command line on a host."""
+        command = [*self.hosts[host].enter, sys.executable, "-m", "profdeck", *map(str, arguments)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=self.environment | {"COLUMNS": "400"})
+
+    def done(self, *arguments: object) -> str:
+        """Run a command line on the head; returns its output."""
+        process = self.profdeck(*arguments)
+        out, error = process.communicate(timeout=240)
+        assert process.returncode == 0, out + error
+        return out
+
+    def manifests(self, run: str) -> Iterator[Manifest]:
+        """Read the manifests of a run on the head."""
+        listed = [*self.hosts[0].enter, "find", self.output / run, "-name", "*.json", "-path", "*/step_*"]
+        for path in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split():
+            if ".trace." not in path:
+                content = subprocess.run([*self.hosts[0].enter, "cat", path], check=True, capture_output=True).stdout
+                yield decode_manifest(content)
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Start servers and a router on hosts of their own."""
+    output, shared = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("shared")
+    python = os.environ.get("PROFDECK_TEST_SGLANG_PYTHON")
+    ours = TOKEN | {"PROFDECK__OUTPUT": str(output)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
+    with linked_hosts(4 if python else 3, output) as hosts, contextlib.ExitStack() as stack:
+        started, logs = stack.enter_context(ending()), dict[str, Path]()
+
+        def begin(host: Host, what: str, command: list[str | Path], environment: dict[str, str]) -> None:
+            logs[what] = shared / f"{what}.log"
+            log = stack.enter_context(logs[what].open("wb"))
+            started.append(
+                subprocess.Popen(
+                    [*host.enter, *command], env=environment, cwd=shared, stdout=log, stderr=log, text=True
+                )
+            )
+
+        def answers(url: str, what: str) -> None:
+            command = [*hosts[0].enter, sys.executable, "-c", READY, url, TOKEN["PROFDECK_TOKEN"]]
+
+            def ready() -> bool:
+                words = logs[what].read_text(errors="replace")[-3000:]
+                assert all(process.poll() is None for process in started), words
+                return not subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
+
+            until(ready, every_s=1, timeout_s=400)
+
+        vllm = hosts[2]
+        environment = engine_environment | {"VLLM_PLUGINS": "profdeck", "VLLM_HOST_IP": vllm.address} | ours
+        apart = clock_that_is_ahead(shared, AHEAD_NS[vllm.name])
+        servers = {vllm.name: f"http://{vllm.address}:8000"}
+        begin(vllm, "vllm", [*vllm_command(model), "--host", vllm.address, "--port", "8000"], environment | apart)
+        if python:
+            sglang = hosts[3]
+            servers[sglang.name] = f"http://{sglang.address}:8000"
+            environment = sglang_environment(tmp_path_factory.mktemp("sglang"), python)
+            environment |= {"SGLANG_PLUGINS": "profdeck,torchcpu"} | ours
+            environment |= clock_that_is_ahead(shared, AHEAD_NS[sglang.name])
+            command = [*sglang_command(model, python=python), "--host", sglang.address, "--port", "8000"]
+            begin(sglang, "sglang", command, environment)
+        for url, what in zip(servers.values(), ("vllm", "sglang"), strict=False):
+            answers(f"{url}/profdeck/status", what)
+        router = f"http://{hosts[0].address}:9000"
+        urls = ["--worker-urls", servers[vllm.name]]
+        where = ["--host", hosts[0].address, "--port", "9000"]
+        begin(hosts[0], "router", router_command("vllm-router", *urls, *where), inherited)
+        answers(f"{router}/readiness", "router")
+        environment = inherited | ours | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
+        yield Cluster(hosts, output, router, servers, environment)
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Train on the first two hosts; yields the run on the head."""
+    directory = tmp_path_factory.mktemp("job")
+    targets = {"router": cluster.router, "worker_hosts": ["10.77.0.0/24"], "policy": "all"}
+    roles = {
+        "trainer": {"backend": "torch", "ranks": "all"},
+        "rollout": {"backend": "vllm", "targets": targets, "iterations": {"count": 5}},
+    }
+    reward = cluster.servers.get("host-3", "")
+    if reward:
+        roles["reward"] = {"backend": "sglang", "targets": {"urls": [reward]}, "iterations": {"count": 5}}
+    config = {"output": str(cluster.output), "run": "live", "on_demand": "tcpstore", "roles": roles}
+    (directory / "profdeck.json").write_text(json.dumps(config))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launch += ["--master-addr", cluster.hosts[0].address, "--master-port", "29500"]
+    arguments = [JOB, directory / "profdeck.json", cluster.router, reward, directory / "stop"]
+    with ending() as nodes:
+        for node, host in enumerate(cluster.hosts[:2]):
+            command = [*host.enter, *launch, "--node-rank", str(node), *map(str, arguments)]
+            environment = cluster.environment | {"GLOO_SOCKET_IFNAME": "eth0"}
+            nodes.append(subprocess.Popen(command, env=environment, text=True))
+        yield cluster.output / "live"
+        (directory / "stop").touch()
+        assert [process.wait(120) for process in nodes] == [0, 0]
+
+
+def recorded(document: dict[str, Any]) -> set[tuple[str, str, str]]:
+    """Return who recorded what, where, and whether it is whole."""
+    return {
+        (capture["role"], rank["host"], rank["status"])
+        for capture in document["ls"]["captures"]
+        for rank in capture["ranks"]
+    }
+
+
+def test_one_capture_of_all_hosts(cluster: Cluster, job: Path, tmp_path: Path) -> None:
+    everybody = {("trainer", "host-0", "complete"), ("trainer", "host-1", "complete")}
+    everybody.add(("rollout", "host-2", "complete"))
+    if "host-3" in cluster.servers:
+        everybody.add(("reward", "host-3", "complete"))
+
+    def captured() -> dict[str, Any] | None:
+        process = cluster.profdeck("capture", "--run", job, "--steps", "2", "--json")
+        out, error = process.communicate(timeout=240)
+        print(out, error)  # noqa: T201  # of a failure
+        return json.loads(out) if out and process.returncode == 0 else None
+
+    found = dict[str, Any]()
+
+    def all_took_part() -> bool:
+        found.update(captured() or {})
+        return bool(found) and recorded(found) == everybody
+
+    until(all_took_part, every_s=1)  # ranks that are not there yet are named, and the next capture has them
+    assert found["complete"]
+
+    # The clocks of servers, by the messages of the capture.
+    clocks = {one.clock.host: one.clock for one in cluster.manifests("live") if one.clock}
+    assert set(clocks) == set(cluster.servers)
+    for host, clock in clocks.items():
+        assert clock.reference == "host-0"
+        assert abs(clock.offset_ns + AHEAD_NS[host]) <= clock.error_ns <= MOST_ERROR_NS
+
+    # On one timeline servers record within the capture, which their own clocks say of none.
+    merged = json.loads(cluster.done("merge", job, "-o", tmp_path / "merged.json", "--rank", "0", "--json"))
+    assert merged["align"] == "anchors"
+    assert 0 < merged["clock_error_us"] <= MOST_ERROR_NS / 1e3
+    document = json.loads((tmp_path / "merged.json").read_text())
+    of_process = {
+        event["pid"]: event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"
+    }
+    times = dict[str, list[float]]()
+    for event in document["traceEvents"]:
+        if event["ph"] == "X":
+            times.setdefault(of_process[event["pid"]].split()[0].split("/")[0], []).append(float(event["ts"]))
+    trainer = times.pop("trainer")
+    assert set(times) == {role for role, *_ in everybody} - {"trainer"}
+    for of_server in times.values():
+        assert min(trainer) - 1e6 < min(of_server) <= max(of_server) < max(trainer) + 1e6
+
+
+Fault = Callable[[Host], object]
+
+
+def away_for_a_while(host: Host) -> None:
+    """Cut the link while files are on their way, and let it come back."""
+    host.limit("200kbit")
+    host.link("down")
+    host.link("up")
+
+
+@pytest.mark.parametrize("fault", [lambda host: host.limit("800kbit"), away_for_a_while], ids=["slow", "cut"])
+def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fault: Fault) -> None:
+    host, url = cluster.hosts[2], cluster.servers["host-2"]
+    process = cluster.profdeck("capture", "--url", url, "--iterations", "5", "--warmup-requests", "1", "--json")
+    fault(host)
+    try:
+        out, error = process.communicate(timeout=240)
+    finally:
+        host.limit(None)
+    assert process.returncode == 0, out + error
+    assert recorded(json.loads(out)) == {("server", "host-2", "complete")}
+
+
+def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> None:
+    host, url = cluster.hosts[2], cluster.servers["host-2"]
+    own = ("--url", url, "--iterations", "5", "--run", "cut", "--output", cluster.output)
+    started = cluster.done("capture", "start", *own)
+    assert "profdeck capture stop --run" in started
+    generate = "import sys; from engine_servers import Server; Server(sys.argv[1], None, None).complete()"
+    environment = cluster.environment | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([*cluster.hosts[0].enter, sys.executable, "-c", generate, url], check=True, env=environment)
+    host.link("down")
+    process = cluster.profdeck("capture", "stop", "--run", cluster.output / "cut")
+    out, error = process.communicate(timeout=120)
+    host.link("up")
+    assert process.returncode == 1
+    assert "cannot be reached" in out + error
+    assert "1 of 1 complete" in cluster.done("collect", cluster.output / "cut")
+    found = json.loads(cluster.done("ls", cluster.output / "cut", "--json"))
+    assert [(rank["host"], rank["status"]) for capture in found["captures"] for rank in capture["ranks"]] == [
+        ("host-2", "complete")
+    ]
