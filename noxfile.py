@@ -6,6 +6,7 @@ clone adds to it a thin one of its own, in which this very tree is installed edi
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -213,9 +214,12 @@ def environment(session: nox.Session, name: str, base: str = sys.executable) -> 
     key = hashlib.sha256("\n".join([version, *pins]).encode()).hexdigest()[:16]
     tag = "{}.{}".format(*version.split(".")[:2])
     shared = CACHE / "environments" / f"{name}-py{tag}-{key}"
-    if not (shared / "complete").exists():
-        session.log(f"Building the environment {name} in {shared}, once for these pins")
-        build(session, shared, base, pins)
+    shared.parent.mkdir(parents=True, exist_ok=True)
+    with shared.with_name(f"{shared.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two clones must not build it at once
+        if not (shared / "complete").exists():
+            session.log(f"Building the environment {name} in {shared}, once for these pins")
+            build(session, shared, base, pins)
     packages = [HERE, *(HERE / path for path in PACKAGES.get(name, ()))]
     return thin(session, HERE / ".nox" / shared.name, shared, packages)
 

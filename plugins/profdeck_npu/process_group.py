@@ -30,6 +30,8 @@ from profdeck.base.processes import has_ended, process_stat
 TERM_GRACE_S = 5.0
 _KILL_GRACE_S = 10.0
 _POLL_S = 0.02
+_LOOK_S = 1.0
+"""How long a signal may wait that comes between Python's last look for one and the wait, which it does not end."""
 
 
 @attrs.frozen
@@ -156,7 +158,7 @@ def _watch(
     if cancellation:
         poll.register(cancellation, select.POLLIN)
     while (left_s := deadline_s - time.monotonic()) > 0:
-        ready = {descriptor for descriptor, _ in poll.poll(left_s * 1000)}
+        ready = {descriptor for descriptor, _ in poll.poll(min(left_s, _LOOK_S) * 1000)}
         if cancellation and cancellation.fileno() in ready:
             return begun, "cancelled"
         if reader.fileno() in ready:
