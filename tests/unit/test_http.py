@@ -866,13 +866,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls(certificate: Path) -> Iterator[ssl.SSLContext]:
+def tls(certificate: Path) -> ssl.SSLContext:
     """The context of a server with that certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    http_client._tls_context.cache_clear()
-    yield context
-    http_client._tls_context.cache_clear()
+    return context
 
 
 def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]]) -> None:
@@ -892,14 +890,14 @@ def test_a_certificate_that_nobody_trusts(tls: ssl.SSLContext) -> None:
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
         assert "its certificate is not trusted: self-signed certificate. Name the file of the authority" in str(error)
-        assert "SSL_CERT_FILE" in error.fix
+        assert "PROFDECK_TLS_AUTHORITY" in error.fix
         assert server.arrivals == []
 
     with_tls(tls, check)
 
 
 def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("PROFDECK_TLS_AUTHORITY", str(certificate))
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(), Act(piece_bytes=50, pause_s=0.001), Act(content=b'"%s"' % bytes(100_000))]
@@ -922,6 +920,45 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
         assert "closed the connection without an answer" in str(await stop)
 
     with_tls(tls, check)
+
+
+def test_a_server_that_asks_for_a_certificate(
+    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls.verify_mode = ssl.CERT_REQUIRED
+    tls.load_verify_locations(certificate)  # whoever has this one is let in
+    monkeypatch.setenv("PROFDECK_TLS_AUTHORITY", str(certificate))
+
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
+        error = await failure(engine.has_profdeck())
+        assert error.outcome is Outcome.UNREACHABLE
+        assert "PROFDECK_TLS_CERTIFICATE" in error.fix
+        assert server.arrivals == []
+        monkeypatch.setenv("PROFDECK_TLS_CERTIFICATE", str(certificate))  # from now on, without a new client
+        assert await engine.has_profdeck()
+
+    with_tls(tls, check)
+
+
+@pytest.mark.parametrize(
+    ("variable", "content", "why"),
+    [
+        ("PROFDECK_TLS_AUTHORITY", None, "cannot be read: No such file or directory."),
+        ("PROFDECK_TLS_AUTHORITY", "no certificate", "does not hold certificates in PEM that can be used: "),
+        ("PROFDECK_TLS_CERTIFICATE", "", "does not hold a certificate and its key in PEM that can be used: "),
+        ("PROFDECK_TLS_KEY", "a key", "is the key of a certificate: name that by PROFDECK_TLS_CERTIFICATE."),
+    ],
+)
+def test_a_file_for_tls_that_is_wrong(
+    variable: str, content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(ConfigError, match=variable) as caught:
+        HttpEngine("https://127.0.0.1:1", timeout_s=30)
+    assert why in str(caught.value)
 
 
 def test_https_at_a_port_of_http() -> None:

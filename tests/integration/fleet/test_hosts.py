@@ -90,12 +90,12 @@ def cluster(
                 )
             )
 
-        def answers(url: str, what: str) -> None:
+        def answers(url: str) -> None:
             command = [*hosts[0].enter, sys.executable, "-c", READY, url, TOKEN["PROFDECK_TOKEN"]]
 
             def ready() -> bool:
-                words = logs[what].read_text(errors="replace")[-3000:]
-                assert all(process.poll() is None for process in started), words
+                ended = any(process.poll() is not None for process in started)
+                assert not ended, "\n".join(log.read_text(errors="replace")[-3000:] for log in logs.values())
                 return not subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
 
             until(ready, every_s=1, timeout_s=400)
@@ -113,20 +113,20 @@ def cluster(
             environment |= clock_that_is_ahead(shared, AHEAD_NS[sglang.name])
             command = [*sglang_command(model, python=python), "--host", sglang.address, "--port", "8000"]
             begin(sglang, "sglang", command, environment)
-        for url, what in zip(servers.values(), ("vllm", "sglang"), strict=False):
-            answers(f"{url}/profdeck/status", what)
+        for url in servers.values():
+            answers(f"{url}/profdeck/status")
         router = f"http://{hosts[0].address}:9000"
         urls = ["--worker-urls", servers[vllm.name]]
         where = ["--host", hosts[0].address, "--port", "9000"]
         begin(hosts[0], "router", router_command("vllm-router", *urls, *where), inherited)
-        answers(f"{router}/readiness", "router")
+        answers(f"{router}/readiness")
         environment = inherited | ours | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
         yield Cluster(hosts, output, router, servers, environment)
 
 
 @pytest.fixture(scope="module")
-def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Train on the first two hosts; yields the run on the head."""
+def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[str]]]:
+    """Train on the first two hosts; yields the launchers. The run is called ``live``."""
     directory = tmp_path_factory.mktemp("job")
     targets = {"router": cluster.router, "worker_hosts": ["10.77.0.0/24"], "policy": "all"}
     roles = {
@@ -137,16 +137,16 @@ def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     if reward:
         roles["reward"] = {"backend": "sglang", "targets": {"urls": [reward]}, "iterations": {"count": 5}}
     config = {"output": str(cluster.output), "run": "live", "on_demand": "tcpstore", "roles": roles}
-    (directory / "profdeck.json").write_text(json.dumps(config))
+    (directory / "profdeck.yaml").write_text(json.dumps(config))
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     launch += ["--master-addr", cluster.hosts[0].address, "--master-port", "29500"]
-    arguments = [JOB, directory / "profdeck.json", cluster.router, reward, directory / "stop"]
+    arguments = [JOB, directory / "profdeck.yaml", cluster.router, reward, directory / "stop"]
     with ending() as nodes:
         for node, host in enumerate(cluster.hosts[:2]):
             command = [*host.enter, *launch, "--node-rank", str(node), *map(str, arguments)]
             environment = cluster.environment | {"GLOO_SOCKET_IFNAME": "eth0"}
             nodes.append(subprocess.Popen(command, env=environment, text=True))
-        yield cluster.output / "live"
+        yield nodes
         (directory / "stop").touch()
         assert [process.wait(120) for process in nodes] == [0, 0]
 
@@ -160,14 +160,16 @@ def recorded(document: dict[str, Any]) -> set[tuple[str, str, str]]:
     }
 
 
-def test_one_capture_of_all_hosts(cluster: Cluster, job: Path, tmp_path: Path) -> None:
+def test_one_capture_of_all_hosts(cluster: Cluster, job: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    run = cluster.output / "live"
     everybody = {("trainer", "host-0", "complete"), ("trainer", "host-1", "complete")}
     everybody.add(("rollout", "host-2", "complete"))
     if "host-3" in cluster.servers:
         everybody.add(("reward", "host-3", "complete"))
 
     def captured() -> dict[str, Any] | None:
-        process = cluster.profdeck("capture", "--run", job, "--steps", "2", "--json")
+        assert all(process.poll() is None for process in job)
+        process = cluster.profdeck("capture", "--run", run, "--steps", "2", "--json")
         out, error = process.communicate(timeout=240)
         print(out, error)  # noqa: T201  # of a failure
         return json.loads(out) if out and process.returncode == 0 else None
@@ -189,7 +191,7 @@ def test_one_capture_of_all_hosts(cluster: Cluster, job: Path, tmp_path: Path) -
         assert abs(clock.offset_ns + AHEAD_NS[host]) <= clock.error_ns <= MOST_ERROR_NS
 
     # On one timeline servers record within the capture, which their own clocks say of none.
-    merged = json.loads(cluster.done("merge", job, "-o", tmp_path / "merged.json", "--rank", "0", "--json"))
+    merged = json.loads(cluster.done("merge", run, "-o", tmp_path / "merged.json", "--rank", "0", "--json"))
     assert merged["align"] == "anchors"
     assert 0 < merged["clock_error_us"] <= MOST_ERROR_NS / 1e3
     document = json.loads((tmp_path / "merged.json").read_text())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import json
 import os
 import socket
@@ -26,6 +25,7 @@ import yarl
 from profdeck.base.errors import ConfigError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.file_transfer import NoAnswerError, Transfer, is_file
+from profdeck.engine.transport.tls import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, tls_context
 
 _CONNECT_S = 10.0
 """For a connection, in which the kernel repeats a lost packet after 1, 3 and 7 seconds."""
@@ -87,7 +87,7 @@ class HttpClient:
         timeout_s: how long one answer may take, in seconds. Half of it, and 10 seconds at most, are for a connection.
 
         Raises:
-            ConfigError: it is no URL of HTTP.
+            ConfigError: it is no URL of HTTP, or a file for TLS is wrong.
         """
         try:
             base = _parsed(url)
@@ -100,7 +100,9 @@ class HttpClient:
         self._path = base.raw_path.rstrip("/")
         self.url = base.with_user(None)
         """The URL without user and password."""
-        self._tls = _tls_context() if base.scheme == "https" else True
+        self._is_secure = base.scheme == "https"
+        if self._is_secure:
+            tls_context()  # what is wrong with its files is said before any capture
         self._timeout_s = timeout_s
         self._connect_s = min(timeout_s / 2, _CONNECT_S)
 
@@ -215,8 +217,9 @@ class HttpClient:
         session = await self._session()
         url = yarl.URL(f"{self._base}{path}", encoded=True)
         limits = aiohttp.ClientTimeout(total=None, connect=self._connect_s, sock_read=read_s)
+        tls = tls_context() if self._is_secure else True
         return await session.request(
-            method, url, data=content, headers=headers, allow_redirects=False, ssl=self._tls, timeout=limits
+            method, url, data=content, headers=headers, allow_redirects=False, ssl=tls, timeout=limits
         )
 
     def _headers(self, token: str | None) -> dict[str, str]:
@@ -239,7 +242,12 @@ class HttpClient:
             text = f"{self.url}: {path} gave no answer within {self._timeout_s:g} seconds. Does the server hang?"
             raise TargetError(text, Outcome.TIMED_OUT) from error
         except (aiohttp.ClientError, NoAnswerError) as error:
-            raise self._unreachable(*_said(error)) from error
+            why, fix = _said(error)
+            is_connected = not isinstance(error, aiohttp.ClientConnectorError)
+            if self._is_secure and is_connected and fix is None and CERTIFICATE_VARIABLE not in os.environ:
+                # By TLS 1.3 a server may say so when the client believes that it is connected.
+                fix = f"If the server wants a certificate of who asks, name one in {CERTIFICATE_VARIABLE}."
+            raise self._unreachable(why, fix) from error
 
     def _unreachable(self, why: str, fix: str | None) -> TargetError:
         return TargetError(
@@ -293,7 +301,7 @@ def _said(error: Exception) -> tuple[str, str | None]:
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=ssl.SSLCertVerificationError() as problem):
             why = f"its certificate is not trusted: {problem.verify_message}"
-            fix = "Name the file of the authority that signed it in the environment variable SSL_CERT_FILE."
+            fix = f"Name the file of the authority that signed it in {AUTHORITY_VARIABLE}."
         case aiohttp.ClientConnectorSSLError():
             why = f"TLS failed: {_why(error.os_error)}"
             fix = "Does the server speak https at this port, or http?"
@@ -331,8 +339,3 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
         if len(content) > _MAX_BODY_BYTES:
             raise NoAnswerError(f"its answer has more than {_MAX_BODY_BYTES >> 20} MiB")
     return bytes(content)
-
-
-@functools.cache
-def _tls_context() -> ssl.SSLContext:
-    return ssl.create_default_context()  # aiohttp made its own when it was imported, from the environment of then
