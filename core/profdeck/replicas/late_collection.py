@@ -16,7 +16,7 @@ from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, descr
 from profdeck.base.files import replace
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.engine.control.control_backend import is_of_late_files
+from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.records.capture import Capture
@@ -106,7 +106,7 @@ def _lacks(manifest: Manifest, of_ranks: Iterable[tuple[Path, Manifest]]) -> boo
     there = [(path, one) for path, one in of_ranks if one.request_token == manifest.request_token]
     if set(manifest.expected_ranks) - {one.rank for _, one in there}:
         return True
-    if any(is_of_files_elsewhere(problem) or is_of_late_files(problem) for problem in manifest.problems):
+    if any(is_of_files_elsewhere(problem) or is_settled_by_files(problem) for problem in manifest.problems):
         return True
     return any(
         not (path.parent / record.name).exists()
@@ -156,7 +156,7 @@ async def _collect(run: Path, file: Path, manifest: Manifest, limit_s: float) ->
     kept = [problem for problem in manifest.problems if not is_of_files_elsewhere(problem)]
     whole = {one.rank for one in map(read_manifest, files.manifests) if one.status is Status.COMPLETE}
     if files.complete and whole.issuperset(manifest.expected_ranks):
-        kept = [problem for problem in kept if not is_of_late_files(problem)]
+        kept = [problem for problem in kept if not is_settled_by_files(problem)]
     if manifest.status is Status.RECORDING:
         kept.append(f"Process {manifest.pid} on {manifest.host}, which asked for it, ended before it was over.")
     problems, notes = (*kept, *capture.problems), (*manifest.notes, *capture.notes)

@@ -124,7 +124,7 @@ def cluster(
         yield Cluster(hosts, output, router, servers, environment)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[str]]]:
     """Train on the first two hosts; yields the launchers. The run is called ``live``."""
     directory = tmp_path_factory.mktemp("job")
@@ -234,16 +234,17 @@ def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fa
 def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> None:
     host, url = cluster.hosts[2], cluster.servers["host-2"]
     own = ("--url", url, "--iterations", "5", "--run", "cut", "--output", cluster.output)
+    own += ("--set", "server.options.rpc_timeout_s=10")
     started = cluster.done("capture", "start", *own)
     assert "profdeck capture stop --run" in started
+    host.link("down")
     generate = "import sys; from engine_servers import Server; Server(sys.argv[1], None, None).complete()"
     environment = cluster.environment | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    subprocess.run([*cluster.hosts[0].enter, sys.executable, "-c", generate, url], check=True, env=environment)
-    host.link("down")
+    subprocess.run([*host.enter, sys.executable, "-c", generate, url], check=True, env=environment)
     process = cluster.profdeck("capture", "stop", "--run", cluster.output / "cut")
     out, error = process.communicate(timeout=120)
     host.link("up")
-    assert process.returncode == 1
+    assert process.returncode == 1, out + error
     assert "cannot be reached" in out + error
     assert "1 of 1 complete" in cluster.done("collect", cluster.output / "cut")
     found = json.loads(cluster.done("ls", cluster.output / "cut", "--json"))

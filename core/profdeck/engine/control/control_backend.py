@@ -32,6 +32,7 @@ from profdeck.records.capture import Capture
 from profdeck.records.request import Answer, CaptureRequest, RequestState
 
 _LATE = "After flush_timeout_s=", " are not whole."
+_SILENT = "It did not answer at its stop: "
 _FIRST_POLL_S = 0.02
 _LAST_POLL_S = 1.0
 _CALL_EVERY_S = 10.0
@@ -296,8 +297,9 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             until = time.monotonic() + limit_s
             answer = await self._flushed(files, answer, until)
         except CaptureError as error:
-            capture.problems.append(str(error))
             found = target_error(error)
+            is_silent = found.outcome in {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
+            capture.problems.append(f"{_SILENT if is_silent else ''}{error}")
             self.outcome, self.fix = found.outcome, found.fix
             return ()
         self.outcome = judge(capture, asked, answer)
@@ -350,9 +352,11 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         return await self.engine.call(merge_ranks, capture, manifests)
 
 
-def is_of_late_files(problem: str) -> bool:
-    """Tell whether a problem of a capture is that its files were not whole in time."""
-    return problem.startswith(_LATE[0]) and problem.endswith(_LATE[1])
+def is_settled_by_files(problem: str) -> bool:
+    """Tell whether a problem of a capture is over when the files of all ranks are here and whole: they were late, or
+    the engine could not say that they were there.
+    """
+    return problem.startswith(_SILENT) or (problem.startswith(_LATE[0]) and problem.endswith(_LATE[1]))
 
 
 async def _tried(work: Coroutine[Any, Any, object], limit_s: float) -> None:
