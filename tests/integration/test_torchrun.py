@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -52,11 +54,19 @@ for _ in range(int(sys.argv[sys.argv.index("--count") + 1])):
 """
 
 
+# As torch 2.13 ends a rank of gloo now and then on a busy machine (once in some hundred jobs).
+GLOO_ABORTED = re.compile(r"^(malloc\(\)|free\(\)|corrupted|double free|terminate called)", re.MULTILINE)
+
+
 def torchrun(cwd: Path, *arguments: str, **environ: str) -> tuple[int, str]:
-    """Run torchrun to its end; returns its exit status and output."""
-    with launched(cwd, *arguments, **environ) as launcher:
-        output, _ = launcher.communicate(timeout=120)
-        return launcher.returncode, output
+    """Run torchrun to its end; returns its exit status and output. A job that gloo has aborted runs once more."""
+    for again in (True, False):
+        with launched(cwd, *arguments, **environ) as launcher:
+            output, _ = launcher.communicate(timeout=120)
+        if not (again and GLOO_ABORTED.search(output)):
+            break
+        shutil.rmtree(cwd / "out", ignore_errors=True)
+    return launcher.returncode, output
 
 
 @pytest.fixture
