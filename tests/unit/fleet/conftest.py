@@ -107,8 +107,8 @@ def recording(tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 def manifest(tmp_path: Path) -> Callable[..., Manifest]:
     """Read the manifest of the fleet, or of one replica as a target."""
 
-    def read(step: int = 1, replica: int | None = None, name: str | None = None) -> Manifest:
-        directory = tmp_path / "run" / f"step_{step:06d}" / "rollout"
+    def read(step: int = 1, replica: int | None = None, name: str | None = None, output: Path = tmp_path) -> Manifest:
+        directory = output / "run" / f"step_{step:06d}" / "rollout"
         directory = directory if replica is None else directory / f"replica_{replica:03d}"
         return read_manifest(directory / f"target.{name or f'step{step}'}.json")
 
