@@ -194,13 +194,7 @@ class Servers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._started:
-            process.send_signal(signal.SIGTERM)
-        for process in self._started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-                wait_for_others(process)
-            end_group(process)
+        end_servers(self._started)
         for port in self._ports:
             port.close()
 
@@ -269,6 +263,17 @@ def runner(
         return run_to_its_end(jobs / f"{name}.py", model, new_directory(name), {**environ, **own}, *arguments)
 
     return run
+
+
+def end_servers(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """End servers, each of which leads a process group, with all that they have started."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+            wait_for_others(process)
+        end_group(process)
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:

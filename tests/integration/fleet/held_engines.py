@@ -126,6 +126,13 @@ class SyncActor(Common):
         Path(fifo).read_text()
 
 
+class Restarting(SyncActor):
+    """Makes its engine whenever its process starts."""
+
+    def __init__(self) -> None:
+        self.make()
+
+
 class Deep(SyncActor):
     """Holds its engine in something that it holds."""
 

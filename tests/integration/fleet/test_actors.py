@@ -213,6 +213,13 @@ def test_each_lost_actor_has_its_outcome(ours: Driven) -> None:
     assert (states[0], states[2]) == (Status.COMPLETE, Status.MISSING)
 
 
+def test_an_actor_that_restarts_in_mid_capture(ours: Driven) -> None:
+    assert ours.results["restarted"]["status"] == "partial"
+    assert ours.outcomes("restarted") == ["flushed", "files_missing"]
+    assert "was its process restarted?" in ours.results["restarted"]["targets"]["1"][2]
+    assert ours.results["restarted_after"]["status"] == "complete"
+
+
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [("dead", Outcome.UNREACHABLE), ("bare", Outcome.REFUSED), ("without", Outcome.NOT_ENABLED)],

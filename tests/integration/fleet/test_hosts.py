@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_servers import router_command, sglang_command, sglang_environment, vllm_command
+from engine_servers import end_servers, router_command, sglang_command, sglang_environment, vllm_command
 from servers import TOKEN
 
 from namespaces import Host, clock_that_is_ahead, linked_hosts
@@ -82,16 +82,16 @@ def cluster(
     ours = TOKEN | {"PROFDECK__OUTPUT": str(output)}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
     with linked_hosts(4 if python else 3, output) as hosts, contextlib.ExitStack() as stack:
-        started, logs = stack.enter_context(ending()), dict[str, Path]()
+        started, logs = list[subprocess.Popen[bytes]](), dict[str, Path]()
+        stack.callback(end_servers, started)
 
         def begin(host: Host, what: str, command: list[str | Path], environment: dict[str, str]) -> None:
             logs[what] = shared / f"{what}.log"
             log = stack.enter_context(logs[what].open("wb"))
-            started.append(
-                subprocess.Popen(
-                    [*host.enter, *command], env=environment, cwd=shared, stdout=log, stderr=log, text=True
-                )
+            process = subprocess.Popen(
+                [*host.enter, *command], env=environment, cwd=shared, stdout=log, stderr=log, process_group=0
             )
+            started.append(process)
 
         def answers(url: str) -> None:
             command = [*hosts[0].enter, sys.executable, "-c", READY, url, TOKEN["PROFDECK_TOKEN"]]

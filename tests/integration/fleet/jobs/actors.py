@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -208,7 +209,23 @@ def what_goes_wrong() -> None:
     captured("dead", 41, dead)
     captured("bare", 42, bare)
     captured("without", 43, without)
+    restarting = make(held_engines.Restarting, max_restarts=1)
+    captured("restarted", 44, [fine, restarting], (fine, restarting), then=lambda: restart(restarting))
+    captured("restarted_after", 45, restarting, (restarting,))
     busy()
+
+
+def restart(actor: Any) -> None:
+    """Kill the process of an actor, and wait until Ray has made another one."""
+    pid = ray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ray.exceptions.RayActorError):  # as long as it is on its way
+            if ray.get(actor.pid.remote()) != pid:
+                return
+        time.sleep(0.1)
+    raise AssertionError("The actor did not come back.")
 
 
 class Broken:
