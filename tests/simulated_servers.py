@@ -319,7 +319,9 @@ class SimulatedServer:
         replies = await self.engine.command(arrival.command, arrival.body)
         refused = " ".join(dict.fromkeys(str(reply["error"]) for reply in replies if reply["error"]))
         about = attrs.asdict(About(host=self.host, output=self.output, profdeck=self.version))
-        content = {"server": about, "answer": {"ranks": replies, "frontends": {}}}
+        now_ns = time.time_ns()
+        times = {"received_ns": now_ns, "sent_ns": now_ns}
+        content = {"server": about, "answer": {"ranks": replies, "frontends": {}}, "times": times}
         if refused:
             return 409, json.dumps({**content, "error": refused}).encode()
         return 200, json.dumps(content).encode()

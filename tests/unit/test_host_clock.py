@@ -11,7 +11,7 @@ SECOND_NS = 1_000_000_000
 WAYS = st.integers(0, SECOND_NS)
 
 
-@given(st.integers(-(10**18), 10**18), WAYS, WAYS, WAYS, st.integers(10**18, 2 * 10**18))
+@given(st.integers(-(10**17), 10**17), WAYS, WAYS, WAYS, st.integers(10**18, 2 * 10**18))
 def test_the_truth_is_within_the_error(ahead_ns: int, there_ns: int, works_ns: int, back_ns: int, sent_ns: int) -> None:
     received_there_ns = sent_ns + there_ns + ahead_ns
     times = Times(received_there_ns, received_there_ns + works_ns)
@@ -25,6 +25,12 @@ def test_times_that_cannot_be_true_tell_nothing() -> None:
     assert compare("there", 100, Times(50, 49), 200) is None
     assert compare("there", 100, Times(50, 151), 200) is None
     assert compare("there", 100, Times(50, 150), 200) is not None
+
+
+def test_clocks_that_are_ten_years_apart_are_not_believed() -> None:
+    eleven_years_ns = 11 * 365 * 86_400 * 10**9
+    assert compare("there", 0, Times(eleven_years_ns, eleven_years_ns), 100) is None
+    assert compare("there", 0, Times(eleven_years_ns // 2, eleven_years_ns // 2), 100) is not None
 
 
 def test_what_was_under_way_for_the_shortest_time_counts() -> None:

@@ -6,6 +6,9 @@ import socket
 
 import attrs
 
+MOST_APART_NS = 10 * 365 * 86_400 * 1_000_000_000
+"""Ten years: clocks that say more are not believed."""
+
 
 @attrs.frozen(kw_only=True)
 class HostClock:
@@ -43,6 +46,8 @@ def compare(host: str, sent_ns: int, there: Times, received_ns: int) -> HostCloc
     if there.sent_ns < there.received_ns or under_way_ns < 0:
         return None  # a clock was set meanwhile, or it lies
     offset_ns = (sent_ns - there.received_ns + received_ns - there.sent_ns) // 2
+    if abs(offset_ns) > MOST_APART_NS:
+        return None
     return HostClock(host=host, offset_ns=offset_ns, error_ns=(under_way_ns + 1) // 2)
 
 

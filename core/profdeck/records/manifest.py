@@ -22,7 +22,7 @@ from profdeck.base.structuring import shortened
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import Capture
-from profdeck.records.host_clock import HostClock
+from profdeck.records.host_clock import MOST_APART_NS, HostClock
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 
@@ -185,6 +185,9 @@ def _check_bounds(manifest: Manifest) -> None:
     """
     numbers = [manifest.rank, manifest.world_size, manifest.replica or 0, manifest.first_step, manifest.last_step]
     numbers += [manifest.pid, manifest.started_ns >> 20, (manifest.ended_ns or 0) >> 20]
+    clock = manifest.clock
+    if clock is not None and max(abs(clock.offset_ns), abs(clock.error_ns)) > MOST_APART_NS:
+        raise ValueError("it says of a clock that it is off by more than ten years")
     if any(abs(number) > _LARGEST for number in numbers) or len(manifest.expected_ranks) > _MOST_RANKS:
         raise ValueError(f"it has numbers that no job has, such as more than {_MOST_RANKS:,} ranks")
     for record in manifest.artifacts:

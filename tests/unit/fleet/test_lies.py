@@ -13,9 +13,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
 
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
+from profdeck.cli import app
 from profdeck.records.status import Status
 from profdeck.replicas.late_collection import collect_run
 from profdeck.verification.reading import read_run
@@ -25,7 +27,22 @@ Build = Callable[..., Profiler]
 RUNS = itertools.count()
 OUTSIDE = "outside"
 LIES: list[Any] = [
-    *(None, True, -1, 2**70, 1e308, "", "\0", "x" * 100_000, [], {}, [[[[]]]], ["rank_0000.step1.json"] * 1000),
+    *(
+        None,
+        True,
+        -1,
+        2**63 - 1,
+        -(2**63),
+        2**70,
+        1e308,
+        "",
+        "\0",
+        "x" * 100_000,
+        [],
+        {},
+        [[[[]]]],
+        ["rank_0000.step1.json"] * 1000,
+    ),
     *(f"/{OUTSIDE}/evil.json", f"../../../{OUTSIDE}/evil.json", "..", "/", f"a/../../{OUTSIDE}"),
     *("rank_0000.step1.json", "target.step1.json", "recording", "complete", "writing", "ended"),
 ]
@@ -63,6 +80,10 @@ class Liar(SimulatedServer):
         return 0, b"\r\n".join([*lines, b"Content-Length: %d" % len(changed)]) + end + changed
 
 
+def app_result(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 6), st.integers(0, 500), st.sampled_from(LIES))
 def test_a_lie_costs_the_liar_only(
@@ -71,6 +92,7 @@ def test_a_lie_costs_the_liar_only(
     name = f"run{next(RUNS)}"
     there, here = tmp_path / "there" / name, tmp_path / "here"
     (outside := tmp_path / OUTSIDE).mkdir(exist_ok=True)
+    (tmp_path / "merged").mkdir(exist_ok=True)
     if isinstance(lie, str) and lie.startswith(f"/{OUTSIDE}"):
         lie = f"{tmp_path}{lie}"
 
@@ -97,9 +119,11 @@ def test_a_lie_costs_the_liar_only(
     with contextlib.suppress(CaptureError):
         asyncio.run(main())
     assert time.monotonic() - began_s < 20
+    merge = app_result("merge", here / name, "-o", tmp_path / "merged" / f"{name}.json")
+    assert merge.exception is None or isinstance(merge.exception, SystemExit), merge.exception
     report = read_run(here / name)
     of_honest = [one for one in report.captures if one.replica == 0]
     assert [rank.status for one in of_honest for rank in one.ranks] == [Status.COMPLETE] * 2
     assert list(outside.iterdir()) == []
-    inside = {tmp_path / "there", here, outside}
+    inside = {tmp_path / "there", here, outside, tmp_path / "merged"}
     assert set(tmp_path.iterdir()) <= inside

@@ -221,7 +221,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             raise
         finally:
             self.engine.gate = None
-            self._compare_clocks(capture)
+            self._keep_clock(capture)
         self.outcome = Outcome.STARTED
 
     async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
@@ -275,10 +275,10 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         try:
             return await self._end(capture)
         finally:
-            self._compare_clocks(capture)
+            self._keep_clock(capture)
             await self.engine.close()
 
-    def _compare_clocks(self, capture: Capture) -> None:
+    def _keep_clock(self, capture: Capture) -> None:
         clock = self.engine.clock
         capture.clock = None if clock is None or clock.host == capture.identity.host else clock
 

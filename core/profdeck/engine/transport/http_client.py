@@ -100,9 +100,7 @@ class HttpClient:
         self._path = base.raw_path.rstrip("/")
         self.url = base.with_user(None)
         """The URL without user and password."""
-        self._is_secure = base.scheme == "https"
-        if self._is_secure:
-            tls_context()  # what is wrong with its files is said before any capture
+        self._tls = tls_context() if base.scheme == "https" else None
         self._timeout_s = timeout_s
         self._connect_s = min(timeout_s / 2, _CONNECT_S)
 
@@ -217,9 +215,11 @@ class HttpClient:
         session = await self._session()
         url = yarl.URL(f"{self._base}{path}", encoded=True)
         limits = aiohttp.ClientTimeout(total=None, connect=self._connect_s, sock_read=read_s)
-        tls = tls_context() if self._is_secure else True
+        if self._tls is not None:
+            with contextlib.suppress(ConfigError):  # while a file is being replaced, what it was before counts
+                self._tls = tls_context()
         return await session.request(
-            method, url, data=content, headers=headers, allow_redirects=False, ssl=tls, timeout=limits
+            method, url, data=content, headers=headers, allow_redirects=False, ssl=self._tls or True, timeout=limits
         )
 
     def _headers(self, token: str | None) -> dict[str, str]:
@@ -244,7 +244,7 @@ class HttpClient:
         except (aiohttp.ClientError, NoAnswerError) as error:
             why, fix = _said(error)
             is_connected = not isinstance(error, aiohttp.ClientConnectorError)
-            if self._is_secure and is_connected and fix is None and CERTIFICATE_VARIABLE not in os.environ:
+            if self._tls is not None and is_connected and fix is None and CERTIFICATE_VARIABLE not in os.environ:
                 # By TLS 1.3 a server may say so when the client believes that it is connected.
                 fix = f"If the server wants a certificate of who asks, name one in {CERTIFICATE_VARIABLE}."
             raise self._unreachable(why, fix) from error
