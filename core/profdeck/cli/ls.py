@@ -129,6 +129,10 @@ def show(report: RunReport) -> None:
         console.print(problem)
     for line in filter(None, map(_of_finish, read_finishes(report))):
         console.print(line)
+    if report.pruned:
+        size_bytes = sum(step.size_bytes for step in report.pruned)
+        steps = "step was" if len(report.pruned) == 1 else "steps were"
+        console.print(f"{len(report.pruned)} older {steps} pruned: {kit.size(size_bytes)}")
     counted = reports.totals(report)
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
     amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"

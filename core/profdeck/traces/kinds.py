@@ -22,6 +22,7 @@ from profdeck.base.entry_points import installed, load
 from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.base.files import size_of
 from profdeck.base.progress import Progress
+from profdeck.records.pruned import ASIDE
 
 logger = logging.getLogger("profdeck")
 
@@ -179,7 +180,7 @@ def files_below(path: Path, on_error: Callable[[OSError], None] | None = None) -
         directory = Path(name)
         whole = {child for child in directories if suffixes and child.endswith(suffixes)}
         yield from (directory / child for child in (*whole, *files))
-        directories[:] = [child for child in directories if child not in whole]
+        directories[:] = [child for child in directories if child not in whole and not child.startswith(ASIDE)]
 
 
 def chrome_trace(path: Path) -> Path:

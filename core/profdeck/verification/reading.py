@@ -19,6 +19,7 @@ from profdeck.base.result_cache import ResultCache
 from profdeck.config.model import Mode
 from profdeck.config.schedule import Schedule
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
+from profdeck.records.pruned import PrunedStep, read_pruned
 from profdeck.records.run_directory import RUN_FILE, replica_directory, runs_below
 from profdeck.records.status import Status
 from profdeck.traces.kinds import TRACE, files_below, kind_named
@@ -57,6 +58,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
     targets: list[tuple[Path, Manifest]] = []
     problems: list[str] = []
+    pruned = read_pruned(path)
 
     def unreadable(error: OSError) -> None:
         problems.append(f"{_below(error.filename, path)} cannot be read: {error.strerror}.")
@@ -100,7 +102,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
     asked = tuple(_target(file, manifest, there, places, prover) for file, manifest in targets)
     if only is None:
-        problems += _skipped(about, captures, asked)
+        problems += _skipped(about, captures, asked, pruned)
         seen = {capture.role for capture in captures} | {target.role for target in asked}
         problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
         ranked = (rank for capture in captures for rank in capture.ranks)
@@ -111,7 +113,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
             for stray in _strays(files, known)
             if not str(stray).startswith(_begun(reports))
         ]
-    return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems))
+    return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems), pruned=pruned)
 
 
 def _list(value: Any) -> list[Any]:
@@ -132,9 +134,12 @@ def _is_at_its_place(file: Path, manifest: Manifest, run: Path) -> bool:
 
 
 def _skipped(
-    about: Mapping[str, Any], captures: Iterable[CaptureReport], targets: Iterable[TargetReport]
+    about: Mapping[str, Any],
+    captures: Iterable[CaptureReport],
+    targets: Iterable[TargetReport],
+    pruned: Iterable[PrunedStep],
 ) -> Iterator[str]:
-    """Yield the selected steps between others that were captured of which nothing is there."""
+    """Yield the selected steps between others that were captured of which nothing is there, and was not deleted."""
     config = about.get("config")
     try:
         config = config if isinstance(config, dict) else {}
@@ -144,7 +149,9 @@ def _skipped(
     if config.get("mode") != Mode.CONTINUOUS:  # a step may have no stage
         return
     there = sorted(
-        {*((one.first_step, one.last_step) for one in captures)} | {(one.first_step,) * 2 for one in targets}
+        {(one.first_step, one.last_step) for one in captures}
+        | {(one.first_step, one.last_step) for one in pruned}
+        | {(one.first_step,) * 2 for one in targets}
     )
     reached = there[0][1] if there else 0
     for first, last in there[1:]:

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from profdeck.config.targets import Policy
+from profdeck.records.pruned import PrunedStep
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 
@@ -110,6 +111,8 @@ class RunReport:
     targets: tuple[TargetReport, ...]
     problems: tuple[str, ...]
     """What belongs to no capture: roles that recorded nothing, files that no manifest mentions."""
+    pruned: tuple[PrunedStep, ...] = ()
+    """What was deleted on purpose."""
 
     @property
     def status(self) -> Status:
@@ -146,6 +149,7 @@ def plain(report: RunReport) -> dict[str, Any]:
             for capture in report.captures
         ],
         "targets": [attrs.asdict(target, value_serializer=_paths_as_text) for target in report.targets],
+        "pruned": [attrs.asdict(step) for step in report.pruned],
     }
 
 

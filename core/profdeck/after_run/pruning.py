@@ -1,0 +1,191 @@
+"""Deletes old captures of a run, whole global steps at a time and never a part of one.
+
+The directory of a step gets a name that no reader looks at, in one rename. The deletion is recorded, and then the files
+go. What was interrupted after the rename is completed by the next call.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from profdeck.after_run.record import read_record
+from profdeck.base.errors import ProfdeckError, TraceError, describe
+from profdeck.base.files import size_of_tree
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.pruned import ASIDE, PrunedStep, read_pruned, write_pruned
+from profdeck.records.status import Status
+from profdeck.traces.kinds import files_below, kind_of
+from profdeck.verification.reading import read_about
+
+PIN = "pinned"
+"""A file of this name in the directory of a step keeps it."""
+_STEP = re.compile(r"step_(\d{6,18})")
+_NS_PER_DAY = 86_400_000_000_000
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How much of a run is kept; None is no limit. The newest step is always kept."""
+
+    steps: int | None = None
+    """How many global steps with captures."""
+    size_bytes: float | None = None
+    age_days: float | None = None
+    """How long ago the last capture of a step ended, or began."""
+
+
+@attrs.frozen(kw_only=True)
+class StepOnDisk:
+    """All that one global step has in a run."""
+
+    directory: Path
+    pruned: PrunedStep
+    """What is to be recorded of it when it goes."""
+    ended_ns: int
+    stays_because: str | None
+    """Why it must not be deleted whatever the limits are."""
+
+
+@attrs.frozen(kw_only=True)
+class Pruned:
+    """What came of it."""
+
+    deleted: tuple[StepOnDisk, ...]
+    kept: tuple[StepOnDisk, ...]
+    over: tuple[StepOnDisk, ...]
+    """Those of the kept that the limits would not have kept."""
+
+
+def prune(run: Path, limits: Limits, *, is_trial: bool = False) -> Pruned:
+    """Delete the oldest steps until the rest is within the limits.
+
+    Args:
+        run: the run directory.
+        limits: what is kept.
+        is_trial: whether nothing is deleted, and only said what would be.
+
+    Raises:
+        ProfdeckError: it is no run, or a step cannot be deleted; those before are.
+    """
+    read_about(run)
+    if not is_trial:
+        _complete(run)
+    steps = [_look(directory) for directory in _directories(run)]
+    chosen, over = _choose(steps, limits)
+    for step in chosen if not is_trial else ():
+        try:
+            _delete(run, step)
+        except OSError as error:
+            raise ProfdeckError(f"{step.directory} cannot be deleted: {describe(error)}") from None
+    kept = tuple(step for step in steps if step not in chosen)
+    return Pruned(deleted=tuple(chosen), kept=kept, over=tuple(over))
+
+
+def _directories(run: Path) -> list[Path]:
+    found = [path for path in run.iterdir() if _STEP.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _choose(steps: list[StepOnDisk], limits: Limits) -> tuple[list[StepOnDisk], list[StepOnDisk]]:
+    """Return the steps that go, and those that would go if nothing kept them."""
+    count, size_bytes = len(steps), sum(step.pruned.size_bytes for step in steps)
+    chosen, over = [], []
+    for step in steps[:-1]:
+        is_too_old = limits.age_days is not None and time.time_ns() - step.ended_ns > limits.age_days * _NS_PER_DAY
+        is_too_many = limits.steps is not None and count > limits.steps
+        is_too_large = limits.size_bytes is not None and size_bytes > limits.size_bytes
+        if not (is_too_old or is_too_many or is_too_large):
+            continue
+        if step.stays_because is not None:
+            over.append(step)
+            continue
+        chosen.append(step)
+        count, size_bytes = count - 1, size_bytes - step.pruned.size_bytes
+    return chosen, over
+
+
+def _look(directory: Path) -> StepOnDisk:
+    why = ["it is pinned"] if (directory / PIN).exists() else []
+    manifests = list[Manifest]()
+    for file in files_below(directory):
+        if is_manifest(file):
+            try:
+                manifests.append(read_manifest(file))
+            except ProfdeckError as error:
+                why.append(str(error))
+        elif file.name.startswith("finish.") and not file.name.endswith(".input.json"):
+            why += _of_finish(file)
+        else:
+            why += _of_artifact(file)
+    why += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if _may_record(one)]
+    step = int(directory.name.rpartition("_")[2])
+    pruned = PrunedStep(
+        first_step=step,
+        last_step=max([step, *(one.last_step for one in manifests)]),
+        captures=tuple(sorted({one.capture for one in manifests})),
+        size_bytes=size_of_tree(directory),
+    )
+    ended_ns = max([one.ended_ns or one.started_ns for one in manifests], default=time.time_ns())
+    return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=why[0] if why else None)
+
+
+def _may_record(manifest: Manifest) -> bool:
+    """Tell whether a process may still record; of one on another host nobody knows."""
+    is_elsewhere = manifest.host != socket.gethostname()
+    return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
+
+
+def _of_finish(file: Path) -> Iterator[str]:
+    try:
+        record = read_record(file)
+    except (OSError, ProfdeckError) as error:
+        yield describe(error)
+        return
+    if not record.over and record.by.alive is not False:
+        yield f"its finish is {record.state}"
+
+
+def _of_artifact(file: Path) -> Iterator[str]:
+    kind = kind_of(file)
+    try:
+        work = None if kind is None else kind.pending(file)
+    except TraceError as error:
+        yield str(error)
+        return
+    if work is not None and work.alive:
+        yield f"{file.name} is being analysed"
+
+
+def _delete(run: Path, step: StepOnDisk) -> None:
+    aside = run / f"{ASIDE}{step.directory.name}"
+    try:
+        step.directory.rename(aside)
+    except FileNotFoundError:  # another process was faster
+        return
+    write_pruned(run, step.pruned)
+    _remove(aside)
+
+
+def _complete(run: Path) -> None:
+    """Do the rest of what was interrupted."""
+    for aside in run.glob(f"{ASIDE}step_*"):
+        try:
+            if aside.name.removeprefix(ASIDE) not in {f"step_{one.first_step:06d}" for one in read_pruned(run)}:
+                write_pruned(run, _look(aside).pruned)
+            _remove(aside)
+        except OSError as error:
+            raise ProfdeckError(f"{aside} cannot be deleted: {describe(error)}") from None
+
+
+def _remove(aside: Path) -> None:
+    while aside.exists():
+        with suppress(FileNotFoundError):  # another process deletes it as well
+            shutil.rmtree(aside)

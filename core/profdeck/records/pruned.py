@@ -1,0 +1,50 @@
+"""What was deleted of a run, to keep it small: a file for each global step in the directory ``pruned`` of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from profdeck.base.files import replace
+from profdeck.base.json_files import read_json
+
+_DIRECTORY = "pruned"
+ASIDE = ".pruned."
+"""How the name of a step's directory begins while its files are being deleted: no reader looks there."""
+
+
+@attrs.frozen(kw_only=True)
+class PrunedStep:
+    """The captures that began at one global step, all of them deleted."""
+
+    first_step: int
+    last_step: int
+    captures: tuple[str, ...]
+    """Their ids."""
+    size_bytes: int
+    pruned_ns: int = attrs.field(factory=time.time_ns)
+    """When, in Unix nanoseconds."""
+
+
+def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
+    """Return what was deleted, by step, as far as its files can be read."""
+    found = []
+    for file in (run / _DIRECTORY).glob("step_*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read_json(file, PrunedStep))
+    return tuple(sorted(found, key=lambda one: one.first_step))
+
+
+def write_pruned(run: Path, step: PrunedStep) -> None:
+    """Record that a step was deleted.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    (run / _DIRECTORY).mkdir(exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(step), indent=1)
+    replace(run / _DIRECTORY / f"step_{step.first_step:06d}.json", content, durable=True)
