@@ -96,24 +96,23 @@ class RankFiles:
 
     def show_writing(self, answer: Answer) -> bool:
         """Tell whether there are manifests here of all processes that were writing, and any says that it still is."""
-        writing = [(self._ranks, reply.rank) for reply in answer.ranks if reply.state not in AT_REST]
-        for name, reply in answer.frontends.items():
-            if reply.state not in AT_REST and NAME.fullmatch(f"{self.asked.role}-{name}"):
-                writing.append((self._directory(f"-{name}"), reply.rank))
-        statuses = [self._statuses(directory, rank) for directory, rank in writing]
-        return all(statuses) and any(Status.RECORDING in found for found in statuses)
+        writing = {(place, reply.rank) for _, place, reply in self._replies(answer) if reply.state not in AT_REST}
+        found = defaultdict[tuple[Path, int], set[Status]](set)
+        for place in {place for place, _ in writing}:
+            for manifest in self._ours(place):
+                found[place, manifest.rank].add(manifest.status)
+        statuses = [found[one] for one in writing]
+        return all(statuses) and any(Status.RECORDING in of_process for of_process in statuses)
 
-    def _statuses(self, directory: Path, rank: int) -> set[Status]:
-        """Return what the manifests of a process say that are here."""
-        found = set()
+    def _ours(self, directory: Path) -> Iterator[Manifest]:
+        """Yield the manifests in a directory that are of the request."""
         with contextlib.suppress(FileNotFoundError):
             for path in directory.iterdir():
-                if _rank(path) == rank and f".{self.asked.id}" in path.name and is_manifest(path):
+                if f".{self.asked.id}" in path.name and _rank(path) >= 0 and is_manifest(path):
                     with contextlib.suppress(ProfdeckError):
                         manifest = read_manifest(path)
                         if manifest.request_token == self.asked.token:
-                            found.add(manifest.status)
-        return found
+                            yield manifest
 
     async def collect(self, engine: Engine, answer: Answer, *, fetch: bool, until: float, late: str) -> None:
         """Find out what is here, and fetch the rest if it can be fetched.
@@ -145,16 +144,20 @@ class RankFiles:
     def _named(self, answer: Answer) -> list[_Expected]:
         """Return the manifests that the processes name."""
         asked, wanted = self.asked, list[_Expected]()
-        named = [(f"rank {reply.rank}", self._ranks, reply) for reply in answer.ranks]
-        for name, reply in answer.frontends.items():
-            if NAME.fullmatch(f"{asked.role}-{name}"):
-                named.append((f"the {name}", self._directory(f"-{name}"), reply))
-        for who, directory, reply in named:
+        for who, directory, reply in self._replies(answer):
             for recorded in reply.captures if reply.token == asked.token else ():
                 path = directory / PurePosixPath(recorded.manifest).name
                 if is_manifest(path) and path.name.isprintable() and recorded.status is not Status.RECORDING:
                     wanted.append(_Expected(who, path, (reply, recorded)))
         return wanted
+
+    def _replies(self, answer: Answer) -> Iterator[tuple[str, Path, Reply]]:
+        """Yield who has replied, where its manifests are, and the reply."""
+        for reply in answer.ranks:
+            yield f"rank {reply.rank}", self._ranks, reply
+        for name, reply in answer.frontends.items():
+            if NAME.fullmatch(f"{self.asked.role}-{name}"):
+                yield f"the {name}", self._directory(f"-{name}"), reply
 
     def _directory(self, frontend: str) -> Path:
         """Return where the manifests of ranks are, or that of a frontend, whose role ends so."""
