@@ -56,6 +56,8 @@ def connect(run: str, address: str | None) -> TcpStore:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= _HIGHEST_PORT:
         raise ConfigError(f"The address of a tcpstore is HOST:PORT, such as 10.0.0.1:29500, not {address!r}.")
+    import torch.distributed  # noqa: F401  # it takes seconds, which no call may be charged for
+
     return TcpStore(run, host.strip("[]"), int(port))
 
 

@@ -14,7 +14,7 @@ from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
 from profdeck.base.structuring import structure
-from profdeck.cli import _checked_servers, _warm_up, kit
+from profdeck.cli import _checked_servers, _ray_actors, _warm_up, kit
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import Config
@@ -42,6 +42,10 @@ class ServerOptions:
     urls: tuple[str, ...]
     router: str | None
     file: Path | None
+    actors: tuple[str, ...]
+    """Ray actors by name or pattern."""
+    namespace: str | None
+    """The Ray namespace of the actors; None for that of the only job that has engines."""
     role: str | None
     replica: int | None
     own: Mapping[str, Any]
@@ -58,12 +62,12 @@ class ServerOptions:
     @property
     def names_servers(self) -> bool:
         """Whether it says where servers are; if not, the config does."""
-        return bool(self.urls or self.router or self.file)
+        return bool(self.urls or self.router or self.file or self.actors)
 
     @property
     def names_one(self) -> bool:
         """Whether it says nothing but where one server is."""
-        return len(self.urls) == 1 and not (self.router or self.file or self.of_targets)
+        return len(self.urls) == 1 and not (self.router or self.file or self.actors or self.of_targets)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,8 +121,13 @@ async def capture(given: ServerOptions, stopped: Stopped | None = None) -> Serve
         CaptureError: there is nothing that could be captured.
         PluginError: no backend can be used for them.
     """
+    with contextlib.ExitStack() as until_stopped:
+        return await _capture(given, stopped, until_stopped)
+
+
+async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped: contextlib.ExitStack) -> ServerCapture:
     draft = gather(given.config, settings=given.settings, settings_source=kit.SOURCE)
-    roles = [await _role(given, draft, name) for name in _names(given, draft)]
+    roles = [await _role(given, draft, name, until_stopped) for name in _names(given, draft)]
     # The other roles are left out: this capture is all that its run has, and nobody is to miss or await them.
     draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
     structure({**draft.data, "roles": {}}, Config, where="")  # what is wrong beside them is said before they are asked
@@ -176,15 +185,23 @@ def _names(given: ServerOptions, draft: Draft) -> list[str]:
     return found if given.role is None else [given.role]
 
 
-async def _role(given: ServerOptions, draft: Draft, name: str) -> _Role:
-    """Find the servers of a role.
+async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: contextlib.ExitStack) -> _Role:
+    """Find the servers of a role, and join the Ray cluster if there are actors among them.
 
     Raises:
         ConfigError: what is given is wrong.
         CaptureError: a router does not answer, or there is no server.
     """
     _check_urls(given.urls)
-    where = {"urls": list(given.urls), "router": await _router(given.router), "file": given.file and str(given.file)}
+    where: dict[str, Any] = {
+        "urls": list(given.urls),
+        "router": await _router(given.router),
+        "file": given.file and str(given.file),
+    }
+    if given.actors:
+        _ray_actors.join_cluster(until_stopped)
+        namespace = given.namespace or await _ray_actors.namespace_of(given.actors, _checked_servers.engine_backends())
+        where |= {"actors": list(given.actors), "actor_namespace": namespace}
     of_targets = given.of_targets if given.names_one or not given.names_servers else {**where, **given.of_targets}
     _set(draft, {f"roles.{name}.{key}": value for key, value in given.own.items()})
     _set(draft, {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()})
@@ -202,7 +219,12 @@ async def _role(given: ServerOptions, draft: Draft, name: str) -> _Role:
     if given.names_one:
         _set(draft, {f"roles.{name}.targets.urls": list(given.urls)})
     targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
-    found = await discover(targets, ReplicaNumbers())
+    if targets.actors:
+        _ray_actors.join_cluster(until_stopped)
+    backends = _checked_servers.engine_backends(backend)
+    found, notes = await discover(targets, ReplicaNumbers(), _ray_actors.asking_by(backends))
+    for note in notes:
+        kit.say(note)
     servers = [CheckedServer.found(name, target, targets, backend) for target in found]
     return _Role(name=name, alone=False, servers=servers)
 

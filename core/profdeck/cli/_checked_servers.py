@@ -23,8 +23,10 @@ from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetE
 from profdeck.base.outcome import Outcome
 from profdeck.base.version import __version__
 from profdeck.cli import kit
+from profdeck.cli._ray_actors import backend_of
 from profdeck.config.targets import TargetsConfig, WorkerType
 from profdeck.engine.transport.http_engine import About, HttpEngine
+from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.fan_out import fan_out
 
@@ -57,8 +59,8 @@ class CheckedServer:
     """The one that its role names."""
     listed_healthy: bool = True
     """What its router says."""
-    is_server: bool = True
-    """Whether it has a URL; what else a config names, such as actors, is only asked to record."""
+    actor: RayActor | None = None
+    """The Ray actor that it is; None for a server."""
     name: str = attrs.field(init=False)
     """What manifests call it."""
     engine: HttpEngine | None = attrs.field(default=None, init=False)
@@ -97,10 +99,15 @@ class CheckedServer:
             worker_type=target.worker_type,
             router=Router(config.router, key) if config.router else None,
             listed_healthy=target.healthy,
-            is_server=isinstance(target.handle, str),
+            actor=target.handle if isinstance(target.handle, RayActor) else None,
             problem=target.problem,
             backend=backend,
         )
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it has a URL."""
+        return self.actor is None
 
     @property
     def state(self) -> str:
@@ -111,8 +118,8 @@ class CheckedServer:
             return self.problem.outcome.replace("_", " ")
         if self.backend is None:
             return "not recognised"
-        if not self.is_server:
-            return "not checked"
+        if self.actor is not None:
+            return "ready"
         if self.about is None:
             return "own profiler only"
         return "not writable" if self.about.writable is False else "ready"
@@ -160,6 +167,8 @@ class CheckedServer:
         Args:
             backends: those that may recognise it, by name; none if its backend is known.
         """
+        if self.actor is not None:
+            self.backend = await backend_of(self.actor, backends or engine_backends(self.backend))
         if self.engine is None or not self.listed_healthy:
             return
         try:
@@ -199,7 +208,7 @@ class CheckedServer:
 
 async def check_all(servers: Sequence[CheckedServer]) -> None:
     """Check all servers at once, with progress."""
-    backends = _of_engines() if any(server.backend is None for server in servers) else {}
+    backends = engine_backends() if any(server.backend is None for server in servers) else {}
     done = 0
 
     async def check(server: CheckedServer) -> None:
@@ -215,17 +224,19 @@ async def check_all(servers: Sequence[CheckedServer]) -> None:
             server.problem = target_error(result)
 
 
-def _of_engines() -> dict[str, type[EngineBackend]]:
-    """Import all backends of engines, by name; one that cannot be imported knows no server."""
+def engine_backends(name: str | None = None) -> dict[str, type[EngineBackend]]:
+    """Import the backends of engines, by name: one, or all, of which one that cannot be imported knows no server."""
+    if name is not None:
+        return {name: engine_backend(name)}
     found = {}
-    for name in installed(BACKENDS):
+    for each in installed(BACKENDS):
         try:
-            cls = load_backend(name)
+            cls = load_backend(each)
         except PluginError as error:
             logger.info("%s It is not asked whose the servers are.", error)
             continue
         if issubclass(cls, EngineBackend):
-            found[name] = cls
+            found[each] = cls
     return found
 
 
@@ -323,7 +334,7 @@ def show(servers: Sequence[CheckedServer]) -> None:
     console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
     shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]
     columns = {
-        "server": [server.name for server in shown],
+        "server" if any(server.is_server for server in servers) else "actor": [server.name for server in shown],
         "role": [f"{server.role}/{server.replica}" for server in shown],
         "worker": [server.worker_type or "" for server in shown],
         "backend": [server.backend or "" for server in shown],

@@ -14,7 +14,7 @@ import typer
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls
+from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _ray_actors, _warm_up, kit, ls
 from profdeck.cli.kit import ExitCode, Settings
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, WorkerType
@@ -28,7 +28,8 @@ _OF_SERVERS = (
     *("replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("store", "in_steps", "steps")
-_WHERE = ("url", "router", "targets", "config")
+_OF_RAY = ("actor", "ray_namespace")
+_WHERE = ("url", "router", "targets", "ray", "config")
 _TIMEOUT_OF_SERVERS_S = 300.0
 _TIMEOUT_OF_HELD_S = 1800.0
 _TIMEOUT_OF_JOBS_S = 3600.0
@@ -63,6 +64,26 @@ _Router = Annotated[
 ]
 _Targets = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A YAML or TOML file that lists servers to capture.")
+]
+_Ray = Annotated[
+    bool,
+    typer.Option(
+        "--ray",
+        help="Capture the engines that actors of a running Ray job hold, in the cluster that RAY_ADDRESS names or that "
+        "runs on this host.",
+    ),
+]
+_Actor = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="With --ray: only actors of this name, in which * stands for anything. Repeatable. Default: all that have "
+        "a name.",
+    ),
+]
+_RayNamespace = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="With --ray: that of the job. Default: that of the only job that has engines."),
 ]
 _WorkerType = Annotated[list[WorkerType] | None, typer.Option(help="Capture only workers of this type. Repeatable.")]
 _Sample = Annotated[
@@ -151,6 +172,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     url: _Url = None,
     router: _Router = None,
     targets: _Targets = None,
+    ray: _Ray = False,
+    actor: _Actor = None,
+    ray_namespace: _RayNamespace = None,
     worker_type: _WorkerType = None,
     sample: _Sample = None,
     policy: _Policy = None,
@@ -178,9 +202,11 @@ def command(  # noqa: PLR0913  # the options of a command line
     if action is Action.STOP:
         _stop(ctx, run, timeout, page, json=json)
         return
-    if not (url or router or targets or config):
+    if not ray:
+        _refuse(ctx, _OF_RAY, "goes with --ray.")
+    if not (url or router or targets or ray or config):
         if action is Action.START:
-            raise ConfigError("start is for servers: name them by --url, --router, --targets or --config.")
+            raise ConfigError("start is for servers: name them by --url, --router, --targets, --ray or --config.")
         options = _capture_job.OnDemandOptions(
             run=_run_of_job(ctx, run),
             in_steps=in_steps,
@@ -204,6 +230,8 @@ def command(  # noqa: PLR0913  # the options of a command line
         urls=tuple(url or ()),
         router=router,
         file=targets,
+        actors=tuple(actor or [_ray_actors.ALL]) if ray else (),
+        namespace=ray_namespace,
         role=role,
         replica=replica,
         own={key: value for key, value in options_of_role.items() if value},
@@ -242,7 +270,7 @@ def _run_of_job(ctx: typer.Context, run: str | None) -> Path:
     if run is None:
         raise ConfigError(
             "Say what to capture: --url URL, a server, or --run RUN, the directory of a running job. Many servers "
-            "are named by several --url, by --router, --targets or --config."
+            "are named by several --url, by --router, --targets, --ray or --config."
         )
     _refuse(ctx, _OF_SERVERS, "is for servers, and needs --url. What a job records is said by its config.")
     return Path(run)
@@ -290,9 +318,7 @@ def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
 def _stop(ctx: typer.Context, run: str | None, timeout: float | None, page: Path | None, *, json: bool) -> None:
     if run is None:
         raise ConfigError("Say what to stop: --run RUN, the directory that 'profdeck capture start' has named.")
-    _refuse(
-        ctx, (*_OF_JOBS, *_OF_SERVERS, "url", "router", "targets", "config"), "is for a start, and a stop has --run."
-    )
+    _refuse(ctx, (*_OF_JOBS, *_OF_SERVERS, *_OF_RAY, *_WHERE), "is for a start, and a stop has --run.")
     servers = _held_capture.stop(Path(run), timeout or _TIMEOUT_OF_HELD_S)
     _report(Report(run=Path(run), servers=servers), page, json=json)
 

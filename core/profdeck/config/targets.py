@@ -66,8 +66,9 @@ class TargetsConfig:
     in TOML under `targets`. It is read again for each capture. Default: none."""
 
     actors: tuple[str, ...] = attrs.field(default=())
-    """Ray actors by name, each of which holds an engine object, in the cluster that the host has joined. They are
-    looked up again for each capture. Default: none."""
+    """Ray actors by name, each of which holds an engine object, in the cluster that the host has joined. In a name `*`
+    stands for anything: those that match and hold no engine are left out. They are looked up again for each capture.
+    Default: none."""
 
     actor_namespace: str | None = None
     """The Ray namespace that `actors` have their names in. Default: that of the host."""
@@ -85,8 +86,8 @@ class TargetsConfig:
     numbers."""
 
     sample: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
-    """How many of the selected targets record: so many of each kind of worker, healthy ones first, spread over their
-    numbers. Default: all."""
+    """How many of the selected targets record: so many of each kind of worker and, where a router tells it, of each
+    model, healthy ones first, spread over their numbers. Default: all."""
 
     policy: Policy = Policy.ANY
     """How many targets have to start: `any` (default), `all`, or `quorum`. When too few do, what has started is stopped

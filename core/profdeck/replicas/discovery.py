@@ -7,34 +7,29 @@ worker ends in ``@RANK``: such workers are one server.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import msgspec
 
-from profdeck.base.blocking import in_thread
 from profdeck.base.documents import read_document
 from profdeck.base.errors import CaptureError, ConfigError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
 from profdeck.config.targets import TargetsConfig, WorkerType
 from profdeck.engine.transport.http_client import HttpClient
-from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.engine.transport.token import own_token
-from profdeck.replicas.fan_out import fan_out
-from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, find_named, members, require_ray
+from profdeck.records.request import BatchKind
+from profdeck.replicas.held_engines import HoldsEngine, actors_of_config, actors_of_group
+from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, require_ray
 from profdeck.replicas.worker_hosts import WorkerHosts
 
-T = TypeVar("T")
-
 _ROUTER_TIMEOUT_S = 10.0
-_CLUSTER_TIMEOUT_S = 10.0
 _LOCKED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
 
@@ -53,6 +48,10 @@ class Target:
     """Why it cannot be asked, when that is already known."""
     ranks: tuple[int, ...] | None = None
     """Which of its own ranks record; None if the role says."""
+    stages: tuple[BatchKind, ...] | None = None
+    """Which batches it records; None if the role says."""
+    model: str | None = None
+    """What it serves, in its router's words; None where nothing tells."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +72,7 @@ class _Worker(msgspec.Struct):
     url: str
     worker_type: str = ""
     is_healthy: bool = True
+    model_id: str | None = None
 
 
 class _Workers(msgspec.Struct):
@@ -120,8 +120,18 @@ def check_file(config: TargetsConfig) -> None:
         require_ray()
 
 
-async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Target]:
-    """Find the targets that a role's config selects, each once, by replica.
+async def discover(
+    config: TargetsConfig, numbers: ReplicaNumbers, holds_engine: HoldsEngine
+) -> tuple[list[Target], list[str]]:
+    """Find the targets that a role's config selects.
+
+    Args:
+        config: says where they are.
+        numbers: numbers them.
+        holds_engine: asks an actor that only a pattern names.
+
+    Returns:
+        The targets, each once, by replica; and what to note of actors that are none.
 
     Raises:
         ConfigError: a file is wrong.
@@ -131,15 +141,15 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
     listed = {entry.url: entry for entry in _unique(_given(config))}
     trusted = WorkerHosts.of(config.worker_hosts, [*listed, *([config.router] if config.router else [])])
     healthy: dict[str, bool] = {}
+    model: dict[str, str | None] = {}
     if config.router:
         for worker in await workers_of(config.router, os.environ.get(config.router_key_variable)):
             url, kind = _server(worker.url), _known(worker.worker_type)
             entry = listed.get(url) or _Listed(url=url)
             listed[url] = entry if entry.worker_type else attrs.evolve(entry, worker_type=kind)
             healthy[url] = healthy.get(url, False) or worker.is_healthy
-    named: list[NamedActor] = []
-    if config.actors:
-        named = await _of_cluster(find_named, config.actors, config.actor_namespace, config.actor_attribute)
+            model[url] = worker.model_id
+    named, notes = await actors_of_config(config, holds_engine)
     number = numbers.number({entry.url: entry.replica for entry in listed.values()} | {one.key: None for one in named})
     targets = [
         Target(
@@ -148,6 +158,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
             worker_type=entry.worker_type,
             healthy=healthy.get(entry.url, True),
             problem=trusted.refusal(entry.url) if own_token() else None,
+            model=model.get(entry.url),
         )
         for entry in listed.values()
     ]
@@ -155,15 +166,16 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers) -> list[Targe
     chosen = [target for target in targets if _selected(config, target)]
     if not chosen:
         found = f"{len(targets)} found, none of them selected by worker_types or replicas" if targets else "none found"
-        raise CaptureError(f"There is no target ({found}); looked in: {', '.join(_places(config))}.")
-    return sorted(chosen, key=lambda target: target.replica)
+        text = f"There is no target ({found}); looked in: {', '.join(_places(config))}."
+        raise CaptureError(" ".join([text, *notes]))
+    return sorted(chosen, key=lambda target: target.replica), notes
 
 
 async def find_targets(
     config: TargetsConfig,
     given: Sequence[object] | None,
     numbers: ReplicaNumbers,
-    holds_engine: Callable[[RayActor], Awaitable[bool]],
+    holds_engine: HoldsEngine,
 ) -> tuple[list[Target], list[str]]:
     """Find the targets that record, which a host gives or the config names, and what to note of others.
 
@@ -172,7 +184,7 @@ async def find_targets(
         CaptureError: as `discover` and `expand`.
     """
     if given is None:
-        found, notes = await discover(config, numbers), list[str]()
+        found, notes = await discover(config, numbers, holds_engine)
     else:
         found, notes = await expand(given, numbers, holds_engine)
     chosen, of_sample = sampled(found, config.sample)
@@ -180,7 +192,7 @@ async def find_targets(
 
 
 def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list[str]]:
-    """Choose which targets record: of each kind of worker so many at most, spread over their numbers.
+    """Choose which targets record: so many of each kind of worker and each model at most, spread over their numbers.
 
     The same of the same targets in each capture. Who cannot be asked is chosen only where too few others are there.
 
@@ -193,9 +205,9 @@ def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list
     """
     if most is None:
         return targets, []
-    kinds: defaultdict[WorkerType, list[Target]] = defaultdict(list)
+    kinds: defaultdict[tuple[WorkerType, str | None], list[Target]] = defaultdict(list)
     for target in targets:
-        kinds[target.worker_type or WorkerType.REGULAR].append(target)
+        kinds[target.worker_type or WorkerType.REGULAR, target.model].append(target)
     chosen: list[Target] = []
     for of_kind in kinds.values():
         able = [target for target in of_kind if target.healthy and target.problem is None]
@@ -210,7 +222,7 @@ def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list
 
 
 async def expand(
-    given: Sequence[object], numbers: ReplicaNumbers, holds_engine: Callable[[RayActor], Awaitable[bool]]
+    given: Sequence[object], numbers: ReplicaNumbers, holds_engine: HoldsEngine
 ) -> tuple[list[Target], list[str]]:
     """Find the targets that a host gives: those that it names, and the actors of placement groups that hold an engine.
 
@@ -231,18 +243,11 @@ async def expand(
     if not groups:
         return targets, []
     found: list[NamedActor] = []
-    notes = []
+    notes: list[str] = []
     for group in groups:
-        named, others = await _of_cluster(members, group)
-        actors = [one.actor for one in named if isinstance(one.actor, RayActor)]
-        results = await fan_out(holds_engine, actors, timeout_s=_CLUSTER_TIMEOUT_S, each_timeout_s=_CLUSTER_TIMEOUT_S)
-        # Who does not answer is a target, too: what it is then asked says why.
-        without = {actor for actor, result in zip(actors, results, strict=True) if result is False}
-        found += [one for one in named if one.actor not in without and one.actor not in fixed]
-        if without:
-            notes.append(f"Not asked in {group}, as they hold no engine: {', '.join(sorted(map(str, without)))}.")
-        if others:
-            notes.append(f"Not asked in {group}, as they have no name to be found by: {others} of its actors.")
+        of_group, left_out = await actors_of_group(group, fixed, holds_engine)
+        found += of_group
+        notes += left_out
     number = numbers.number(
         {f"given {replica}": replica for replica in range(len(fixed))} | {one.key: None for one in found}
     )
@@ -257,16 +262,6 @@ def _of_name(named: NamedActor, replica: int) -> Target:
     if isinstance(named.actor, TargetError):
         return Target(handle=named.key, replica=replica, problem=named.actor)
     return Target(handle=named.actor, replica=replica)
-
-
-async def _of_cluster(ask: Callable[..., T], *arguments: Any) -> T:
-    """Ask the Ray cluster."""
-    try:
-        async with asyncio.timeout(_CLUSTER_TIMEOUT_S):
-            return await in_thread(ask, *arguments)
-    except TimeoutError:
-        text = f"The Ray cluster did not answer within {_CLUSTER_TIMEOUT_S:g} seconds."
-        raise TargetError(text, Outcome.TIMED_OUT, "See with 'ray status' whether its head node is up.") from None
 
 
 def _given(config: TargetsConfig) -> Iterable[_Listed]:

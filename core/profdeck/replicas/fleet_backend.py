@@ -39,6 +39,7 @@ from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, la
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
+from profdeck.replicas.worker_stages import at_their_stages
 
 logger = logging.getLogger("profdeck")
 
@@ -167,8 +168,9 @@ class FleetBackend(EngineBackend):
         self._tell(capture, skew_s)
         try:
             found, notes = await find_targets(self.config, self.given, self._numbers, self._holds_engine)
-            targets = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
-            capture.notes += notes
+            placed = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
+            targets, of_stages = at_their_stages(placed, capture.request.stages if capture.request else ())
+            capture.notes += [*notes, *of_stages]
             here = {target_key(target.handle) for target in targets}
             self._backends = {key: bound for key, bound in self._backends.items() if key in here}
             self._members = [self._member(target, capture) for target in targets]
@@ -203,8 +205,13 @@ class FleetBackend(EngineBackend):
         assert whole.request is not None  # noqa: S101  # core makes it for targets
         identity = attrs.evolve(whole.identity, replica=target.replica)
         # A token each: who lists one engine twice must not end with the one start what the other has begun.
-        ranks = target.ranks or whole.request.ranks
-        request = attrs.evolve(whole.request, replica=target.replica, ranks=ranks, token=secrets.token_hex(8))
+        request = attrs.evolve(
+            whole.request,
+            replica=target.replica,
+            ranks=target.ranks or whole.request.ranks,
+            stages=target.stages or whole.request.stages,
+            token=secrets.token_hex(8),
+        )
         backend, name, problem = None, str(target.handle), None
         try:
             if target.problem is not None:

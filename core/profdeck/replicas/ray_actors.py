@@ -1,10 +1,11 @@
-"""Finds Ray actors: by name, and those that are scheduled in a placement group."""
+"""Finds Ray actors: by name, by a pattern of names, and those that are scheduled in a placement group."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
@@ -14,6 +15,8 @@ from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.ray_engine import RayActor
 
 _JOIN = "Join the cluster before the capture: ray.init(address='auto')."
+_NOT_OF_JOBS = ("_ray_internal_", "profdeck")
+"""How the namespaces begin whose actors are Ray's own, or profdeck's."""
 
 
 @attrs.frozen
@@ -86,6 +89,45 @@ def find_named(names: Sequence[str], namespace: str | None, attribute: str | Non
     return found
 
 
+def find_matching(patterns: Sequence[str], namespace: str | None, attribute: str | None) -> list[NamedActor]:
+    """Find the living actors whose names match a pattern, in which ``*`` stands for anything. It asks the cluster, and
+    blocks.
+
+    Args:
+        patterns: of names.
+        namespace: where they have them; None for the namespace of this process.
+        attribute: where they hold their engines.
+
+    Raises:
+        TargetError: this process is in no cluster, or its Ray does not tell.
+    """
+    what = "Actors are found by name"
+    where = namespace or _cluster(what).get_runtime_context().namespace
+    named = [name for of, name, _ in _living(what) if of == where and matches(name, patterns)]
+    return find_named(sorted(set(named)), namespace, attribute)
+
+
+def namespaces_of_jobs(patterns: Sequence[str]) -> list[str]:
+    """Return the namespaces in which living actors have names that match. It asks the cluster, and blocks.
+
+    Raises:
+        TargetError: as `find_matching`.
+    """
+    living = _living("Actors are found by name")
+    found = {of for of, name, _ in living if matches(name, patterns) and not of.startswith(_NOT_OF_JOBS)}
+    return sorted(found)
+
+
+def is_pattern(name: str) -> bool:
+    """Tell whether a name stands for several."""
+    return "*" in name
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a name matches one of the patterns."""
+    return bool(name) and any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
 def members(group: PlacementGroup) -> tuple[list[NamedActor], int]:
     """Find the actors that are scheduled in a placement group. It asks the cluster, and blocks.
 
@@ -96,7 +138,21 @@ def members(group: PlacementGroup) -> tuple[list[NamedActor], int]:
     Raises:
         TargetError: this process is in no cluster, or its Ray does not tell.
     """
-    ray = _cluster("A placement group is looked up")
+    found, others = [], 0
+    for namespace, name, group_id in _living("A placement group is looked up"):
+        if group_id != group.id:
+            continue
+        if name:
+            (one,) = find_named([name], namespace, group.attribute)
+            found.append(attrs.evolve(one, key=f"{namespace}/{name}"))
+        else:
+            others += 1
+    return found, others
+
+
+def _living(what: str) -> Iterator[tuple[str, str, str]]:
+    """Yield namespace, name and placement group of each actor that is not dead; empty where it has none."""
+    ray = _cluster(what)
     try:
         from ray._private.state import state
         from ray.core.generated.gcs_pb2 import ActorTableData
@@ -104,18 +160,11 @@ def members(group: PlacementGroup) -> tuple[list[NamedActor], int]:
         # What `ray.util.state.list_actors` asks as well, which needs a dashboard.
         rows = state._connect_and_get_accessor().get_actor_table(None, None)  # noqa: SLF001  # as said
     except (ImportError, AttributeError, TypeError) as error:
-        text = f"Ray {ray.__version__} does not tell in a known way which actors are in a placement group: {error}."
+        text = f"Ray {ray.__version__} does not tell in a known way which actors there are: {error}."
         raise TargetError(text, Outcome.REFUSED, "Pass the actors, or name them in the targets.") from None
-    found, others = [], 0
     for row in map(ActorTableData.FromString, rows):
-        if row.placement_group_id.hex() != group.id or row.state == ActorTableData.DEAD:
-            continue
-        if row.name:
-            (one,) = find_named([row.name], row.ray_namespace, group.attribute)
-            found.append(attrs.evolve(one, key=f"{row.ray_namespace}/{row.name}"))
-        else:
-            others += 1
-    return found, others
+        if row.state != ActorTableData.DEAD:
+            yield row.ray_namespace, row.name, row.placement_group_id.hex()
 
 
 def _cluster(what: str) -> Any:

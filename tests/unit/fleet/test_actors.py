@@ -27,7 +27,7 @@ from profdeck.engine.transport import in_ray_actor
 from profdeck.engine.transport.ray_engine import RayActor, RayEngine
 from profdeck.records.request import Answer, Reply, RequestState
 from profdeck.replicas.discovery import ReplicaNumbers, discover, expand
-from profdeck.replicas.ray_actors import PlacementGroup
+from profdeck.replicas.ray_actors import PlacementGroup, matches
 from profdeck.replicas.start_gate import StartGate
 
 
@@ -407,10 +407,24 @@ def test_what_a_config_cannot_mean(config: Mapping[str, Any], text: str) -> None
         structure(config, TargetsConfig, where="targets")
 
 
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["*"], ["rollout_0", "rollout_10", "Rollout_0", "r[0]"]),
+        (["rollout_*"], ["rollout_0", "rollout_10"]),
+        (["*_0", "r[0]*"], ["rollout_0", "Rollout_0", "r[0]"]),
+        (["rollout"], []),
+    ],
+)
+def test_which_names_match(patterns: list[str], names: list[str]) -> None:
+    every = ["rollout_0", "rollout_10", "Rollout_0", "r[0]", ""]
+    assert [name for name in every if matches(name, patterns)] == names
+
+
 def test_actors_by_name_need_a_cluster(ray: SimulatedRay) -> None:
     ray.joined = False
     with pytest.raises(TargetError, match="Actors are found by name in a Ray cluster, and this process is in none"):
-        asyncio.run(discover(TargetsConfig(actors=("replica_0",)), ReplicaNumbers()))
+        asyncio.run(discover(TargetsConfig(actors=("replica_0",)), ReplicaNumbers(), _never))
     with pytest.raises(TargetError, match="A placement group is looked up in a Ray cluster") as caught:
         asyncio.run(expand([PlacementGroup("b2")], ReplicaNumbers(), _never))
     assert (caught.value.outcome, "ray.init" in caught.value.fix) == (Outcome.UNREACHABLE, True)

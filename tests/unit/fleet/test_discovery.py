@@ -17,8 +17,11 @@ from profdeck.base.errors import CaptureError, ConfigError, TargetError, target_
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.config.targets import Policy, TargetsConfig, WorkerType
+from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.records.manifest import Manifest
+from profdeck.records.request import BatchKind
 from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
+from profdeck.replicas.worker_stages import at_their_stages
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))
@@ -46,8 +49,13 @@ def answer(*workers: dict[str, Any]) -> Act:
     return Act(content=json.dumps({"workers": workers, "total": len(workers), "stats": {}}).encode())
 
 
+async def asks_nobody(_: RayActor) -> bool:
+    raise AssertionError("there is no actor to ask")
+
+
 def found(numbers: ReplicaNumbers | None = None, **config: Any) -> list[Target]:
-    return asyncio.run(discover(structure(config, TargetsConfig, where="targets"), numbers or ReplicaNumbers()))
+    own = structure(config, TargetsConfig, where="targets")
+    return asyncio.run(discover(own, numbers or ReplicaNumbers(), asks_nobody))[0]
 
 
 def numbered(targets: list[Target]) -> dict[int, object]:
@@ -68,7 +76,7 @@ def from_router(act: Act, numbers: ReplicaNumbers | None = None, **config: Any) 
 
     async def check(router: SimulatedServer) -> None:
         own = structure({"router": router.url, **config}, TargetsConfig, where="targets")
-        targets.extend(await discover(own, numbers or ReplicaNumbers()))
+        targets.extend((await discover(own, numbers or ReplicaNumbers(), asks_nobody))[0])
 
     with_router(check, act)
     return targets
@@ -158,6 +166,45 @@ def test_a_router_lists_its_workers() -> None:
     assert numbered(from_router(act, worker_types=["regular"])) == {1: B}  # whose kind is unknown
 
 
+def test_a_sample_has_some_of_each_model() -> None:
+    models = {A: "small", B: "large", C: "large"}
+    act = answer(*(worker(url) | {"model_id": model} for url, model in models.items()))
+    chosen, notes = sampled(from_router(act), 1)
+    assert [(target.handle, target.model) for target in chosen] == [(A, "small"), (B, "large")]
+    assert notes == ["2 of 3 targets were chosen to record, as sample: 1 says."]
+
+
+# Prefill and decode apart.
+
+PREFILL, DECODE, MIXED = BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ((), {A: None, B: None, C: None}),
+        ((PREFILL,), {A: (PREFILL,), C: None}),
+        ((DECODE, PREFILL), {A: (PREFILL,), B: (DECODE,), C: None}),
+        ((MIXED, DECODE), {B: (DECODE,), C: None}),
+    ],
+)
+def test_each_worker_is_asked_for_the_stages_that_it_has(
+    stages: tuple[BatchKind, ...], expected: dict[str, tuple[BatchKind, ...] | None]
+) -> None:
+    targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C)))
+    chosen, notes = at_their_stages(targets, stages)
+    assert {target.handle: target.stages for target in chosen} == expected  # None: as the role says
+    assert len(notes) == len(targets) - len(chosen)
+
+
+def test_who_has_none_of_the_stages_is_named() -> None:
+    targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C, "prefill")))
+    (note,) = at_their_stages(targets, [DECODE])[1]
+    assert note == "Not asked, as prefill workers have no batches of the stages decode: 2 of 3 targets."
+    with pytest.raises(CaptureError, match="There is no target that has the stages. Not asked, as prefill workers"):
+        at_their_stages(targets[::2], [DECODE, MIXED])
+
+
 def test_the_data_parallel_ranks_of_a_server_are_one_target() -> None:
     act = answer(
         *(worker(f"{A}@{rank}", is_healthy=rank == 1) for rank in range(4)), worker(f"{B}@0", is_healthy=False)
@@ -216,9 +263,9 @@ def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(router: SimulatedServer) -> None:
         for variable in ("PROFDECK_ROUTER_KEY", "KEY_OF_ANOTHER_ROUTER"):
             config = TargetsConfig(router=router.url, router_key_variable=variable)
-            await discover(config, ReplicaNumbers())
+            await discover(config, ReplicaNumbers(), asks_nobody)
             monkeypatch.setenv(variable, f"key in {variable}")
-            await discover(config, ReplicaNumbers())
+            await discover(config, ReplicaNumbers(), asks_nobody)
         assert [arrival.headers.get("authorization") for arrival in router.arrivals] == [
             None,
             "Bearer key in PROFDECK_ROUTER_KEY",

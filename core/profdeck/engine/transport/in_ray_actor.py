@@ -22,7 +22,7 @@ import attrs
 
 from profdeck.backends.plugin_host import load_backend
 from profdeck.base.blocking import drive
-from profdeck.base.errors import ConfigError, TargetError, target_error
+from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.base.version import __version__
@@ -194,7 +194,7 @@ def _candidates(instance: object) -> Iterator[tuple[str, object]]:
 def _accepted(backend: Connects, target: object) -> Engine | None:
     try:
         return backend.connect(target)
-    except ConfigError:
+    except (ConfigError, MissingLibraryError):  # without its library there is no such engine
         return None
 
 
