@@ -34,6 +34,7 @@ _OWN = {
     "report": "Write a page with findings, timelines and tables.",
     "view": "Show traces in Perfetto; nothing is uploaded.",
     "diff": "Compare two runs: what got slower or faster.",
+    "trend": "Say since when a run, or its runs, got slower, and what changed.",
     "merge": "Merge traces into one that Perfetto opens.",
     "trim": "Trim a trace to steps, iterations, a time or categories.",
     "export": "Write the tables of a run for other tools.",

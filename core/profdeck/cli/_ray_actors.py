@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -19,6 +20,7 @@ from profdeck.replicas.ray_actors import namespaces_of_jobs, require_ray
 
 ALL = "*"
 """The names of all actors."""
+_ANSWER_S = 10.0
 _ADDRESS_VARIABLE = "RAY_ADDRESS"  # which is Ray's own
 
 
@@ -35,9 +37,12 @@ def join_cluster(until: ExitStack) -> None:
     if ray.is_initialized():
         return
     address = os.environ.get(_ADDRESS_VARIABLE) or "auto"
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdecimal() and "//" not in address:  # Ray tries for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise CaptureError(
             f"The Ray cluster at {_ADDRESS_VARIABLE}={address} cannot be joined: {why} Run this command "

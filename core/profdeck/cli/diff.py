@@ -35,7 +35,7 @@ _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished":
 _JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
 
 
-def _percent(text: str) -> float:
+def percent(text: str) -> float:
     """Turn ``5%`` or ``5`` into 0.05.
 
     Raises:
@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         float | None,
         typer.Option(
             metavar="PERCENT",
-            parser=_percent,
+            parser=percent,
             help="Exit with 5 if a role got slower by more than this and by more than its noise: in the median of its "
             "global steps or of its iterations of any stage; without steps, in the sum of its kernels; without "
             "kernels, in the self time of its operators. Where the noise is not known, this percentage alone decides.",

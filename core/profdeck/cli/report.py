@@ -70,10 +70,19 @@ def write(runs: Sequence[RunSummary], labels: Sequence[str], file: Path) -> None
     Raises:
         ProfdeckError: The file cannot be written.
     """
-    from profdeck.base.files import replace
     from profdeck.traces.report.page import write_page
 
-    page = write_page(runs, labels)
+    write_file(write_page(runs, labels), file)
+
+
+def write_file(page: str, file: Path) -> None:
+    """Write a page, with the directory that it goes to.
+
+    Raises:
+        ProfdeckError: The file cannot be written.
+    """
+    from profdeck.base.files import replace
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace(file, page.encode("utf-8", "replace"), durable=False)

@@ -140,6 +140,12 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     return list(found.values())
 
 
+def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
+    """Find the traces of ranks below some paths that manifests name, each once; others have no place in a run."""
+    found = {source.path: source for path in paths for source in _told(path)}
+    return [source for source in found.values() if source.manifest is not None and source.manifest.target is None]
+
+
 def _is_one(path: Path) -> bool:
     """Tell whether a path means one trace, rather than those below it."""
     return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from captured_runs import write_run
 from gpu_job import GpuJob
 
 SCREENS = Path(__file__).parent / "screens"
@@ -28,6 +29,7 @@ COMMANDS = {
     "summary-full-names": ("summary", "long", "--full-names"),
     "diff": ("diff", "two", "slower"),
     "diff-same": ("diff", "two", "two"),
+    "trend": ("trend", "captures"),
 }
 LONG = "void at::native::(anonymous namespace)::" + "vectorized_layer_norm_kernel<float, " * 20 + "float>" * 20
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -38,6 +40,12 @@ def jobs(directory: Path) -> None:
     GpuJob(ranks=1, name=LONG).write(directory / "long")
     GpuJob(ranks=2, steps=8).write(directory / "two")
     GpuJob(ranks=2, steps=8, product_us=500).write(directory / "slower")
+    write_run(directory / "captures", 24, _growing_slow)
+
+
+def _growing_slow(number: int) -> GpuJob:
+    """The loader of a rank takes longer from the 12th capture on."""
+    return GpuJob(ranks=2, steps=3, load_us=30 + number % 5, slow_rank=1 if number >= 12 else None, slow_load_us=700)
 
 
 def shown(directory: Path, command: tuple[str, ...], size: tuple[int, int] | None) -> str:

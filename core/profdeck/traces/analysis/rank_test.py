@@ -61,7 +61,7 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | Non
     else:
         p_value = _two_sided((n * m / 2 - low - 0.5) / deviation) if deviation else 1.0
         aside = max(0, int(n * m / 2 - statistics.NormalDist().inv_cdf(1 - LEVEL / 2) * deviation))
-    related = _inflation(before, after) if min(n, m) >= _ENOUGH and not _far_apart(before, after) else 1.0
+    related = inflation(before, after) if min(n, m) >= _ENOUGH else 1.0
     if related > 1 and deviation:
         p_value = max(p_value, _two_sided((n * m / 2 - low - 0.5) / deviation / math.sqrt(related)))
     return RankTest(p_value, statistics.median(differences), (differences[aside], differences[-1 - aside]))
@@ -117,6 +117,16 @@ def _middle(values: Sequence[float]) -> tuple[float, float]:
     aside = len(values) // _ASIDE
     ordered = sorted(values)
     return ordered[aside], ordered[-1 - aside]
+
+
+def inflation(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return by how much values that depend on the one before widen the distribution of the ranks of two sides.
+
+    1 for independent values, for less than twenty of them, and for sides that are far apart.
+    """
+    if len(before) + len(after) < 2 * _ENOUGH or _far_apart(before, after):
+        return 1.0
+    return _inflation(before, after)
 
 
 def _inflation(*sides: Sequence[float]) -> float:

@@ -67,6 +67,44 @@ def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup
     return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, "Duration of steps over time", parts)
 
 
+def levels(values: Sequence[float], changes: Sequence[tuple[int, float, float]], label: str, unit: str) -> Markup:
+    """Return one value for each capture, with a line at each level.
+
+    Args:
+        values: In the order of the captures, none of them negative.
+        changes: Of each change: the index of the first value after it, and the levels before and after.
+        label: What it is.
+        unit: That of the values.
+    """
+    most = max(values) or 1.0
+    width = (_PLOT_WIDTH - 70) / max(1, len(values) - 1)
+
+    def place(index: float, value: float) -> tuple[float, float]:
+        return 64 + index * width, 92 - value / most * 78
+
+    parts = [Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)]
+    for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)):
+        parts.append(
+            Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(y + 4, f"{share * most:,.4g}")
+        )
+    every = -(-len(values) // _MOST_POINTS)
+    for index in range(0, len(values), every):
+        some = values[index : index + every]
+        x, height = place(index, max(some))  # the slowest one of many is what matters
+        parts.append(
+            Markup('<circle class="dot" fill-opacity="0.5" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(x, height)
+        )
+    edges = [0, *(index for index, _, _ in changes), len(values)]
+    of_edges = [before for _, before, _ in changes[:1]] + [after for _, _, after in changes]
+    for begin, end, level in zip(edges, edges[1:], of_edges, strict=False):
+        (left, height), (right, _) = place(begin - 0.5 if begin else 0, level), place(end - 0.5, level)
+        parts.append(
+            Markup('<path class="plot" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, height, min(right, _PLOT_WIDTH - 6))
+        )
+    parts.append(Markup('<text class="dim" x="64" y="107">{}</text>').format(f"{unit}, {len(values):,} captures"))
+    return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, label, parts)
+
+
 def histogram(bins: Sequence[DurationBin]) -> Markup:
     """Return how many kernels take how long."""
     if not bins:

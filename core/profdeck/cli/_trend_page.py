@@ -1,0 +1,88 @@
+"""What `profdeck trend` shows in a terminal: the changes first, then a line for each series."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from profdeck.cli import _page
+from profdeck.traces.analysis.formatting import plural
+from profdeck.traces.trend.change_points import FEWEST
+from profdeck.traces.trend.model import Trend, TrendSeries
+from profdeck.traces.trend.words import explanation, headings, runs_of, sentence, team_of, usual, value_of
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_NARROWEST, _WIDEST = 9, 40
+_GAP = 2
+_FEWEST_POINTS = 2
+
+
+def page(trend: Trend, width: int) -> list[Text]:
+    """Return the lines for a screen of some width."""
+    runs = runs_of(trend)
+    lines = [Text(_about(trend, runs))]
+    for series, change in headings(trend):
+        lines.append(Text())
+        style = "bold red" if change.is_worse else "bold green"
+        lines += _page.wrapped(sentence(series, change, runs), width, style=style)
+        if text := explanation(change):
+            lines += _page.wrapped(text, width, indent="  ")
+    if not any(series.changes for series in trend.series):
+        lines += [Text(), *_page.wrapped(_nothing(trend), width)]
+    shown = [series for series in trend.series if len(series.points) >= _FEWEST_POINTS]
+    header = ["role", "number", "captures", "first", "last", "change"]
+    rows = [
+        [
+            team_of(series),
+            series.what,
+            str(len(series.points)),
+            *(value_of(series, value) for value in usual(series)),
+            _ratio(series),
+        ]
+        for series in shown
+    ]
+    left = width - sum(max(map(cell_len, column)) + _GAP for column in zip(header, *rows, strict=True))
+    if left >= _NARROWEST:
+        header.append("over time")
+        for row, series in zip(rows, shown, strict=True):
+            row.append(spark([point.value for point in series.points], min(left, _WIDEST)))
+    return [*lines, Text(), *_page.aligned(header, rows, width, left=("role", "number"))]
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Draw values as a line of blocks from their least to their greatest, each block the median of its values."""
+    count = min(width, len(values))
+    cuts = [len(values) * place // count for place in range(count + 1)]
+    blocks = [sorted(values[begin:end])[(end - begin) // 2] for begin, end in itertools.pairwise(cuts)]
+    least, most = min(blocks), max(blocks)
+    if most - least <= abs(most) * 1e-9:
+        return _SPARKS[len(_SPARKS) // 2] * count
+    return "".join(_SPARKS[round((block - least) / (most - least) * (len(_SPARKS) - 1))] for block in blocks)
+
+
+def _about(trend: Trend, runs: dict[str, str]) -> str:
+    captures = {(point.run, point.capture) for series in trend.series for point in series.points}
+    steps = [point.first_step for series in trend.series for point in series.points]
+    text = f"{plural(len(captures), 'capture')}"
+    text += f" of {plural(len(runs), 'run')}" if len(runs) > 1 else ""
+    text += f", steps {min(steps):,} to {max(steps):,}" if len(set(steps)) > 1 else ""
+    return text + (
+        f"; {plural(trend.left_out, 'trace')} left out: not whole, or without a step" if trend.left_out else ""
+    )
+
+
+def _nothing(trend: Trend) -> str:
+    most = max(len(series.points) for series in trend.series)
+    if most < 2 * FEWEST:
+        return f"Nothing can be said of changes: that takes {2 * FEWEST} captures at least, and 20 for small ones."
+    return "Nothing changed: all differences may be chance, or are less than 2%."
+
+
+def _ratio(series: TrendSeries) -> str:
+    before, after = usual(series)
+    if not series.changes:
+        return "same" if len(series.points) >= 2 * FEWEST else ""
+    return f"{after / before - 1:+.1%}" if before else "new"

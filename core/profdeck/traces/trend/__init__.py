@@ -1,0 +1,1 @@
+"""How the numbers of captures change over a run, and over runs."""

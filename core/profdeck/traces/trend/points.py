@@ -1,0 +1,115 @@
+"""Reads the numbers of all captures below some paths; what did not change since is taken from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from profdeck.base.errors import TraceError
+from profdeck.base.progress import Progress
+from profdeck.base.result_cache import ResultCache
+from profdeck.traces.analysis import kept_reading
+from profdeck.traces.analysis.classes import Classifier
+from profdeck.traces.analysis.run_summary import summarise_run
+from profdeck.traces.analysis.step_names import StepNames
+from profdeck.traces.kept_results import KeptResults
+from profdeck.traces.sources import TraceSource, recorded_sources
+from profdeck.traces.trend.rank_numbers import RankNumbers, numbers_of
+
+_AT_ONCE = 64
+"""Summaries that are held at a time."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(RankNumbers).decode
+
+
+@attrs.frozen(kw_only=True)
+class RankPoint:
+    """One rank in one capture."""
+
+    run: str
+    capture: str
+    role: str
+    replica: int | None
+    stage: str | None
+    """The stage that the capture is of, if it is of one."""
+    rank: int
+    first_step: int
+    started_ns: int
+    stall_s: float | None
+    numbers: RankNumbers
+
+
+def read_points(
+    paths: Sequence[Path],
+    *,
+    processes: int = 1,
+    cache: ResultCache | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[list[RankPoint], int, list[TraceError]]:
+    """Read the numbers of all ranks of all captures.
+
+    Args:
+        paths: Runs, or directories of runs.
+        processes: How many traces are read at once.
+        cache: Where results are kept.
+        on_progress: Called with the traces read so far and in all.
+
+    Returns:
+        What each rank of each capture says; how many traces are not whole or have no step; and why others could not be
+        read.
+
+    Raises:
+        TraceError: There is no trace of a capture below the paths.
+    """
+    sources = recorded_sources(paths)
+    if not sources:
+        raise TraceError(
+            f"{', '.join(map(str, paths))}: there is no trace with a manifest that says which capture it is of. Give "
+            "runs that profdeck has recorded."
+        )
+    classifier, step_names = Classifier(), StepNames.load()
+    kept = KeptResults(cache, "trend", *kept_reading.question(classifier, step_names, devices_only=False))
+    numbers: dict[int, RankNumbers | None] = {}
+    for index, source in enumerate(sources):
+        if (content := kept.get(source.path, *kept_reading.about(source))) is not None:
+            numbers[index] = _decode(content) if content else None
+    errors: list[TraceError] = []
+    left = [index for index in range(len(sources)) if index not in numbers]
+    for begin in range(0, len(left), _AT_ONCE):
+        some = {str(sources[index].path): index for index in left[begin : begin + _AT_ONCE]}
+        before = {path: kept.before(sources[index].path) for path, index in some.items()}
+        summary, problems = summarise_run(
+            [sources[index] for index in some.values()], classifier=classifier, processes=processes, cache=cache
+        )
+        errors += problems
+        for rank in summary.ranks:
+            index = some[rank.path]
+            found = numbers_of(rank) if rank.whole else None
+            numbers[index] = found
+            content = b"" if found is None else _encode(found)
+            kept.put(before[rank.path], sources[index].path, content, *kept_reading.about(sources[index]))
+        if on_progress is not None:
+            on_progress(min(begin + _AT_ONCE, len(left)), len(left))
+    points = [_point(sources[index], found) for index, found in sorted(numbers.items()) if found and found.values]
+    return points, len(numbers) - len(points), errors
+
+
+def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
+    manifest, run = source.manifest, source.run
+    assert manifest is not None  # noqa: S101  # others are left out
+    assert run is not None  # noqa: S101  # as above
+    return RankPoint(
+        run=run,
+        capture=manifest.capture,
+        role=manifest.role,
+        replica=manifest.replica,
+        stage=manifest.stage,
+        rank=manifest.rank,
+        first_step=manifest.first_step,
+        started_ns=manifest.started_ns,
+        stall_s=manifest.stall_s,
+        numbers=numbers,
+    )

@@ -1,0 +1,208 @@
+"""Since when a run got slower: planted changes, false alarms, and what is followed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from captured_runs import FIRST_NS, write_capture, write_run
+from gpu_job import GpuJob
+from profdeck.base.errors import TraceError
+from profdeck.base.result_cache import ResultCache
+from profdeck.traces.loading import summarise
+from profdeck.traces.trend import points as reading
+from profdeck.traces.trend.change_points import FEWEST, change_points
+from profdeck.traces.trend.model import Trend, TrendSeries
+from profdeck.traces.trend.page import write_page
+from profdeck.traces.trend.points import read_points
+from profdeck.traces.trend.trend import trend_of
+from profdeck.traces.trend.words import explanation, headings, runs_of, sentence
+
+Job = dict[str, Any]
+JOBS = 200
+
+
+def noisy(seed: int, **own: Any) -> GpuJob:
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    given: Job = {"ranks": 2, "steps": 3, "products": 6, "product_us": 400 * chance.gauss(1, 0.01)}
+    return GpuJob(**given | {"load_us": 30 * chance.gauss(1, 0.1)} | own)
+
+
+def planted(number: int) -> GpuJob:
+    """One rank loads longer from the 12th capture on."""
+    return noisy(number, slow_rank=1, slow_load_us=300) if number >= 12 else noisy(number)
+
+
+def read(*paths: Path, **how: Any) -> Trend:
+    found, left_out, errors = read_points(paths, **how)
+    assert not errors
+    return trend_of(found, left_out=left_out)
+
+
+def told(trend: Trend) -> list[str]:
+    runs = runs_of(trend)
+    return [f"{sentence(series, change, runs)} {explanation(change)}" for series, change in headings(trend)]
+
+
+def series(trend: Trend, what: str) -> TrendSeries:
+    return next(one for one in trend.series if one.what == what)
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "slower", 24, planted)
+
+
+# What is said.
+
+
+def test_the_step_the_stage_and_the_rank_of_a_planted_change(slower: Path) -> None:
+    (text,) = told(read(slower))
+    assert text.startswith("trainer is slower since step 600: global step ")
+    assert "With it: stage data_loading of rank 1 +0.26" in text  # 0.27 less the noise of the others
+    assert "kernels of class communication +" in text  # the other rank waits
+
+
+def test_the_numbers_are_those_of_the_summary(slower: Path) -> None:
+    found = series(read(slower), "global step")
+    for point in found.points:
+        summary, _ = summarise([slower / f"step_{point.first_step:06d}"])
+        medians = [
+            statistics.median(max(of.duration_us for of in step.devices) for step in rank.steps)
+            for rank in summary.ranks
+        ]
+        assert (point.value, point.ranks) == (statistics.fmean(medians), 2)
+        assert point.run == str(slower)
+    assert [point.first_step for point in found.points] == list(range(0, 24 * 50, 50))
+
+
+def test_what_all_ranks_have_is_of_no_rank(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 24, lambda number: noisy(number, load_us=300.0 if number >= 12 else 30.0))
+    (text,) = told(read(run))
+    assert "With it: stage data_loading +0.27" in text
+
+
+def test_a_level_that_comes_and_goes_over_runs(tmp_path: Path, slower: Path) -> None:
+    after = write_run(tmp_path / "after", 24, noisy, first_ns=FIRST_NS + 10**12)
+    slow, fast = told(read(slower.parent, after))
+    assert slow.startswith("trainer is slower since step 600 of slower: ")
+    assert fast.startswith("trainer is faster since run after: ")
+    assert "stage data_loading of rank 1 -0.26" in fast
+
+
+def test_ranks_that_are_no_captures_have_no_order(tmp_path: Path) -> None:
+    GpuJob().write(tmp_path)
+    with pytest.raises(TraceError, match="there is no trace with a manifest"):
+        read(tmp_path)
+
+
+def test_engines_are_followed_by_stage(tmp_path: Path) -> None:
+    def event(name: str, start: float, duration: float) -> dict[str, Any]:
+        times = {"ts": start, "dur": duration}
+        return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, **times}
+
+    for number in range(2):
+        write_capture(tmp_path / "run", number, GpuJob(ranks=1, steps=1), FIRST_NS + number)
+        (trace,) = (tmp_path / "run" / f"step_{number:06d}").rglob("*.trace.json.gz")
+        events = [event("execute_context_1(64)_generation_0(0)", 0, 500)]
+        events += [event("execute_context_0(0)_generation_4(4)", 1000 * place, 100) for place in (1, 2, 3, 5)]
+        trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    found = {one.what: one for one in read(tmp_path).series}
+    assert {name: (one.unit, one.points[0].value) for name, one in found.items()} == {
+        "decode iteration": ("us", 100.0),
+        "prefill iteration": ("us", 500.0),
+        "decode tokens": ("tokens/s", pytest.approx(16 / 4100e-6, rel=0.01)),
+        "prefill tokens": ("tokens/s", pytest.approx(64 / 1000e-6, rel=0.01)),
+    }
+
+
+def test_the_page_has_a_plot_of_each_series_and_loads_nothing(slower: Path) -> None:
+    trend = read(slower)
+    page = write_page(trend, ["<b>slower</b>"])
+    assert page.count("<svg ") == len(trend.series)
+    assert "&lt;b&gt;slower" in page
+    assert "since step 600" in page
+    assert not {"<script", "http://", "https://", "<link"} & set(page.split())
+
+
+# What is kept.
+
+
+def test_a_second_question_reads_no_trace(slower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ResultCache(tmp_path)
+    first = read(slower, cache=cache)
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "summarise_run", None)
+        assert read(slower, cache=cache) == first
+    assert first == read(slower)
+
+
+def test_a_trace_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 3, noisy)
+    (cut, *_) = sorted((run / "step_000050").rglob("*.gz"))
+    cut.write_bytes(cut.read_bytes()[:-200])
+    trend = read(run)
+    assert (trend.left_out, [point.ranks for point in series(trend, "global step").points]) == (1, [2, 1, 2])
+
+
+# The test.
+
+
+def wandering(chance: np.random.Generator, count: int, correlation: float, *, heavy: bool) -> list[float]:
+    """Return times that vary by 3 % around a level, each by so much like the one before."""
+    noise: NDArray[np.float64] = chance.standard_t(3, count) if heavy else chance.standard_normal(count)
+    values = list(itertools.accumulate(noise.tolist(), lambda one, more: correlation * one + more))
+    return [100 + 3 * value for value in values]
+
+
+@pytest.mark.parametrize(
+    ("count", "correlation", "heavy", "most"),
+    [(40, 0.0, False, 2), (40, 0.0, True, 2), (20, 0.3, True, 4), (40, 0.5, False, 12), (100, 0.3, False, 6)],
+)
+def test_false_alarms_are_few(count: int, correlation: float, heavy: bool, most: int) -> None:
+    """At a level of 1 %: two of 200 jobs, and a little more where captures depend on the one before."""
+    chance = np.random.default_rng(count)
+    alarms = [change_points(wandering(chance, count, correlation, heavy=heavy), least=0) for _ in range(JOBS)]
+    assert sum(map(bool, alarms)) <= most
+
+
+@pytest.mark.parametrize(("count", "at"), [(40, 24), (24, 12), (60, 48)])
+def test_a_change_of_an_eighth_is_found_where_it_is(count: int, at: int) -> None:
+    chance = np.random.default_rng(at)
+    found = []
+    for _ in range(JOBS // 4):
+        values = wandering(chance, count, 0.0, heavy=False)
+        found.append(change_points([*values[:at], *(value * 1.125 for value in values[at:])]))
+    hits = [changes for changes in found if len(changes) == 1 and abs(changes[0].index - at) <= 1]
+    assert len(hits) >= 0.9 * len(found)
+    assert statistics.median(one.after / one.before for (one,) in hits) == pytest.approx(1.125, abs=0.01)
+
+
+def test_small_changes_and_few_values_are_none() -> None:
+    assert change_points([100.0] * 20 + [101.0] * 20) == []
+    assert [one.index for one in change_points([100.0] * 20 + [103.0] * 20)] == [20]
+    assert change_points([]) == change_points([1.0]) == change_points([5.0] * 50) == []
+
+
+@given(
+    st.lists(st.floats(0, 1e12), max_size=60),
+    st.lists(st.floats(0, 1e12), max_size=60),
+)
+def test_any_series_has_changes_in_order_and_inside(before: Sequence[float], after: Sequence[float]) -> None:
+    values = [*before, *after]
+    found = [one.index for one in change_points(values)]
+    assert found == sorted(set(found))
+    edges = [0, *found, len(values)]
+    assert not found or min(later - earlier for earlier, later in itertools.pairwise(edges)) >= FEWEST
+    assert [one.index for one in change_points([value * 8 for value in values])] == found
