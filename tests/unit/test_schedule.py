@@ -13,8 +13,9 @@ STEPS = st.integers(0, 60)
 
 @st.composite
 def specs(draw: st.DrawFn) -> int | str:
-    kind = draw(st.sampled_from(["step", "range", "every", "from", "to"]))
+    kind = draw(st.sampled_from(["step", "range", "every", "from", "to", "for", "for to"]))
     first, every = draw(STEPS), draw(st.integers(1, 12))
+    count = draw(st.integers(1, max(1, every - 1)))
     last = first + draw(STEPS)
     return {
         "step": first,
@@ -22,6 +23,8 @@ def specs(draw: st.DrawFn) -> int | str:
         "every": f"every {every}",
         "from": f"every {every} from {first}",
         "to": f"every {every} from {first} to {last}",
+        "for": f"every {every} for {count}",
+        "for to": f"every {every} for {count} from {first} to {last}",
     }[kind]
 
 
@@ -33,7 +36,9 @@ def selected(spec: int | str, horizon: int = 200) -> set[int]:
         first, last = spec.split("..")
         return set(range(int(first), int(last) + 1))
     words = dict(zip(spec.split()[::2], map(int, spec.split()[1::2]), strict=True))
-    return set(range(words.get("from", words["every"]), words.get("to", horizon) + 1, words["every"]))
+    last = words.get("to", horizon)
+    starts = range(words.get("from", words["every"]), last + 1, words["every"])
+    return {step for start in starts for step in range(start, start + words.get("for", 1)) if step <= last}
 
 
 @given(st.lists(specs(), max_size=5))
@@ -81,9 +86,25 @@ def test_the_spec_of_a_span_gives_it_back(entries: list[int | str]) -> None:
     assert Schedule.from_list([span.spec for span in schedule.spans]) == schedule
 
 
-@pytest.mark.parametrize("spec", ["x", "", "5..3", "every 0", "-1", -1, "1..", "every 5 from 9 to 3", "1.5", "1,2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "x",
+        "",
+        "5..3",
+        "every 0",
+        "-1",
+        -1,
+        "1..",
+        "every 5 from 9 to 3",
+        "1.5",
+        "1,2",
+        "every 5 for 5",
+        "every 5 for 0",
+    ],
+)
 def test_refuses_what_is_no_step(spec: int | str) -> None:
-    with pytest.raises(ValueError, match=r"step|empty|interval|selects"):
+    with pytest.raises(ValueError, match=r"step|empty|interval|selects|for [05] does not fit between every 5"):
         parse_span(spec)
 
 

@@ -35,6 +35,7 @@ _OWN = {
     "view": "Show traces in Perfetto; nothing is uploaded.",
     "diff": "Compare two runs: what got slower or faster.",
     "trend": "Say since when a run, or its runs, got slower, and what changed.",
+    "baseline": "Keep the numbers of a run, and check later runs against them.",
     "merge": "Merge traces into one that Perfetto opens.",
     "trim": "Trim a trace to steps, iterations, a time or categories.",
     "export": "Write the tables of a run for other tools.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from profdeck.cli import _page, _trace_options, kit
-from profdeck.cli.kit import ExitCode
-from profdeck.traces.analysis.diff_model import Judge
+from profdeck.cli import _judged, _page, _trace_options, kit
 from profdeck.traces.analysis.diff_words import (
     SECTIONS,
     basis_of,
@@ -30,24 +27,7 @@ if TYPE_CHECKING:
     from profdeck.traces.analysis.diff_model import Change, RoleDiff, RunDiff
     from profdeck.traces.analysis.model import RunSummary
 
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
-_JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
-
-
-def percent(text: str) -> float:
-    """Turn ``5%`` or ``5`` into 0.05.
-
-    Raises:
-        typer.BadParameter: It is no percentage, or it may be meant as a fraction.
-    """
-    match = _PERCENT.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"'{text}' is no percentage. Write 5% or 2.5%.")
-    value = float(match[1])
-    if not match[2] and 0 < value < 1:
-        raise typer.BadParameter(f"'{text}' may be a fraction or a percentage. Write {value:.0%} or {value:g}%.")
-    return value / 100
 
 
 def command(  # noqa: PLR0913 - the options of the command line
@@ -63,23 +43,8 @@ def command(  # noqa: PLR0913 - the options of the command line
         Path, typer.Argument(metavar="B", parser=kit.run_path, help="What is compared with it, of any of these kinds.")
     ],
     *,
-    fail_over: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PERCENT",
-            parser=percent,
-            help="Exit with 5 if a role got slower by more than this and by more than its noise: in the median of its "
-            "global steps or of its iterations of any stage; without steps, in the sum of its kernels; without "
-            "kernels, in the self time of its operators. Where the noise is not known, this percentage alone decides.",
-        ),
-    ] = None,
-    fail_on: Annotated[
-        list[Judge] | None,
-        typer.Option(
-            help="What --fail-over judges: steps, as above; device, its busy time; stages, whatever the job marks. May "
-            "be repeated; steps alone, if not given.",
-        ),
-    ] = None,
+    fail_over: _judged.FailOver = None,
+    fail_on: _judged.FailOn = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 8,
     full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
     cache: _trace_options.Cache = True,
@@ -101,16 +66,12 @@ def command(  # noqa: PLR0913 - the options of the command line
     for problem in problems:
         kit.say(f"error: {problem}")
     diff = diff_runs(*runs)
-    _warn(diff, runs, (before, after))
-    judges = fail_on or [Judge.STEPS]
-    regressions = [
-        (role, change)
-        for role in diff.roles
-        for judge in (judges if fail_over is not None else ())
-        for change in role.regressions(fail_over or 0.0, judge)
-    ]
+    warn(diff, runs, (before, after))
+    judgement = _judged.judge(diff, fail_over, fail_on)
     if json:
-        found = [{"role": role.role, "stage": role.stage, "name": change.name} for role, change in regressions]
+        found = [
+            {"role": role.role, "stage": role.stage, "name": change.name} for role, change in judgement.regressions
+        ]
         plain = _plain(diff, top or None)
         kit.print_json(
             {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": found}
@@ -119,25 +80,14 @@ def command(  # noqa: PLR0913 - the options of the command line
         console = kit.stdout()
         width = _page.width_of(console, full_names=full_names)
         lines: list[Text] = []
-        for role, change in regressions:
+        for role, change in judgement.regressions:
             lines += _page.wrapped(
                 f"Over the limit: {headline_of(role, change)}", width, indent="  ", first="", style="red"
             )
         for role in diff.roles:
             lines += [*([Text()] if lines else []), *_lines(role, top or None, width, named=len(diff.roles) > 1)]
         _page.show(console, lines)
-    undecided = [
-        f"{label_of_role(role)}: there are no {_JUDGED[judge]} on both sides to judge by."
-        for role in diff.roles
-        for judge in (judges if fail_over is not None else ())
-        if not role.judged(judge)
-    ]
-    for lack in undecided:
-        kit.say(f"error: {lack}")
-    if problems or undecided:
-        raise typer.Exit(ExitCode.UNREADABLE)
-    if regressions:
-        raise typer.Exit(ExitCode.REGRESSION)
+    judgement.end(problems)
 
 
 def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
@@ -147,7 +97,8 @@ def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
     return (load_summary(path), []) if is_summary(path) else _trace_options.summarise_paths([path], cache=cache)
 
 
-def _warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
+def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
+    """Warn of what is not whole, and of what nothing was compared with."""
     for run in runs:
         for rank in run.ranks:
             if rank.problem:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profdeck.cli import _page, _trace_options, kit
-from profdeck.cli.diff import percent
+from profdeck.cli._judged import percent
 from profdeck.cli.kit import ExitCode
 
 

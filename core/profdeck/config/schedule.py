@@ -11,23 +11,25 @@ import attrs
 from attrs import validators
 
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
-_EVERY = re.compile(r"\s*every\s+(\d+)(?:\s+from\s+(\d+))?(?:\s+to\s+(\d+))?\s*")
+_EVERY = re.compile(r"\s*every\s+(\d+)(?:\s+for\s+(\d+))?(?:\s+from\s+(\d+))?(?:\s+to\s+(\d+))?\s*")
 
 _OTHER_RANGE = re.compile(r"\s*(\d+)\s*[-:,]\s*(\d+)\s*")
 """How others write ranges."""
 GRAMMAR = (
     "a step number such as 10, a range such as '20..22' (both ends included), 'every 500', "
-    "'every 500 from 7' or 'every 500 from 7 to 5000'"
+    "'every 500 for 3' (three steps each), 'every 500 from 7' or 'every 500 for 3 from 7 to 5000'"
 )
 
 
 @attrs.frozen
 class StepSpan:
-    """Global steps ``first``, ``first + every``, ... up to ``last`` (None: without end)."""
+    """Global steps ``first``, ``first + every``, ... up to ``last`` (None: without end), each with those behind it."""
 
     first: int
     last: int | None
     every: int = 1
+    count: int = 1
+    """How many steps in a row, less than ``every`` where that is more than 1."""
 
     @property
     def spec(self) -> int | str:
@@ -37,17 +39,22 @@ class StepSpan:
         if self.every == 1 and self.last is not None:
             return f"{self.first}..{self.last}"
         end = "" if self.last is None else f" to {self.last}"
-        return f"every {self.every} from {self.first}{end}"
+        count = "" if self.count == 1 else f" for {self.count}"
+        return f"every {self.every}{count} from {self.first}{end}"
 
     def __contains__(self, step: int) -> bool:
-        return step >= self.first and (self.last is None or step <= self.last) and (step - self.first) % self.every == 0
+        return self.first <= step <= (step if self.last is None else self.last) and self._place(step) < self.count
 
     def after(self, step: int) -> int | None:
         """Return the first selected step beyond ``step``, or None."""
         if step < self.first:
             return self.first
-        found = step + self.every - (step - self.first) % self.every
+        place = self._place(step) + 1
+        found = step + (1 if place < self.count else self.every - place + 1)
         return found if self.last is None or found <= self.last else None
+
+    def _place(self, step: int) -> int:
+        return (step - self.first) % self.every
 
 
 def parse_span(spec: int | str) -> StepSpan:
@@ -73,11 +80,16 @@ def parse_span(spec: int | str) -> StepSpan:
         every = int(match[1])
         if every == 0:
             raise ValueError(f"{spec!r}: the interval must be at least 1")
-        first = int(match[2]) if match[2] else every
-        end = int(match[3]) if match[3] else None
+        count = int(match[2]) if match[2] else 1
+        if not 1 <= count < max(every, 2):
+            raise ValueError(
+                f"{spec!r}: for {count} does not fit between every {every}; expected 1 to {max(every - 1, 1)}"
+            )
+        first = int(match[3]) if match[3] else every
+        end = int(match[4]) if match[4] else None
         if end is not None and end < first:
             raise ValueError(f"{spec!r} selects nothing: its end is below its start")
-        return StepSpan(first, end, 1 if first == end else every)
+        return StepSpan(first, end, 1 if first == end else every, 1 if first == end else count)
     meant = _OTHER_RANGE.fullmatch(spec)
     hint = f". Write {meant[1]}..{meant[2]}" if meant else ""
     raise ValueError(f"{spec!r} is not a step: expected {GRAMMAR}{hint}")

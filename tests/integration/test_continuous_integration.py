@@ -1,0 +1,56 @@
+"""The example `examples/continuous_integration`: its workflow, step by step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.torch
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "continuous_integration"
+
+
+def test_the_workflow_fails_where_the_step_got_slower(tmp_path: Path) -> None:
+    job = shutil.copytree(EXAMPLE, tmp_path / "job")
+    (workflow,) = yaml.safe_load((job / "profile.yml").read_text())["jobs"].values()
+    steps: list[dict[str, Any]] = [
+        step for step in workflow["steps"] if "pip install" not in step.get("run", "pip install")
+    ]
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "GITHUB_ACTIONS": "true",
+        "PROFDECK_CACHE": str(tmp_path / "cache"),
+    }
+
+    def run(command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        shell = ["/bin/bash", "-e", "-c", command]
+        return subprocess.run(shell, cwd=job, env=environment | more, capture_output=True, text=True, check=False)
+
+    def run_all(**more: str) -> list[tuple[int, str]]:
+        shutil.rmtree(job / "profiles", ignore_errors=True)
+        found = []
+        for step in steps:
+            failed = any(code for code, _ in found)
+            if not failed or step.get("if") == "always()":
+                done = run(step["run"], **more)
+                found.append((done.returncode, done.stdout + done.stderr))
+        return found
+
+    assert run("python train.py").returncode == 0
+    assert run("profdeck baseline save main profiles/change").returncode == 0
+    slower = run_all(SIZE="768")
+    assert [code for code, _ in slower] == [0, 5, 0], slower
+    assert "::error title=profdeck main::trainer: global step " in slower[1][1]
+    (suite,) = ET.parse(job / "profile.xml").iter("testsuite")  # noqa: S314 - our own file
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    assert (job / "profile.html").stat().st_size > 10_000
+    faster = run_all(SIZE="64")
+    assert [code for code, _ in faster] == [0, 0, 0], faster

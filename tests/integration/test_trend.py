@@ -1,0 +1,42 @@
+"""A real job of 2,000 steps on two ranks, of which one becomes slow in a stage: since when, where, and who."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+JOB = Path(__file__).with_name("trend_job.py")
+
+
+def trained(directory: Path, run: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(JOB), str(directory), run], env=environment, check=True, timeout=500)
+
+
+def trend(*arguments: object) -> str:
+    command = [sys.executable, "-m", "profdeck", "trend", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=200).stdout
+
+
+def test_a_stage_of_a_rank_that_became_slow(tmp_path: Path) -> None:
+    trained(tmp_path, "slow")
+    found: dict[str, Any] = json.loads(trend(tmp_path / "slow", "--json"))
+    (series,) = [one for one in found["series"] if one["what"] == "global step"]
+    assert [point["first_step"] for point in series["points"]] == list(range(50, 2000, 50))
+    (change,) = [one for one in series["changes"] if one["is_worse"]]
+    assert abs(series["points"][change["index"]]["first_step"] - 1200) <= 50
+    (stage,) = [part for part in change["parts"] if part["kind"] == "stage"]
+    assert (stage["name"], stage["rank"]) == ("score", 1)
+    assert stage["delta_us"] == pytest.approx(4000, rel=0.3)
+    text = " ".join(trend(tmp_path / "slow").split())
+    assert "trainer is slower since step 1," in text
+    assert "With it: stage score of rank 1 +" in text
