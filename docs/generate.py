@@ -50,6 +50,7 @@ from profdeck.traces.analysis import (
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.findings import device_rules, host_rules, run_rules
 from profdeck.traces.reading import reader, trace
+from profdeck.traces.trend.model import Trend
 from profdeck.traces.writing import slim, trim, windows
 
 DOCS = Path(__file__).parent
@@ -91,7 +92,7 @@ _TYPES = {
     "tuple[str, ...]": "list of texts",
 }
 _JSON_TYPES: dict[Any, str] = {bool: "boolean", float: "number", int: "integer", str: "string", type(None): "null"}
-_SCHEMAS = {"summary": RunSummary, "diff": diff_model.RunDiff}
+_SCHEMAS = {"summary": RunSummary, "diff": diff_model.RunDiff, "trend": Trend}
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:\w+\.)*(\w+)`")
 _TRACE_FUNCTIONS = (
     sources.find_sources,

@@ -190,7 +190,8 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     (trace,) = map(str, (tmp_path / "run").rglob("*.trace.json"))
     schemas = {
-        name: json.loads((DOCS / "reference" / f"{name}.schema.json").read_text()) for name in ("summary", "diff")
+        name: json.loads((DOCS / "reference" / f"{name}.schema.json").read_text())
+        for name in ("summary", "diff", "trend")
     }
     of_results = {key for one in schemas.values() for cls in one["$defs"].values() for key in cls["properties"]}
     for command in (
@@ -201,6 +202,7 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
         ["ls", run],
         ["summary", run],
         ["diff", run, run, "--fail-over", "5%"],
+        ["trend", run],
         ["trim", trace, "--category", "cpu_op", "-o", str(tmp_path / "part.json")],
         ["merge", run, "-o", str(tmp_path / "all.json")],
     ):

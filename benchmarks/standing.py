@@ -1,0 +1,86 @@
+"""What standing captures cost a training job: blocks of steps with one capture in each, against the same without.
+
+python -m benchmarks.standing [--rounds 12] [--json FILE]
+
+A block is as many steps as lie between two captures. In every round each block runs with and without its capture of
+three steps and one of warm-up, in an order drawn anew; the stop, the writing and the packing of the trace are in it.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.captured_step import Body, training_step
+from benchmarks.measure import Row, parser, ratio_interval, report
+
+from profdeck import Profiler
+
+COUNT = 3
+BLOCKS = (100, 500)
+MAX_RATIO = 1.05
+
+
+def profiler_of(output: Path, every: int, *, captures: bool) -> Profiler:
+    """Return a profiler that captures in each block, or in none."""
+    return Profiler.from_config(
+        settings={
+            "output": str(output),
+            "run": f"{every}-{captures}",
+            "on_error": "raise",
+            "steps": [f"every {every} for {COUNT} from {every // 2}"] if captures else [],
+            "trainer.backend": "torch",
+            "trainer.warmup_steps": 1,
+        }
+    )
+
+
+def block(body: Body, profiler: Profiler, first: int, steps: int) -> float:
+    """Run a block, and return its seconds."""
+    began_s = time.perf_counter()
+    for step in range(first, first + steps):
+        with profiler.capture(step):
+            body()
+    return time.perf_counter() - began_s
+
+
+def measure(output: Path, body: Body, every: int, rounds: int) -> Row:
+    """Compare blocks of one length; the first round pays for what a process does once."""
+    profilers = {captures: profiler_of(output, every, captures=captures) for captures in (True, False)}
+    times: dict[bool, list[float]] = {True: [], False: []}
+    chance = random.Random(0)
+    for number in range(rounds + 1):
+        for captures in chance.sample([True, False], 2):
+            times[captures].append(block(body, profilers[captures], number * every, every))
+    for profiler in profilers.values():
+        profiler.close()
+    with_s, without_s = (times[captures][1:] for captures in (True, False))
+    ratio, interval = ratio_interval(with_s, without_s)
+    return Row(
+        what=f"every {every} for {COUNT}",
+        unit="s a block",
+        measured=statistics.median(with_s),
+        peer=statistics.median(without_s),
+        peer_name="no captures",
+        ratio=ratio,
+        interval=interval,
+        goal=f"ratio <= {MAX_RATIO}" if every == max(BLOCKS) else "",
+        met=ratio <= MAX_RATIO if every == max(BLOCKS) else None,
+    )
+
+
+def main() -> None:
+    """Measure and report."""
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=12)
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as output:
+        rows = [measure(Path(output), training_step(), every, chosen.rounds) for every in BLOCKS]
+    report(rows, chosen.json)
+
+
+if __name__ == "__main__":
+    main()
