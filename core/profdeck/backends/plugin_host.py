@@ -14,7 +14,7 @@ import pluggy
 from profdeck.backends.api import Backend
 from profdeck.backends.hookspecs import NAMESPACE, Hooks
 from profdeck.base.entry_points import load
-from profdeck.base.errors import BrokenPluginError, describe
+from profdeck.base.errors import BrokenPluginError, PluginError, describe
 from profdeck.base.interruptions import is_of_signal
 from profdeck.records.artifact import Output
 from profdeck.records.capture import Capture, Step
@@ -205,6 +205,8 @@ def load_plugins(backend: Backend, listeners: Iterable[str]) -> Plugins:
         plugin = load(LISTENERS, name)
         try:
             objects.append((name, plugin() if isinstance(plugin, type) else plugin))
+        except PluginError:  # it says so itself
+            raise
         except Exception as error:
             raise BrokenPluginError(f"The listener '{name}' cannot be built: {describe(error)}") from error
     return Plugins(backend, objects)

@@ -32,13 +32,14 @@ def command(  # noqa: PLR0913 - the options of the command line
     exposed communication, stalls. A change of level is told if chance gives one less often than in 1 of 100 calls.
     """
     from profdeck.base.result_cache import ResultCache
+    from profdeck.traces.sources import recorded_sources
     from profdeck.traces.trend.change_points import LEAST
     from profdeck.traces.trend.points import read_points
     from profdeck.traces.trend.trend import trend_of
 
     with kit.progress("Reading the traces") as on_progress:
         points, left_out, errors = read_points(
-            paths,
+            recorded_sources(paths),
             processes=_trace_options.cores(processes),
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,

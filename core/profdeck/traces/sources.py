@@ -141,9 +141,19 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
 
 
 def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
-    """Find the traces of ranks below some paths that manifests name, each once; others have no place in a run."""
-    found = {source.path: source for path in paths for source in _told(path)}
-    return [source for source in found.values() if source.manifest is not None and source.manifest.target is None]
+    """Find the traces of ranks below some paths that manifests name, each once; others have no place in a run.
+
+    Raises:
+        TraceError: There is none.
+    """
+    told = {source.path: source for path in paths for source in _told(path)}
+    found = [source for source in told.values() if source.manifest is not None and source.manifest.target is None]
+    if not found:
+        raise TraceError(
+            f"{', '.join(map(str, paths))}: there is no trace with a manifest that says which capture it is of. Give "
+            "runs that profdeck has recorded."
+        )
+    return found
 
 
 def _is_one(path: Path) -> bool:

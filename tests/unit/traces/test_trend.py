@@ -21,6 +21,7 @@ from gpu_job import GpuJob
 from profdeck.base.errors import TraceError
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.loading import summarise
+from profdeck.traces.sources import recorded_sources
 from profdeck.traces.trend import points as reading
 from profdeck.traces.trend.change_points import FEWEST, change_points
 from profdeck.traces.trend.model import Trend, TrendSeries
@@ -45,7 +46,7 @@ def planted(number: int) -> GpuJob:
 
 
 def read(*paths: Path, **how: Any) -> Trend:
-    found, left_out, errors = read_points(paths, **how)
+    found, left_out, errors = read_points(recorded_sources(paths), **how)
     assert not errors
     return trend_of(found, left_out=left_out)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import attrs
 import msgspec
@@ -16,7 +15,7 @@ from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.kept_results import KeptResults
-from profdeck.traces.sources import TraceSource, recorded_sources
+from profdeck.traces.sources import TraceSource
 from profdeck.traces.trend.rank_numbers import RankNumbers, numbers_of
 
 _AT_ONCE = 64
@@ -43,7 +42,7 @@ class RankPoint:
 
 
 def read_points(
-    paths: Sequence[Path],
+    sources: Sequence[TraceSource],
     *,
     processes: int = 1,
     cache: ResultCache | None = None,
@@ -52,7 +51,7 @@ def read_points(
     """Read the numbers of all ranks of all captures.
 
     Args:
-        paths: Runs, or directories of runs.
+        sources: As from `profdeck.traces.sources.recorded_sources`.
         processes: How many traces are read at once.
         cache: Where results are kept.
         on_progress: Called with the traces read so far and in all.
@@ -60,16 +59,7 @@ def read_points(
     Returns:
         What each rank of each capture says; how many traces are not whole or have no step; and why others could not be
         read.
-
-    Raises:
-        TraceError: There is no trace of a capture below the paths.
     """
-    sources = recorded_sources(paths)
-    if not sources:
-        raise TraceError(
-            f"{', '.join(map(str, paths))}: there is no trace with a manifest that says which capture it is of. Give "
-            "runs that profdeck has recorded."
-        )
     classifier, step_names = Classifier(), StepNames.load()
     kept = KeptResults(cache, "trend", *kept_reading.question(classifier, step_names, devices_only=False))
     numbers: dict[int, RankNumbers | None] = {}

@@ -1,0 +1,65 @@
+"""The listener ``tensorboard``: scalars of each capture in event files, and how to look further as text."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profdeck import hookimpl
+from profdeck.traces.trend.of_capture import numbers_of_capture
+from profdeck_trackers.library import require
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+DIRECTORY_VARIABLE = "TENSORBOARD_DIR"
+"""Where a job has its event files, as verl and slime read it; ours are in ``profdeck/RUN`` below. Else they are in
+``tensorboard`` of the run."""
+
+
+class TensorBoardListener:
+    """Writes an event file per capture."""
+
+    def __init__(self) -> None:
+        """Raises:
+        MissingLibraryError: TensorBoard is not installed.
+        """
+        require("tensorboard")
+
+    @hookimpl
+    def capture_finished(self, manifest: Mapping[str, Any]) -> None:
+        """Write the numbers of a capture at its global step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        numbers = numbers_of_capture(manifest)
+        run = Path(manifest["directory"]).parent
+        writer = EventFileWriter(str(_directory(run)), filename_suffix=f".{manifest['capture']}")
+        try:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.values.items()]
+            values.append(_text(f"{manifest['status']}: `profdeck report {manifest['directory']}`"))
+            event = Event(wall_time=time.time(), step=numbers.step, summary=Summary(value=values))
+            writer.add_event(event)
+        finally:
+            writer.close()
+
+
+def _directory(run: Path) -> Path:
+    chosen = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(chosen, "profdeck", run.name) if chosen else run / "tensorboard"
+
+
+def _text(markdown: str) -> Summary.Value:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    tag = "profdeck/capture"
+    tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
+    return Summary.Value(tag=tag, metadata=create_summary_metadata(tag, ""), tensor=tensor)

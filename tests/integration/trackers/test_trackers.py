@@ -1,0 +1,174 @@
+"""What MLflow and TensorBoard show of the captures of a job: a real server, and event files read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import until
+
+pytestmark = pytest.mark.trackers
+
+TESTS = Path(__file__).parents[2]
+JOB = """
+import os, sys
+from profdeck import Profiler
+from profdeck.after_run import start
+
+if "active" in sys.argv[3:]:
+    import mlflow
+    mlflow.set_experiment("the job's")
+    mlflow.start_run(run_name="training")
+settings = {"output": sys.argv[1], "run": "job", "steps": [3, 7], "trainer.backend": "replaying",
+            "listeners": sys.argv[2].split(",")}
+with Profiler.from_config(settings=settings, role="trainer") as profiler:
+    for step in range(10):
+        with profiler.capture(step), profiler.stage("update"):
+            pass
+start.await_own()
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    site = tmp_path_factory.mktemp("site")
+    about = site / "replaying-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: replaying\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[profdeck.backends]\nreplaying = replaying_backend:ReplayingBackend\n")
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(site), str(TESTS)]),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run MLflow's server, and end it with its workers; yields its URL."""
+    place = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{place}/db", "--artifacts-destination", str(place / "artifacts")]
+    process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True)
+    try:
+        until(lambda: answers(f"http://127.0.0.1:{port}/health"), every_s=0.2, timeout_s=120)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - of this machine
+            return True
+    except OSError:
+        return False
+
+
+def trained(directory: Path, environment: dict[str, str], listeners: str, *how: str) -> Path:
+    """Run the job to the end of its finishes; returns its run directory."""
+    command = [sys.executable, "-c", JOB, str(directory), listeners, *how]
+    done = subprocess.run(
+        command, env=environment, cwd=directory, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return directory / "job"
+
+
+def finish(run: Path, step: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / f"step_{step:06d}" / f"finish.step{step}.json").read_text())
+    return found
+
+
+def medians(run: Path, step: int) -> float:
+    """Return the median step of a capture in milliseconds, as `profdeck summary` has it."""
+    command = [sys.executable, "-m", "profdeck", "summary", str(run / f"step_{step:06d}"), "--json"]
+    (rank,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["ranks"]
+    lengths = sorted(one["devices"][0]["duration_us"] for one in rank["steps"] if one["kind"] == "global_step")
+    return (lengths[1] + lengths[2]) / 2e3
+
+
+def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, str], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    run = trained(tmp_path, environment, "tensorboard")
+    assert finish(run, 3)["state"] == "done", finish(run, 3)
+    read = EventMultiplexer().AddRunsFromDirectory(str(run)).Reload()
+    (name,) = read.Runs()
+    tags = read.Runs()[name]["scalars"] or read.Runs()[name]["tensors"]
+    assert {
+        "profdeck/complete",
+        "profdeck/trainer/global_step_ms",
+        "profdeck/trainer/device_busy_percent",
+        "profdeck/trainer/stage/data_loading_ms",
+    } <= set(tags)
+    steps = {event.step: event.value for event in read.Scalars(name, "profdeck/trainer/global_step_ms")}
+    assert steps == pytest.approx({step: medians(run, step) for step in (3, 7)}, rel=1e-6)
+    (text, _) = read.Tensors(name, "profdeck/capture")
+    assert b"complete: `profdeck report " in text.tensor_proto.string_val[0]
+
+
+def test_tensorboard_goes_where_the_job_has_its_own(environment: dict[str, str], tmp_path: Path) -> None:
+    trained(tmp_path, environment | {"TENSORBOARD_DIR": str(tmp_path / "board")}, "tensorboard")
+    assert len(list((tmp_path / "board" / "profdeck" / "job").glob("events.*"))) == 2
+    assert not (tmp_path / "job" / "tensorboard").exists()
+
+
+@pytest.mark.parametrize("how", ["active", "by variable", "alone"])
+def test_mlflow_has_the_numbers_and_the_page(
+    server: str, environment: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=server)
+    own = environment | {"MLFLOW_TRACKING_URI": server}
+    if how == "by variable":
+        experiment = client.create_experiment("by variable")
+        own["MLFLOW_RUN_ID"] = client.create_run(experiment).info.run_id
+    run = trained(tmp_path, own, "mlflow", how)
+    assert finish(run, 7)["state"] == "done", finish(run, 7)
+    about = json.loads((run / "mlflow.json").read_text())
+    found = client.get_run(about["run_id"])
+    if how == "active":
+        assert found.info.run_name == "training"
+    elif how == "by variable":
+        assert about["run_id"] == own["MLFLOW_RUN_ID"]
+    else:
+        assert found.info.run_name == "job"
+    assert found.data.tags["profdeck.directory"] == str(run)
+    history = client.get_metric_history(about["run_id"], "profdeck/trainer/global_step_ms")
+    assert {one.step: one.value for one in history} == pytest.approx({step: medians(run, step) for step in (3, 7)})
+    pages = [one.path for one in client.list_artifacts(about["run_id"], "profdeck")]
+    assert sorted(pages) == ["profdeck/step3.html", "profdeck/step7.html"]
+
+
+def test_a_server_that_is_gone_costs_the_job_nothing_and_is_in_the_record(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        run = trained(tmp_path, environment | {"MLFLOW_TRACKING_URI": address}, "mlflow,tensorboard")
+    record = finish(run, 3)
+    assert record["state"] == "failed"
+    parts = {part["name"]: part["problem"] for part in record["parts"]}
+    assert parts["listener tensorboard"] is None
+    assert "ended with exit status 1" in str(parts["listener mlflow"])
+    listed = subprocess.run(
+        [sys.executable, "-m", "profdeck", "ls", str(run), "--json"], capture_output=True, check=False
+    )
+    assert {one["status"] for one in json.loads(listed.stdout)["captures"]} == {"complete"}
