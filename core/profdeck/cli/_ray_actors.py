@@ -12,10 +12,9 @@ from profdeck.backends.api import EngineBackend
 from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.base.outcome import Outcome
 from profdeck.cli import kit
-from profdeck.config.targets import TargetsConfig
 from profdeck.engine.transport.in_ray_actor import NoEngineError
 from profdeck.engine.transport.ray_engine import RayActor
-from profdeck.replicas.held_engines import HoldsEngine, actors_of_config, ask_cluster
+from profdeck.replicas.held_engines import HoldsEngine, actors_that_match, ask_cluster
 from profdeck.replicas.ray_actors import namespaces_of_jobs, require_ray
 
 ALL = "*"
@@ -111,9 +110,7 @@ async def namespace_of(patterns: Sequence[str], backends: Mapping[str, type[Engi
             answered[namespace] = answered.get(namespace, 0) + holds
             return holds
 
-        found, _ = await actors_of_config(
-            TargetsConfig(actors=tuple(patterns), actor_namespace=namespace), holds_engine
-        )
+        found, _ = await actors_that_match(patterns, namespace, None, holds_engine)
         if others := len(found) - answered.get(namespace, 0):
             silent[namespace] = others
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from profdeck.cli import _page
+from profdeck.cli import _page, kit
 from profdeck.traces.analysis.formatting import plural
 from profdeck.traces.trend.change_points import FEWEST
 from profdeck.traces.trend.model import Trend, TrendSeries
@@ -20,8 +20,14 @@ _GAP = 2
 _FEWEST_POINTS = 2
 
 
-def page(trend: Trend, width: int) -> list[Text]:
-    """Return the lines for a screen of some width."""
+def page(trend: Trend, width: int, least: float) -> list[Text]:
+    """Return the lines for a screen of some width.
+
+    Args:
+        trend: What is shown.
+        width: In columns.
+        least: Smaller changes were none, as a fraction.
+    """
     runs = runs_of(trend)
     lines = [Text(_about(trend, runs))]
     for series, change in headings(trend):
@@ -31,7 +37,7 @@ def page(trend: Trend, width: int) -> list[Text]:
         if text := explanation(change):
             lines += _page.wrapped(text, width, indent="  ")
     if not any(series.changes for series in trend.series):
-        lines += [Text(), *_page.wrapped(_nothing(trend), width)]
+        lines += [Text(), *_page.wrapped(_nothing(trend, least), width)]
     shown = [series for series in trend.series if len(series.points) >= _FEWEST_POINTS]
     header = ["role", "number", "captures", "first", "last", "change"]
     rows = [
@@ -44,7 +50,8 @@ def page(trend: Trend, width: int) -> list[Text]:
         ]
         for series in shown
     ]
-    left = width - sum(max(map(cell_len, column)) + _GAP for column in zip(header, *rows, strict=True))
+    columns = zip(header, *rows, strict=True)
+    left = width - sum(max(cell_len(kit.printable(cell)) for cell in column) + _GAP for column in columns)
     if left >= _NARROWEST:
         header.append("over time")
         for row, series in zip(rows, shown, strict=True):
@@ -74,11 +81,12 @@ def _about(trend: Trend, runs: dict[str, str]) -> str:
     )
 
 
-def _nothing(trend: Trend) -> str:
+def _nothing(trend: Trend, least: float) -> str:
     most = max(len(series.points) for series in trend.series)
     if most < 2 * FEWEST:
         return f"Nothing can be said of changes: that takes {2 * FEWEST} captures at least, and 20 for small ones."
-    return "Nothing changed: all differences may be chance, or are less than 2%."
+    or_small = f", or are less than {least * 100:g}%" if least else ""
+    return f"Nothing changed: all differences may be chance{or_small}."
 
 
 def _ratio(series: TrendSeries) -> str:

@@ -44,14 +44,15 @@ def command(  # noqa: PLR0913 - the options of the command line
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,
         )
-    trend = trend_of(points, left_out=left_out, least=LEAST if least is None else least)
+    smallest = LEAST if least is None else least
+    trend = trend_of(points, left_out=left_out, least=smallest)
     if json:
         kit.print_json(trend.to_dict())
     elif trend.series:
         from profdeck.cli._trend_page import page
 
         console = kit.stdout()
-        _page.show(console, page(trend, _page.width_of(console, full_names=False)))
+        _page.show(console, page(trend, _page.width_of(console, full_names=False), smallest))
     else:
         kit.say("No capture has a step, an iteration or a stall that could be followed.")
     if output is not None:

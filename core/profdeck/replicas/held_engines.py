@@ -36,9 +36,29 @@ async def actors_of_config(config: TargetsConfig, holds_engine: HoldsEngine) -> 
     found = await ask_cluster(find_named, names, *where) if names else []
     if not patterns:
         return found, []
-    matching = [one for one in await ask_cluster(find_matching, patterns, *where) if one.key not in names]
-    holding, notes = await _holding(matching, holds_engine, f"the actors {', '.join(patterns)}")
-    return found + holding, notes
+    matching, notes = await actors_that_match(patterns, *where, holds_engine)
+    return found + [one for one in matching if one.key not in names], notes
+
+
+async def actors_that_match(
+    patterns: Sequence[str], namespace: str | None, attribute: str | None, holds_engine: HoldsEngine
+) -> tuple[list[NamedActor], list[str]]:
+    """Find the actors whose names match a pattern and that hold an engine.
+
+    Args:
+        patterns: of names, or names.
+        namespace: where they have them; None for the namespace of this process.
+        attribute: where they hold their engines.
+        holds_engine: asks an actor.
+
+    Returns:
+        The actors, with those that do not answer; and what to note of those that are left out.
+
+    Raises:
+        TargetError: as `actors_of_config`.
+    """
+    matching = await ask_cluster(find_matching, patterns, namespace, attribute)
+    return await _holding(matching, holds_engine, f"the actors {', '.join(patterns)}")
 
 
 async def actors_of_group(

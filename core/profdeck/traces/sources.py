@@ -144,8 +144,11 @@ def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
     """Find the traces of ranks below some paths that manifests name, each once; others have no place in a run.
 
     Raises:
-        TraceError: There is none.
+        TraceError: There is none, or a path leads nowhere.
     """
+    for path in paths:
+        if not os.path.lexists(path):
+            raise TraceError(f"{path}: there is no such file or directory.")
     told = {source.path: source for path in paths for source in _told(path)}
     found = [source for source in told.values() if source.manifest is not None and source.manifest.target is None]
     if not found:

@@ -157,6 +157,14 @@ def test_a_trace_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
     assert (trend.left_out, [point.ranks for point in series(trend, "global step").points]) == (1, [2, 1, 2])
 
 
+@pytest.mark.parametrize("stall_s", [1e308, -5.0, 1e7])
+def test_a_stall_that_cannot_be_is_not_believed(tmp_path: Path, stall_s: float) -> None:
+    run = write_run(tmp_path / "run", 2, noisy)
+    for manifest in run.rglob("*.step*.json"):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stall_s": stall_s}))
+    assert "stall" not in {one.what for one in read(run).series}
+
+
 # The test.
 
 

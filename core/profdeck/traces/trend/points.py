@@ -20,6 +20,8 @@ from profdeck.traces.trend.rank_numbers import RankNumbers, numbers_of
 
 _AT_ONCE = 64
 """Summaries that are held at a time."""
+_LONGEST_STALL_S = 1e6
+"""A manifest that says more is wrong."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RankNumbers).decode
 
@@ -90,6 +92,7 @@ def read_points(
 def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
     manifest, run = source.manifest, source.run
     assert manifest is not None  # noqa: S101  # others are left out
+    stall_s = manifest.stall_s
     assert run is not None  # noqa: S101  # as above
     return RankPoint(
         run=run,
@@ -100,6 +103,6 @@ def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
         rank=manifest.rank,
         first_step=manifest.first_step,
         started_ns=manifest.started_ns,
-        stall_s=manifest.stall_s,
+        stall_s=stall_s if stall_s is not None and 0 <= stall_s <= _LONGEST_STALL_S else None,
         numbers=numbers,
     )
