@@ -224,7 +224,7 @@ def captured_from_outside(
     cluster: Cluster, environ: dict[str, str], directory: Path, *options: str
 ) -> tuple[int, dict[str, Any], str]:
     """Run `profdeck capture --ray`; returns its exit status, its JSON and what it said."""
-    given = ["--ray", "--iterations", "3", "--output", str(directory / "profiles")]
+    given = ["--ray", *([] if "start" in options else ["--iterations", "3"]), "--output", str(directory / "profiles")]
     given += ["--set", "server.options.device_options.thread_bound=false"]
     return commanded(directory, environ | {"RAY_ADDRESS": cluster.address}, *given, *options)
 
