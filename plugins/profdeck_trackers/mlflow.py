@@ -6,7 +6,6 @@ They go to the run that the job itself has in MLflow: the one that is active whe
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck import Capture, hookimpl
-from profdeck.base.files import replace
 from profdeck.traces import load
 from profdeck.traces.trend.of_capture import CaptureNumbers, numbers_of_capture
-from profdeck_trackers.library import require
+from profdeck_trackers.library import note, noted, one_at_a_time, require
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -44,9 +42,8 @@ class MlflowListener:
         mlflow = sys.modules.get("mlflow")  # a job that uses it has imported it
         active = mlflow.active_run() if mlflow is not None and capture.target is None else None
         if mlflow is not None and active is not None and capture.identity.rank == 0:
-            run = capture.directory.parents[0 if capture.identity.replica is None else 1].parent
             about = {"run_id": active.info.run_id, "tracking_uri": mlflow.get_tracking_uri()}
-            replace(run / _FILE, json.dumps(about).encode(), durable=False)
+            note(capture, _FILE, about)
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
@@ -55,29 +52,18 @@ class MlflowListener:
 
         directory = Path(manifest["directory"])
         numbers = numbers_of_capture(manifest)
-        about = _about(directory.parent)
-        client = MlflowClient(tracking_uri=about.get("tracking_uri"))
-        run_id = about.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _own_run(client, directory.parent)
+        with one_at_a_time(directory.parent):  # or each would make a run of its own
+            about = noted(directory.parent, _FILE)
+            client = MlflowClient(tracking_uri=about.get("tracking_uri"))
+            run_id = about.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _own_run(client, directory.parent)
+            link = {"run_id": run_id, "tracking_uri": client.tracking_uri}
+            note(directory.parent, _FILE, link | {"experiment_id": client.get_run(run_id).info.experiment_id})
         _log(client, run_id, numbers)
-        link = {
-            "run_id": run_id,
-            "tracking_uri": client.tracking_uri,
-            "experiment_id": client.get_run(run_id).info.experiment_id,
-        }
-        replace(directory.parent / _FILE, json.dumps(link).encode(), durable=False)
         client.set_tag(run_id, "profdeck.directory", str(directory.parent))
         with tempfile.TemporaryDirectory() as place:
             page = Path(place, f"{manifest['capture']}.html")
             load(directory).report(page)
             client.log_artifact(run_id, str(page), "profdeck")
-
-
-def _about(run: Path) -> dict[str, str]:
-    try:
-        found: dict[str, str] = json.loads((run / _FILE).read_bytes())
-    except FileNotFoundError:
-        return {}
-    return found
 
 
 def _own_run(client: MlflowClient, run: Path) -> str:

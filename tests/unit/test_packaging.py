@@ -40,7 +40,7 @@ def test_the_version_is_said_once_in_effect() -> None:
 
 def test_there_is_an_extra_per_library_and_none_for_all() -> None:
     features = {"tables", "view"}
-    libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl", "mlflow", "tensorboard"}
+    libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl", "mlflow", "tensorboard", "wandb"}
     assert set(PROJECT["project"]["optional-dependencies"]) == libraries | features
 
 

@@ -1,4 +1,4 @@
-"""What MLflow and TensorBoard show of the captures of a job: a real server, and event files read back."""
+"""What trackers show of the captures of a job: MLflow's real server, files of TensorBoard and of wandb read back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import urllib.request
@@ -20,11 +21,15 @@ from processes import until
 pytestmark = pytest.mark.trackers
 
 TESTS = Path(__file__).parents[2]
+BLOCK = 32768
 JOB = """
 import os, sys
 from profdeck import Profiler
 from profdeck.after_run import start
 
+if "wandb" in sys.argv[3:]:
+    import wandb
+    wandb.init(project="the project", group="the group", settings=wandb.Settings(console="off", silent=True))
 if "active" in sys.argv[3:]:
     import mlflow
     mlflow.set_experiment("the job's")
@@ -50,6 +55,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(site), str(TESTS)]),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 
 
@@ -154,6 +160,51 @@ def test_mlflow_has_the_numbers_and_the_page(
     assert {one.step: one.value for one in history} == pytest.approx({step: medians(run, step) for step in (3, 7)})
     pages = [one.path for one in client.list_artifacts(about["run_id"], "profdeck")]
     assert sorted(pages) == ["profdeck/step3.html", "profdeck/step7.html"]
+
+
+def logged(file: Path) -> Iterator[Any]:
+    """Read a file of wandb: a log of LevelDB, whose records are messages of wandb."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, held = file.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if BLOCK - place % BLOCK < 7:
+            place += BLOCK - place % BLOCK
+            continue
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        held += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in {1, 4}:  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(held)
+            held = b""
+            yield record
+
+
+@pytest.mark.parametrize("how", ["wandb", "alone"])
+def test_wandb_has_a_run_of_its_own_beside_that_of_the_job(
+    environment: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    run = trained(tmp_path, environment | {"WANDB_MODE": "offline"}, "wandb", how)
+    assert finish(run, 7)["state"] == "done", finish(run, 7)
+    records = [record for file in sorted(run.glob("step_*/wandb/offline-run-*/*.wandb")) for record in logged(file)]
+    runs = {
+        (one.run.run_id, one.run.project, one.run.run_group)
+        for one in records
+        if one.WhichOneof("record_type") == "run"
+    }
+    about = json.loads((run / "wandb.json").read_text())
+    project = ("the project", "the group") if how == "wandb" else ("profdeck", "")
+    assert runs == {(about["id"], *project)}
+    found = {}
+    for record in records:
+        values = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        if values:
+            found[values["_step"]] = values["profdeck/trainer/global_step_ms"]
+    assert found == pytest.approx({step: medians(run, step) for step in (3, 7)})
+    assert {one.artifact.name for one in records if one.WhichOneof("record_type") == "artifact"} == {
+        f"{about['id']}-step{step}" for step in (3, 7)
+    }
 
 
 def test_a_server_that_is_gone_costs_the_job_nothing_and_is_in_the_record(
