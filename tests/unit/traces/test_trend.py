@@ -128,6 +128,13 @@ def test_engines_are_followed_by_stage(tmp_path: Path) -> None:
     }
 
 
+def test_mini_batches_are_called_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 2, noisy)
+    for manifest in run.rglob("*.step*.json"):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"window": {"active": 3}}))
+    assert read(run).series[0].what == "mini-batch"
+
+
 def test_the_page_has_a_plot_of_each_series_and_loads_nothing(slower: Path) -> None:
     trend = read(slower)
     page = write_page(trend, ["<b>slower</b>"])

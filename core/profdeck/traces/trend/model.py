@@ -67,8 +67,8 @@ class TrendSeries:
     stage: str | None
     """The stage or kind of batch that the captures are of, where they are of one."""
     what: str
-    """Such as ``global step``, ``decode iteration``, ``decode tokens``, ``device busy``, ``exposed communication``,
-    ``stall``."""
+    """Such as ``global step``, ``mini-batch``, ``decode iteration``, ``decode tokens``, ``device busy``,
+    ``exposed communication``, ``stall``."""
     unit: str
     """``us``, ``tokens/s`` or ``share``."""
     points: tuple[TrendPoint, ...]

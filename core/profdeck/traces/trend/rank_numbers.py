@@ -11,7 +11,9 @@ from profdeck.traces.analysis.model import RankSummary
 from profdeck.traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck.traces.findings.rank_view import RankView
 
-STEP, BUSY, EXPOSED = "global step", "device busy", "exposed communication"
+STEPS = {"global_step": "global step", "mini_batch": "mini-batch", "engine_iteration": "profiler step"}
+"""What the steps of a recorder are called, by their unit."""
+BUSY, EXPOSED = "device busy", "exposed communication"
 TOKENS = "tokens"
 """The last word of the names of rates of tokens."""
 
@@ -35,7 +37,7 @@ def numbers_of(rank: RankSummary) -> RankNumbers:
     view = RankView(rank, "", None)
     values: dict[str, float] = {}
     if view.kind == GLOBAL_STEP and view.durations_us:
-        values[STEP] = statistics.median(view.durations_us)
+        values[STEPS[rank.unit or GLOBAL_STEP]] = statistics.median(view.durations_us)
     for found in rank.iterations:
         if found.kind == ITERATION:
             of_stage = f"{found.stage} " if found.stage else ""

@@ -13,7 +13,7 @@ from profdeck.traces.analysis.rank_test import rank_test
 from profdeck.traces.trend.change_points import LEAST, LEVEL, ChangePoint, change_points
 from profdeck.traces.trend.model import Trend, TrendChange, TrendPart, TrendPoint, TrendSeries
 from profdeck.traces.trend.points import RankPoint
-from profdeck.traces.trend.rank_numbers import BUSY, EXPOSED, STEP, TOKENS, RankNumbers
+from profdeck.traces.trend.rank_numbers import BUSY, EXPOSED, STEPS, TOKENS, RankNumbers
 
 STALL = "stall"
 _LAST = (BUSY, EXPOSED, STALL)
@@ -75,7 +75,7 @@ def _names(captures: Sequence[_Capture]) -> list[str]:
         names[STALL] = None
 
     def place(name: str) -> tuple[object, ...]:
-        return name in _LAST, name != STEP, name.endswith(TOKENS), name
+        return name in _LAST, name not in STEPS.values(), name.endswith(TOKENS), name
 
     return sorted(names, key=place)
 
