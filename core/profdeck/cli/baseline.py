@@ -13,7 +13,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from profdeck.base.errors import ConfigError, ProfdeckError, TraceError
+from profdeck.base.errors import ConfigError, TraceError
 from profdeck.cli import _judged, _page, _trace_options, kit
 from profdeck.traces.analysis.diff_words import headline_of, label_of_role, verdict_of
 from profdeck.traces.analysis.formatting import plural
@@ -48,8 +48,6 @@ def save(
     The file has what `profdeck summary --json` says of steps, stages, kernels and operators: without pictures, stacks
     and memory. `profdeck diff` takes it, too. A run with a trace that is not whole is no baseline.
     """
-    from profdeck.base.files import replace
-
     file = _file(directory, name)
     summary, problems = _trace_options.summarise_paths([run], processes=processes, cache=cache)
     problems += [f"{rank.path}: {rank.problem}" for rank in summary.ranks if rank.problem]
@@ -60,11 +58,7 @@ def save(
     ]
     if problems:
         raise TraceError(f"{kit.short(run)} is no baseline, as it is not complete. {problems[0]}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, msgspec.json.encode(_without_pictures(summary).to_dict()), durable=True)
-    except OSError as error:
-        raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error
+    kit.write_file(file, msgspec.json.encode(_without_pictures(summary).to_dict()), durable=True)
     typer.echo(f"{kit.short(file)}: {plural(len(summary.ranks), 'trace')}, {kit.size(file.stat().st_size)}")
 
 
@@ -158,8 +152,6 @@ def _write_junit(file: Path, name: str, judgement: Judgement) -> None:
 
     The format is that of Apache Ant's JUnit task, as Jenkins, GitLab and GitHub's actions take it.
     """
-    from profdeck.base.files import replace
-
     cases = [
         (label_of_role(role), change.name, headline_of(role, change), (role, change) in judgement.regressions)
         for role, change in judgement.judged
@@ -175,11 +167,7 @@ def _write_junit(file: Path, name: str, judgement: Judgement) -> None:
     for lack in judgement.undecided:
         case = ET.SubElement(suite, "testcase", {"classname": name, "name": "judged"})
         ET.SubElement(case, "error", {"message": _xml(lack)})
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, ET.tostring(suite, encoding="utf-8", xml_declaration=True), durable=False)
-    except OSError as error:
-        raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error
+    kit.write_file(file, ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def _xml(text: str) -> str:

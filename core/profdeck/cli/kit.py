@@ -228,3 +228,18 @@ Settings = Annotated[
         help="Set a config value over file and environment, such as trainer.options.with_stack=true. Repeatable.",
     ),
 ]
+
+
+def write_file(file: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file that a command makes, with the directory that it goes to.
+
+    Raises:
+        ProfdeckError: It cannot be written.
+    """
+    from profdeck.base.files import replace
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, content, durable=durable)
+    except OSError as error:
+        raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error

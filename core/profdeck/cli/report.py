@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profdeck.base.errors import ProfdeckError, TraceError
+from profdeck.base.errors import TraceError
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 
@@ -72,19 +72,4 @@ def write(runs: Sequence[RunSummary], labels: Sequence[str], file: Path) -> None
     """
     from profdeck.traces.report.page import write_page
 
-    write_file(write_page(runs, labels), file)
-
-
-def write_file(page: str, file: Path) -> None:
-    """Write a page, with the directory that it goes to.
-
-    Raises:
-        ProfdeckError: The file cannot be written.
-    """
-    from profdeck.base.files import replace
-
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, page.encode("utf-8", "replace"), durable=False)
-    except OSError as error:
-        raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error
+    kit.write_file(file, write_page(runs, labels).encode("utf-8", "replace"))
