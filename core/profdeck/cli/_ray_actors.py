@@ -14,7 +14,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.cli import kit
 from profdeck.engine.transport.in_ray_actor import NoEngineError
 from profdeck.engine.transport.ray_engine import RayActor
-from profdeck.replicas.held_engines import HoldsEngine, actors_that_match, ask_cluster
+from profdeck.replicas.held_engines import AskActor, actors_that_match, ask_cluster
 from profdeck.replicas.ray_actors import namespaces_of_jobs, require_ray
 
 ALL = "*"
@@ -75,17 +75,9 @@ async def backend_of(actor: RayActor, backends: Mapping[str, type[EngineBackend]
     raise none
 
 
-def asking_by(backends: Mapping[str, type[EngineBackend]]) -> HoldsEngine:
+def asking_by(backends: Mapping[str, type[EngineBackend]]) -> AskActor:
     """Return what asks an actor whether it holds an engine of one of the backends."""
-
-    async def holds_engine(actor: RayActor) -> bool:
-        try:
-            await backend_of(actor, backends)
-        except NoEngineError:
-            return False
-        return True
-
-    return holds_engine
+    return lambda actor: backend_of(actor, backends)
 
 
 async def namespace_of(patterns: Sequence[str], backends: Mapping[str, type[EngineBackend]]) -> str:
@@ -102,21 +94,17 @@ async def namespace_of(patterns: Sequence[str], backends: Mapping[str, type[Engi
     answered: dict[str, int] = {}
     silent: dict[str, int] = {}
 
-    ask = asking_by(backends)
-
     async def look(namespace: str) -> None:
-        async def holds_engine(actor: RayActor) -> bool:
-            holds = await ask(actor)
-            answered[namespace] = answered.get(namespace, 0) + holds
-            return holds
+        async def ask(actor: RayActor) -> None:
+            await backend_of(actor, backends)
+            answered[namespace] = answered.get(namespace, 0) + 1
 
-        found, _ = await actors_that_match(patterns, namespace, None, holds_engine)
+        found, _ = await actors_that_match(patterns, namespace, None, ask)
         if others := len(found) - answered.get(namespace, 0):
             silent[namespace] = others
 
     namespaces = await ask_cluster(namespaces_of_jobs, patterns)
     await asyncio.gather(*map(look, namespaces))
-    answered = {name: count for name, count in answered.items() if count}
     if len(answered) > 1:
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(answered.items()))
         raise ConfigError(f"Several Ray jobs have engines; choose one by its --ray-namespace: {listed}.")

@@ -25,7 +25,7 @@ from profdeck.config.targets import TargetsConfig, WorkerType
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.token import own_token
 from profdeck.records.request import BatchKind
-from profdeck.replicas.held_engines import HoldsEngine, actors_of_config, actors_of_group
+from profdeck.replicas.held_engines import AskActor, actors_of_config, actors_of_group
 from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, require_ray
 from profdeck.replicas.worker_hosts import WorkerHosts
 
@@ -120,15 +120,13 @@ def check_file(config: TargetsConfig) -> None:
         require_ray()
 
 
-async def discover(
-    config: TargetsConfig, numbers: ReplicaNumbers, holds_engine: HoldsEngine
-) -> tuple[list[Target], list[str]]:
+async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
     """Find the targets that a role's config selects.
 
     Args:
         config: says where they are.
         numbers: numbers them.
-        holds_engine: asks an actor that only a pattern names.
+        ask: asks an actor that only a pattern names.
 
     Returns:
         The targets, each once, by replica; and what to note of actors that are none.
@@ -149,7 +147,7 @@ async def discover(
             listed[url] = entry if entry.worker_type else attrs.evolve(entry, worker_type=kind)
             healthy[url] = healthy.get(url, False) or worker.is_healthy
             model[url] = worker.model_id
-    named, notes = await actors_of_config(config, holds_engine)
+    named, notes = await actors_of_config(config, ask)
     number = numbers.number({entry.url: entry.replica for entry in listed.values()} | {one.key: None for one in named})
     targets = [
         Target(
@@ -175,7 +173,7 @@ async def find_targets(
     config: TargetsConfig,
     given: Sequence[object] | None,
     numbers: ReplicaNumbers,
-    holds_engine: HoldsEngine,
+    ask: AskActor,
 ) -> tuple[list[Target], list[str]]:
     """Find the targets that record, which a host gives or the config names, and what to note of others.
 
@@ -184,9 +182,9 @@ async def find_targets(
         CaptureError: as `discover` and `expand`.
     """
     if given is None:
-        found, notes = await discover(config, numbers, holds_engine)
+        found, notes = await discover(config, numbers, ask)
     else:
-        found, notes = await expand(given, numbers, holds_engine)
+        found, notes = await expand(given, numbers, ask)
     chosen, of_sample = sampled(found, config.sample)
     return chosen, [*notes, *of_sample]
 
@@ -221,15 +219,13 @@ def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list
     return sorted(chosen, key=lambda target: target.replica), [note]
 
 
-async def expand(
-    given: Sequence[object], numbers: ReplicaNumbers, holds_engine: HoldsEngine
-) -> tuple[list[Target], list[str]]:
+async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
     """Find the targets that a host gives: those that it names, and the actors of placement groups that hold an engine.
 
     Args:
         given: what the host gives; groups and actors as those of `profdeck.replicas.ray_actors`.
         numbers: numbers those of the groups behind the others.
-        holds_engine: asks an actor.
+        ask: asks an actor.
 
     Returns:
         The targets, by replica; and what to note of who is none.
@@ -245,7 +241,7 @@ async def expand(
     found: list[NamedActor] = []
     notes: list[str] = []
     for group in groups:
-        of_group, left_out = await actors_of_group(group, fixed, holds_engine)
+        of_group, left_out = await actors_of_group(group, fixed, ask)
         found += of_group
         notes += left_out
     number = numbers.number(

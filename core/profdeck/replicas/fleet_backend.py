@@ -25,7 +25,6 @@ from profdeck.base.blocking import in_threads, resolve_later, wait_for
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
-from profdeck.engine.transport.in_ray_actor import NoEngineError
 from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.records import manifest, run_directory
 from profdeck.records.capture import Capture, Step
@@ -167,7 +166,7 @@ class FleetBackend(EngineBackend):
         skew_s = None
         self._tell(capture, skew_s)
         try:
-            found, notes = await find_targets(self.config, self.given, self._numbers, self._holds_engine)
+            found, notes = await find_targets(self.config, self.given, self._numbers, self._ask)
             placed = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
             targets, of_stages = at_their_stages(placed, capture.request.stages if capture.request else ())
             capture.notes += [*notes, *of_stages]
@@ -194,12 +193,8 @@ class FleetBackend(EngineBackend):
         finally:
             self._tell(capture, skew_s)
 
-    async def _holds_engine(self, actor: RayActor) -> bool:
-        try:
-            await self._bound(actor)[0].reach()
-        except CaptureError as error:  # any other is said when all are reached
-            return not isinstance(error, NoEngineError)
-        return True
+    async def _ask(self, actor: RayActor) -> None:
+        await self._bound(actor)[0].reach()
 
     def _member(self, target: Target, whole: Capture) -> Member:
         assert whole.request is not None  # noqa: S101  # core makes it for targets

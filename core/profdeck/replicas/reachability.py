@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from profdeck.backends.api import EngineBackend
 from profdeck.config.options import CommonOptions
 from profdeck.config.targets import TargetsConfig
-from profdeck.engine.transport.in_ray_actor import NoEngineError
 from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.replicas.discovery import ReplicaNumbers, Target, discover
 from profdeck.replicas.fan_out import fan_out
@@ -40,14 +39,10 @@ async def reach_all(
         finally:
             await asked.release()
 
-    async def holds_engine(actor: RayActor) -> bool:
-        try:
-            await reach(Target(handle=actor, replica=0))
-        except NoEngineError:
-            return False
-        return True
+    async def ask(actor: RayActor) -> None:
+        await reach(Target(handle=actor, replica=0))
 
-    targets, _ = await discover(config, ReplicaNumbers(), holds_engine)
+    targets, _ = await discover(config, ReplicaNumbers(), ask)
     limit_s = config.start_timeout_s / 2
     results = await fan_out(reach, targets, timeout_s=limit_s, each_timeout_s=limit_s)
     return [
