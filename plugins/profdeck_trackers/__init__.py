@@ -1,1 +1,1 @@
-"""Listeners that put the numbers of each capture where people look at their jobs: MLflow, wandb and TensorBoard."""
+"""Listeners that put the numbers of each capture where people look: MLflow, wandb, SwanLab, TensorBoard."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import importlib.util
 import json
-import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from profdeck import Capture
 from profdeck.base.errors import MissingLibraryError
 from profdeck.base.files import replace
+from profdeck.traces import load
 
 
 def require(name: str) -> None:
@@ -49,12 +51,21 @@ def noted(run: Path, name: str) -> dict[str, str]:
 
 
 @contextmanager
-def one_at_a_time(run: Path) -> Iterator[None]:
-    """Wait for the listeners of other captures of a run, as far as its file system has locks."""
-    directory = os.open(run, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
+def page_of(manifest: Mapping[str, Any]) -> Iterator[Path]:
+    """Write the page of a capture, as `profdeck report` does, to a file that goes with the block.
+
+    Args:
+        manifest: what ``capture_finished`` gets.
+
+    Raises:
+        ProfdeckError: there is no trace that could be read.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        page = Path(place, f"{manifest['capture']}.html")
+        load(manifest["directory"]).report(page)
+        yield page
+
+
+def run_beside(run: Path) -> str:
+    """Return the id of the run that a tracker has of a run directory, where it takes metrics from one process only."""
+    return f"profdeck-{hashlib.sha256(str(run).encode()).hexdigest()[:16]}"

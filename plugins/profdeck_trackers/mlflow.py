@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck import Capture, hookimpl
-from profdeck.traces import load
+from profdeck.base.files import locked
 from profdeck.traces.trend.of_capture import CaptureNumbers, numbers_of_capture
-from profdeck_trackers.library import note, noted, one_at_a_time, require
+from profdeck_trackers.library import note, noted, page_of, require
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -52,7 +51,7 @@ class MlflowListener:
 
         directory = Path(manifest["directory"])
         numbers = numbers_of_capture(manifest)
-        with one_at_a_time(directory.parent):  # or each would make a run of its own
+        with locked(directory.parent):  # or each would make a run of its own
             about = noted(directory.parent, _FILE)
             client = MlflowClient(tracking_uri=about.get("tracking_uri"))
             run_id = about.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _own_run(client, directory.parent)
@@ -60,9 +59,7 @@ class MlflowListener:
             note(directory.parent, _FILE, link | {"experiment_id": client.get_run(run_id).info.experiment_id})
         _log(client, run_id, numbers)
         client.set_tag(run_id, "profdeck.directory", str(directory.parent))
-        with tempfile.TemporaryDirectory() as place:
-            page = Path(place, f"{manifest['capture']}.html")
-            load(directory).report(page)
+        with page_of(manifest) as page:
             client.log_artifact(run_id, str(page), "profdeck")
 
 

@@ -6,18 +6,16 @@ in the project and the group of the job's. ``wandb.json`` in the run directory s
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from profdeck import Capture, hookimpl
-from profdeck.traces import load
+from profdeck.base.files import locked
 from profdeck.traces.trend.of_capture import numbers_of_capture
-from profdeck_trackers.library import note, noted, one_at_a_time, require
+from profdeck_trackers.library import note, noted, page_of, require, run_beside
 
 _FILE = "wandb.json"
 
@@ -48,15 +46,12 @@ class WandbListener:
 
         directory = Path(manifest["directory"])
         numbers, about = numbers_of_capture(manifest), noted(directory.parent, _FILE)
-        identity = hashlib.sha256(str(directory.parent).encode()).hexdigest()[:16]
-        with one_at_a_time(directory.parent), tempfile.TemporaryDirectory() as place:
-            page = Path(place, f"{manifest['capture']}.html")
-            load(directory).report(page)
+        with locked(directory.parent), page_of(manifest) as page:
             run = wandb.init(
                 project=about.get("project") or os.environ.get("WANDB_PROJECT") or "profdeck",
                 entity=about.get("entity"),
                 group=about.get("group") or about.get("of"),
-                id=f"profdeck-{identity}",
+                id=run_beside(directory.parent),
                 name=f"{directory.parent.name} profdeck",
                 job_type="profdeck",
                 resume="allow",

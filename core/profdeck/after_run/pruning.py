@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
-from profdeck.after_run.record import read_record
-from profdeck.base.errors import ProfdeckError, TraceError, describe
+from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
+from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import size_of_tree
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import ASIDE, PrunedStep, read_pruned, write_pruned
-from profdeck.records.status import Status
-from profdeck.traces.kinds import files_below, kind_of
+from profdeck.records.uploaded import UploadedPart, is_uploaded_somewhere, read_uploaded
+from profdeck.traces.kinds import files_below
 from profdeck.verification.reading import read_about
 
 PIN = "pinned"
@@ -78,7 +77,9 @@ def prune(run: Path, limits: Limits, *, is_trial: bool = False) -> Pruned:
     read_about(run)
     if not is_trial:
         _complete(run)
-    steps = [_look(directory) for directory in _directories(run)]
+    steps = [_look(directory) for directory in step_directories(run)]
+    if is_uploaded_somewhere(run):
+        steps = list(_kept_until_uploaded(steps, read_uploaded(run)))
     chosen, over = _choose(steps, limits)
     for step in chosen if not is_trial else ():
         try:
@@ -89,7 +90,8 @@ def prune(run: Path, limits: Limits, *, is_trial: bool = False) -> Pruned:
     return Pruned(deleted=tuple(chosen), kept=kept, over=tuple(over))
 
 
-def _directories(run: Path) -> list[Path]:
+def step_directories(run: Path) -> list[Path]:
+    """Return the directories of the global steps of a run, the first one first."""
     found = [path for path in run.iterdir() if _STEP.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
@@ -121,11 +123,11 @@ def _look(directory: Path) -> StepOnDisk:
                 manifests.append(read_manifest(file))
             except ProfdeckError as error:
                 why.append(str(error))
-        elif file.name.startswith("finish.") and not file.name.endswith(".input.json"):
-            why += _of_finish(file)
+        elif is_record_of_finish(file):
+            why += filter(None, [finish_at_work(file)])
         else:
-            why += _of_artifact(file)
-    why += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if _may_record(one)]
+            why += filter(None, [artifact_at_work(file)])
+    why += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
     step = int(directory.name.rpartition("_")[2])
     pruned = PrunedStep(
         first_step=step,
@@ -137,31 +139,11 @@ def _look(directory: Path) -> StepOnDisk:
     return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=why[0] if why else None)
 
 
-def _may_record(manifest: Manifest) -> bool:
-    """Tell whether a process may still record; of one on another host nobody knows."""
-    is_elsewhere = manifest.host != socket.gethostname()
-    return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
-
-
-def _of_finish(file: Path) -> Iterator[str]:
-    try:
-        record = read_record(file)
-    except (OSError, ProfdeckError) as error:
-        yield describe(error)
-        return
-    if not record.over and record.by.alive is not False:
-        yield f"its finish is {record.state}"
-
-
-def _of_artifact(file: Path) -> Iterator[str]:
-    kind = kind_of(file)
-    try:
-        work = None if kind is None else kind.pending(file)
-    except TraceError as error:
-        yield str(error)
-        return
-    if work is not None and work.alive:
-        yield f"{file.name} is being analysed"
+def _kept_until_uploaded(steps: Iterable[StepOnDisk], uploaded: Mapping[str, UploadedPart]) -> Iterator[StepOnDisk]:
+    for step in steps:
+        part = uploaded.get(step.directory.name)
+        is_there = part is not None and part.whole
+        yield step if is_there or step.stays_because else attrs.evolve(step, stays_because="it is not uploaded yet")
 
 
 def _delete(run: Path, step: StepOnDisk) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -148,6 +149,22 @@ def link_or_copy(source: Path, path: Path) -> None:
     except OSError:
         with new_file(path) as file:
             append_file(file, source)
+
+
+@contextmanager
+def locked(directory: Path) -> Generator[None, None, None]:
+    """Wait until no other process is in a block for this directory, as far as its file system has locks.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -92,6 +92,8 @@ class ResultCache:
         for directory in _entries(self.directory):
             for entry in _entries(directory.path) if directory.is_dir(follow_symlinks=False) else ():
                 with suppress(OSError):
+                    if not entry.is_file(follow_symlinks=False):  # a copy of a run, see profdeck/remote/copies.py
+                        continue
                     about = entry.stat(follow_symlinks=False)
                     found.append((about.st_mtime_ns, about.st_size, entry.path))
         total, count = sum(size for _, size, _ in found), len(found)

@@ -40,6 +40,7 @@ _OWN = {
     "trim": "Trim a trace to steps, iterations, a time or categories.",
     "export": "Write the tables of a run for other tools.",
     "collect": "Fetch what servers still have; exit with 1 if incomplete.",
+    "upload": "Send what has ended of a run to a URL.",
     "prune": "Delete old captures of a run, whole steps at a time.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""

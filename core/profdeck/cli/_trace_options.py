@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
 
 _RUN_HELP = "A run, a capture, a directory of traces, or a trace; latest: the newest run."
-Run = Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help=_RUN_HELP)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", parser=kit.source_path, help=_RUN_HELP)]
 Paths = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH",
-        parser=kit.run_path,
+        parser=kit.source_path,
         help="Runs, captures, directories or trace files; latest: the newest run.",
     ),
 ]

@@ -35,12 +35,13 @@ def command(  # noqa: PLR0913 - the options of the command line
         Path,
         typer.Argument(
             metavar="A",
-            parser=kit.run_path,
+            parser=kit.source_path,
             help="The baseline: a run, a capture, a trace, or what `profdeck summary --json` printed of it.",
         ),
     ],
     after: Annotated[
-        Path, typer.Argument(metavar="B", parser=kit.run_path, help="What is compared with it, of any of these kinds.")
+        Path,
+        typer.Argument(metavar="B", parser=kit.source_path, help="What is compared with it, of any of these kinds."),
     ],
     *,
     fail_over: _judged.FailOver = None,

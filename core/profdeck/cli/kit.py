@@ -142,12 +142,14 @@ RUNS = Path("profiles")
 LATEST = "latest"
 
 
-def run_path(text: str) -> Path:
+def run_path(text: str | Path) -> Path:
     """Turn a word of the command line into a path: ``latest`` is the newest run, of `RUNS` or of ``DIR/latest``.
 
     Raises:
-        typer.BadParameter: There is no run.
+        typer.BadParameter: There is no run, or it is at a URL.
     """
+    if _is_url(text):
+        raise typer.BadParameter("This command takes what is on this host, not a URL.")
     path = Path(text)
     if path.name != LATEST or path.exists():
         return path
@@ -160,8 +162,38 @@ def run_path(text: str) -> Path:
     return runs[0]
 
 
+def _is_url(text: str | Path) -> bool:
+    return "://" in str(text)  # typer hands a default over as it is
+
+
+_copied: dict[Path, str] = {}
+"""Where copies of what is at URLs come from."""
+
+
+def source_path(text: str | Path) -> Path:
+    """Turn a word of the command line into the path of what is only read: that of a copy, if it is a URL.
+
+    Raises:
+        typer.BadParameter: There is no run.
+        ProfdeckError: the URL cannot be read.
+    """
+    if not _is_url(text):
+        return run_path(text)
+    from profdeck.remote.copies import fetch
+    from profdeck.remote.urls import shown
+
+    url = str(text)
+    with progress("Fetching") as on_progress:
+        path = fetch(url, on_progress=on_progress)
+    _copied[path] = f"{shown(url).rstrip('/').rpartition('/')[0]}/{path.name}"
+    return path
+
+
 def short(path: Path) -> str:
-    """Write a path relative to the current directory, if it lies below."""
+    """Write a path relative to the current directory, if it lies below; of a copy, the URL that it is from."""
+    for copy, url in _copied.items():
+        if path.is_relative_to(copy):
+            return "/".join([url.rstrip("/"), *path.relative_to(copy).parts])
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

@@ -38,7 +38,7 @@ def command(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", parser=kit.run_path, help="A run, or latest for the newest; else a directory of runs."
+            metavar="RUN", parser=kit.source_path, help="A run, or latest for the newest; else a directory of runs."
         ),
     ] = kit.RUNS,
     *,

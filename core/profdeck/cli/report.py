@@ -21,7 +21,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     other: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN2", parser=kit.run_path, help="What to compare with it: what changed from RUN to RUN2."
+            metavar="RUN2", parser=kit.source_path, help="What to compare with it: what changed from RUN to RUN2."
         ),
     ] = None,
     *,

@@ -1,0 +1,41 @@
+"""`profdeck upload`: sends a run to a URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+import typer
+
+from profdeck.cli import kit
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help="A run; latest: the newest one.")],
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL", help="A directory for runs, such as s3://bucket/profiles. Default: PROFDECK_UPLOAD."
+        ),
+    ] = None,
+    *,
+    json: kit.Json = False,
+) -> None:
+    """Send what has ended of a run to a URL.
+
+    Each file is compared with the one there, and what is there is not sent again. Nothing is deleted here.
+    """
+    from profdeck.remote import listener
+    from profdeck.remote.upload import upload
+
+    with kit.progress("Sending") as on_progress:
+        done = upload(Path(run), url or listener.url(), on_progress=on_progress)
+    if json:
+        kit.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})
+        return
+    for why in done.waits_for:
+        kit.warn(f"{why}: stays here.")
+    before = f"; {done.there} {'was' if done.there == 1 else 'were'} there" if done.there else ""
+    files = f"{done.files} file{'' if done.files == 1 else 's'}, {kit.size(done.size_bytes)}"
+    typer.echo(f"Sent {files}{before}. Next: profdeck ls {done.place}")
