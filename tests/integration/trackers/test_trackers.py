@@ -1,4 +1,4 @@
-"""What trackers show of the captures of a job: MLflow's real server, files of TensorBoard and of wandb read back."""
+"""What trackers show of the captures of a job: MLflow's real server, files of the others read back."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from processes import until
 
 pytestmark = pytest.mark.trackers
 
-TESTS = Path(__file__).parents[2]
 BLOCK = 32768
 JOB = """
 import os, sys
@@ -30,6 +31,9 @@ from profdeck.after_run import start
 if "wandb" in sys.argv[3:]:
     import wandb
     wandb.init(project="the project", group="the group", settings=wandb.Settings(console="off", silent=True))
+if "swanlab" in sys.argv[3:]:
+    import swanlab
+    swanlab.init(project="the-project", mode="local", log_dir=os.path.join(sys.argv[1], "swanlog"), id="job0")
 if "active" in sys.argv[3:]:
     import mlflow
     mlflow.set_experiment("the job's")
@@ -45,14 +49,9 @@ start.await_own()
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    site = tmp_path_factory.mktemp("site")
-    about = site / "replaying-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: replaying\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[profdeck.backends]\nreplaying = replaying_backend:ReplayingBackend\n")
+def environment(replaying_site: str) -> dict[str, str]:
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(site), str(TESTS)]),
+        "PYTHONPATH": replaying_site,
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -205,6 +204,34 @@ def test_wandb_has_a_run_of_its_own_beside_that_of_the_job(
     assert {one.artifact.name for one in records if one.WhichOneof("record_type") == "artifact"} == {
         f"{about['id']}-step{step}" for step in (3, 7)
     }
+
+
+@pytest.mark.parametrize("how", ["swanlab", "alone"])
+def test_swanlab_has_runs_of_their_own_beside_that_of_the_job(
+    environment: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    run = trained(tmp_path, environment | {"SWANLAB_MODE": "local"}, "swanlab", how)
+    assert finish(run, 7)["state"] == "done", finish(run, 7)
+    place = tmp_path / "swanlog" if how == "swanlab" else run / "swanlog"
+    with closing(sqlite3.connect(place / "runs.swanlab")) as database:
+        names = dict(database.execute("select run_id, name from experiment"))
+        tags = database.execute(
+            "select run_id || '/logs/' || folder, tag.name from tag join experiment on experiment.id = experiment_id"
+        )
+        folders = dict(tags)
+    ours = [name for name in names if how == "alone" or not name.endswith("job0")]
+    assert len(ours) == 2
+    assert len(names) == len(ours) + (how == "swanlab")
+    assert any(name.endswith(json.loads((run / "swanlab.json").read_text())["id"]) for name in ours)
+    found = {}
+    for name in ours:
+        for folder in (place / name / "logs").iterdir():
+            if folders.get(f"{name}/logs/{folder.name}") == "profdeck/trainer/global_step_ms":
+                lines = [json.loads(line) for file in folder.glob("*.log") for line in file.read_text().splitlines()]
+                found |= {line["index"]: line["data"] for line in lines}
+        (page,) = (place / name / "media").rglob("*.html")
+        assert "<title>" in page.read_text()
+    assert found == pytest.approx({step: medians(run, step) for step in (3, 7)})
 
 
 def test_a_server_that_is_gone_costs_the_job_nothing_and_is_in_the_record(

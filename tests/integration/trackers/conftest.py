@@ -1,0 +1,21 @@
+"""A backend that replays a capture, for jobs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def replaying_site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The PYTHONPATH of a job with the backend `replaying`."""
+    site = tmp_path_factory.mktemp("site")
+    about = site / "replaying-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: replaying\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[profdeck.backends]\nreplaying = replaying_backend:ReplayingBackend\n")
+    return os.pathsep.join([str(site), str(TESTS)])
