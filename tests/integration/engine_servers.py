@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -126,12 +127,35 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def complete(self, prompt: str = "hello world", tokens: int = 20) -> str:
+    def complete(self, prompt: str = "hello world", tokens: int = 20, headers: Mapping[str, str] | None = None) -> str:
         """Let it generate; returns the text."""
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False)
+        route, body = self.asked(prompt, tokens)
+        response = httpx.post(f"{self.url}/{route}", json=body, headers=headers, timeout=60, trust_env=False)
         response.raise_for_status()
-        return str(response.json()["choices"][0]["text"])
+        return self.text(response.json())
+
+    @contextlib.contextmanager
+    def generating(self, tokens: int, headers: Mapping[str, str]) -> Iterator[None]:
+        """Let it generate, from its first token before the block to its last one after it."""
+        route, body = self.asked("hello world", tokens)
+        ask = functools.partial(httpx.stream, "POST", headers=headers, timeout=60, trust_env=False)
+        with ask(url=f"{self.url}/{route}", json=body | {"stream": True}) as response:
+            response.raise_for_status()
+            lines = response.iter_lines()
+            next(lines)
+            yield
+            for _ in lines:
+                pass
+
+    def asked(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
+        """Return the route and the body of a request to generate."""
+        return "v1/completions", {
+            "model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
+        }  # fmt: skip
+
+    def text(self, answer: Any) -> str:
+        """Return the text of its answer."""
+        return str(answer["choices"][0]["text"])
 
     @property
     def words(self) -> str:
@@ -143,13 +167,14 @@ class Server:
 class SglangServer(Server):
     """A server of SGLang."""
 
-    def complete(self, prompt: str = "hello world", tokens: int = 20) -> str:
-        """Let it generate; returns the text."""
+    def asked(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
+        """Return the route and the body of a request to generate."""
         sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        body = {"text": prompt, "sampling_params": sampling}
-        response = httpx.post(f"{self.url}/generate", json=body, timeout=60, trust_env=False)
-        response.raise_for_status()
-        return str(response.json()["text"])
+        return "generate", {"text": prompt, "sampling_params": sampling}
+
+    def text(self, answer: Any) -> str:
+        """Return the text of its answer."""
+        return str(answer["text"])
 
 
 ServerT = TypeVar("ServerT", bound=Server)

@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import re
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,21 @@ def stop(server: Any, name: str) -> Any:
     return answer.json()["answer"]["ranks"][0]
 
 
+def metrics(server: Any) -> dict[str, float]:
+    """Return what a server's ``/metrics`` say of profdeck, by name and label."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    response = httpx.get(f"{server.url}/metrics", timeout=60, trust_env=False).raise_for_status()
+    return {
+        " ".join(
+            [sample.name, *(value for name, value in sample.labels.items() if name in {"status", "reason"})]
+        ): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+        if sample.name.startswith("profdeck_") and not sample.name.endswith("_created")
+    }
+
+
 def steps(path: Path) -> list[str]:
     """Return the marks of iterations that profdeck leaves in a trace."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -53,6 +69,8 @@ class ServerContract:
     """More options of a server that is ended in mid-capture."""
     roles: ClassVar[set[str]]
     """Who records in it, with those options."""
+    request_span: ClassVar[str]
+    """A part of the name that the engine gives the span of a request."""
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
@@ -177,6 +195,47 @@ class ServerContract:
         assert stop(server, "step0")["state"] == "armed"
         assert stop(server, "third")["state"] == "ended"
         assert not list(root.glob("*/.replies-*"))
+
+    def test_the_metrics_of_the_server_tell_of_captures(self, server: Any, root: Path) -> None:
+        before = metrics(server)
+        assert before["profdeck_active"] == 0
+        call(server, "POST", "start", {"id": "measured", "run": "measured", "iterations": {"count": 2}})
+        assert call(server, "POST", "start", {"id": "second"}).status_code == 409
+        during = metrics(server)
+        server.complete()
+        stop(server, "measured")
+        after = metrics(server)
+        grown = {name: after[name] - before[name] for name in after if name.startswith("profdeck_")}
+        manifest = read_manifest(next((root / "measured").rglob("rank_0000.measured.json")))
+        assert (during["profdeck_active"], after["profdeck_active"]) == (1, 0)
+        assert {name: amount for name, amount in grown.items() if amount} == {
+            "profdeck_captures_total complete": 1,
+            "profdeck_refusals_total already_active": 1,
+            "profdeck_capture_size_bytes_count": 1,
+            "profdeck_capture_size_bytes_sum": sum(record.size_bytes for record in manifest.artifacts),
+            "profdeck_capture_stall_seconds_count": 1,
+            "profdeck_capture_stall_seconds_sum": pytest.approx(manifest.stall_s, abs=1e-6),
+            "profdeck_capture_duration_seconds_count": 1,
+            "profdeck_capture_duration_seconds_sum": pytest.approx(
+                (manifest.ended_ns - manifest.started_ns) / 1e9, abs=1e-3
+            ),
+        }
+
+    def test_request_traces_name_the_capture(self, server: Any, collector: Any) -> None:
+        traces = {when: secrets.token_hex(16) for when in ("before", "at its start", "during", "after")}
+        headers = {when: {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"} for when, trace in traces.items()}
+        server.complete(headers=headers["before"])
+        with server.generating(100, headers["at its start"]):
+            call(server, "POST", "start", {"id": "traced", "run": "traced"})
+        server.complete(headers=headers["during"])
+        stop(server, "traced")
+        server.complete(headers=headers["after"])
+        named = {
+            when: {name for span in collector.spans(trace, self.request_span) for name in span.captures}
+            for when, trace in traces.items()
+        }
+        capture = {"traced/traced"}
+        assert named == {"before": set(), "at its start": capture, "during": capture, "after": set()}
 
     @pytest.mark.parametrize(
         ("body", "text"),

@@ -99,6 +99,10 @@ class Recorded:
     size_bytes: int
     events: int
     problems: tuple[str, ...]
+    duration_s: Annotated[float | None, override(omit_if_default=True)] = None
+    """From its begin until its files were whole. Left out before, as older readers do not know it."""
+    stall_s: Annotated[float | None, override(omit_if_default=True)] = None
+    """How long its start and stop kept the process from its work. Left out as above."""
 
 
 @attrs.frozen(kw_only=True)

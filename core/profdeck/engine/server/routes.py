@@ -40,6 +40,9 @@ from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import Engine
 from profdeck.engine.engine_config import EngineConfig
 from profdeck.engine.options import Auth, EngineOptions
+from profdeck.engine.server.following import Following
+from profdeck.engine.server.metrics import prometheus_metrics
+from profdeck.engine.server.request_spans import join_request_traces
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import About
@@ -72,6 +75,7 @@ class Routes:
         self._problem: str | None = None
         self._look: asyncio.Future[bool | None] | None = None
         """The last look whether the output directory can be written; a second one beside one that hangs would too."""
+        self._following = Following()
         try:
             self._config = EngineConfig.load(backend)
         except ProfdeckError as error:
@@ -88,6 +92,18 @@ class Routes:
         for command in ("start", "stop"):
             app.add_api_route(f"/profdeck/{command}", self._route(command), methods=["POST"], include_in_schema=False)
         app.add_api_route("/profdeck/files/{place:path}", self._files(), methods=["GET"], include_in_schema=False)
+        if metrics := prometheus_metrics():
+            self._following.onlookers.append(metrics)
+        serving = app.router.lifespan_context
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+            async with serving(app) as state:  # the engine sets up its request traces in here, at the latest
+                if spans := join_request_traces():
+                    self._following.onlookers.append(spans)
+                yield state
+
+        app.router.lifespan_context = lifespan
 
     def _route(self, command: str) -> Any:
         from fastapi import Request
@@ -170,16 +186,21 @@ class Routes:
 
     async def _carry_out(self, engine: Engine, config: EngineConfig, command: str, body: dict[str, Any]) -> Answer:
         if command == "start":
-            return await engine.command("start", unstructure(_request(body, config)))
+            return await self._following.start(engine, _request(body, config))
+        asked_ns = time.time_ns()
         if command == "status":
-            return await engine.command("status", {})
+            answer = await engine.command("status", {})
+            self._following.heard(answer, asked_ns)
+            return answer
         if not isinstance(body.get("request"), str):
             raise ConfigError('request: the id of the capture is needed, as in {"request": "capture"}.')
         wait_s = body.pop("wait_s", 30)
         if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= _LONGEST_WAIT_S:
             raise ConfigError(f"wait_s: expected seconds up to {_LONGEST_WAIT_S:,}, got {show(wait_s)}.")
         stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
-        return await engine.end(stop, wait_s)
+        answer = await engine.end(stop, wait_s)
+        self._following.heard(answer, asked_ns)
+        return answer
 
 
 def _about(config: EngineConfig, *, writable: bool | None = None) -> Any:

@@ -136,6 +136,8 @@ def _recorded(capture: Capture) -> Recorded:
         size_bytes=sum(artifact.size_bytes for artifact in capture.artifacts),
         events=sum(artifact.events or 0 for artifact in capture.artifacts),
         problems=tuple(capture.problems),
+        duration_s=None if capture.ended_ns is None else (capture.ended_ns - capture.started_ns) / 1e9,
+        stall_s=capture.stall_s,
     )
 
 
