@@ -51,6 +51,11 @@ TYPED = ("core", "plugins", "benchmarks", "docs", "examples", "tests/typing", "n
 NO_ENGINE = (
     "not torch and not vllm and not sglang and not npu and not fleet and not hosts and not omni and not trackers"
 )
+# Minutes of sums and merges, which no release of Python changes: `compat` leaves them to `core`.
+NUMERIC = tuple(
+    f"--ignore=tests/unit/traces/test_{name}.py"
+    for name in ("cost", "oracle", "parts", "merge_properties", "trim_agreement")
+)
 # Several modules of tests at a time. Engines and jobs fill a machine by themselves, and wait for much as they start.
 # The modules of `fleet` share their servers; two groups of them at a time took as long.
 ON_ALL_CORES = ("-n", "auto", "--dist", "loadfile")
@@ -88,14 +93,14 @@ def torch(session: nox.Session) -> None:
 def vllm(session: nox.Session) -> None:
     """Test the vLLM backend with real engines and servers on the CPU."""
     python = environment(session, "vllm")
-    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "vllm", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "vllm and not long", *session.posargs)
 
 
 @nox.session
 def sglang(session: nox.Session) -> None:
     """Test the SGLang backend with real engines and servers on the CPU."""
     python = environment(session, "sglang")
-    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "sglang", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "-m", "sglang and not long", *session.posargs)
 
 
 @nox.session
@@ -170,7 +175,7 @@ def compat(session: nox.Session) -> None:
             session.warn(f"Python {version} is not on this machine: not tested with it.")
             continue
         python = environment(session, "core", path)
-        run(session, python, "-m", "pytest", "-q", *ON_ALL_CORES, "-m", NO_ENGINE, *tests)
+        run(session, python, "-m", "pytest", "-q", *ON_ALL_CORES, "-m", NO_ENGINE, *NUMERIC, *tests)
         tested = True
     if not tested:
         session.skip("There is no other Python, so only this one was tested.")

@@ -19,7 +19,7 @@ TOKENS = 10
 """What the job generates: a prefill and nine decodes, where there is one prompt."""
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2], ids=["tp1", "tp2"])
 def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
     done = run_job("engine", str(request.param), SGLANG_PLUGINS="profdeck,torchcpu")
     done.results["ranks"] = request.param

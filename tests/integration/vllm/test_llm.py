@@ -28,7 +28,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2], ids=["tp1", "tp2"])
 def job(request: pytest.FixtureRequest, run_job: Callable[..., Any], small_disk: dict[str, str]) -> Any:
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if request.param > 1 else {}
     done = run_job("llm", str(request.param), VLLM_PLUGINS="profdeck", **threads, **small_disk)
