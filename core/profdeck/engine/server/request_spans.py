@@ -70,7 +70,8 @@ class RequestSpans:
 
     def _mark(self, span: Span) -> None:
         begin_ns = span.start_time or 0
-        names = [one.name for one in list(self._requests) if one.ended_ns is None or one.ended_ns >= begin_ns]
+        with self._lock:
+            names = [one.name for one in self._requests if one.ended_ns is None or one.ended_ns >= begin_ns]
         if names:
             span.set_attribute(ATTRIBUTE, names)
 

@@ -13,6 +13,8 @@ Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine
 `profdeck.records.request.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not
 answer in time. That of a command has ``times`` (a `profdeck.records.host_clock.Times`), by which clocks compare. A file
 has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
+
+What is started here shows in the engine's own metrics and request traces, too (`profdeck.engine.server.following`).
 """
 
 from __future__ import annotations

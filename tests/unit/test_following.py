@@ -1,0 +1,145 @@
+"""What metrics and request traces of a server are told of captures, while an engine answers by a script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from profdeck.base.errors import TargetError
+from profdeck.base.outcome import Outcome
+from profdeck.engine.engine import Engine
+from profdeck.engine.server import following
+from profdeck.engine.server.following import EndedCapture, FollowedRequest, Following
+from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
+from profdeck.records.status import Status
+
+REQUEST = CaptureRequest(id="step3", output=Path("/profiles"), run="job", role="rollout", token="ours")  # noqa: S106  # no secret
+IDLE = Reply(rank=0, world_size=2, host="here", pid=1, state=RequestState.IDLE)
+ARMED = attrs.evolve(IDLE, state=RequestState.ARMED, request="step3", token="ours")  # noqa: S106  # as above
+
+
+def recorded(status: Status, stall_s: float) -> Recorded:
+    return Recorded(
+        id="step3",
+        status=status,
+        manifest="",
+        files=(),
+        size_bytes=5,
+        events=1,
+        problems=(),
+        duration_s=2,
+        stall_s=stall_s,
+    )
+
+
+ENDED = tuple(
+    attrs.evolve(ARMED, state=RequestState.ENDED, captures=(recorded(status, stall_s),))
+    for status, stall_s in ((Status.COMPLETE, 0.25), (Status.PARTIAL, 0.5))
+)
+
+
+class ScriptedEngine(Engine):
+    """Gives the answers of a script, one after another."""
+
+    name = "scripted"
+
+    def __init__(self, *script: Reply | tuple[Reply, ...] | TargetError) -> None:
+        self.script = list(script)
+
+    async def has_profdeck(self) -> bool:
+        return True
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:  # noqa: ARG002  # the engine's signature
+        answer = self.script.pop(0)
+        if isinstance(answer, TargetError):
+            raise answer
+        return Answer(ranks=answer if isinstance(answer, tuple) else (answer,))
+
+
+class Log:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.is_over = asyncio.Event()
+
+    def began(self, request: FollowedRequest) -> None:
+        self.told.append(request.name)
+
+    def ended(self, request: FollowedRequest) -> None:
+        self.told.append(request.captures)
+        self.is_over.set()
+
+    def refused(self, outcome: Outcome) -> None:
+        self.told.append(outcome)
+
+
+WHOLE = (EndedCapture(status=Status.PARTIAL, size_bytes=10, duration_s=2, stall_s=0.5),)
+NOTHING = (EndedCapture(status=Status.FAILED, size_bytes=0, duration_s=0, stall_s=0),)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ((ARMED, ARMED, ENDED), ["job/step3", WHOLE]),
+        ((ARMED, TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["job/step3", WHOLE]),
+        ((ARMED, IDLE), ["job/step3", NOTHING]),  # its processes were replaced
+        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["job/step3", WHOLE]),  # it took it after all
+    ],
+)
+def test_a_capture_whose_client_is_gone_is_followed_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, script: tuple[Any, ...], told: list[Any]
+) -> None:
+    monkeypatch.setattr(following, "_ASK_AGAIN_S", 0.001)
+
+    async def main() -> list[Any]:
+        log, followed = Log(), Following()
+        followed.onlookers.append(log)
+        with contextlib.suppress(TargetError):
+            await followed.start(ScriptedEngine(*script), REQUEST)
+        await asyncio.wait_for(log.is_over.wait(), 10)
+        return log.told
+
+    assert asyncio.run(main()) == told
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        attrs.evolve(IDLE, token="theirs", error="Capture other is armed.", refusal=Outcome.ALREADY_ACTIVE),  # noqa: S106  # as above
+        TargetError("Another one records.", Outcome.ALREADY_ACTIVE),
+    ],
+)
+def test_a_refused_start_is_told_and_ends_nothing(answer: Any) -> None:
+    async def main() -> list[Any]:
+        log, followed = Log(), Following()
+        followed.onlookers.append(log)
+        engine = ScriptedEngine(ARMED, ARMED, answer, ENDED)  # the second answer is to the question before a start
+        await followed.start(engine, REQUEST)
+        with contextlib.suppress(TargetError):
+            await followed.start(engine, attrs.evolve(REQUEST, id="second", token="second"))  # noqa: S106  # as above
+        await followed._ask(engine)
+        return log.told
+
+    assert asyncio.run(main()) == ["job/step3", Outcome.ALREADY_ACTIVE, WHOLE]
+
+
+def test_what_fails_to_show_a_capture_does_not_stop_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Log):
+        def began(self, request: FollowedRequest) -> None:  # noqa: ARG002  # every onlooker gets it
+            raise OSError("the disk is full")
+
+    async def main() -> list[Any]:
+        log, followed = Log(), Following()
+        followed.onlookers += [Full(), log]
+        await followed.start(ScriptedEngine(ARMED), REQUEST)
+        return log.told
+
+    assert asyncio.run(main()) == ["job/step3"]
+    assert "the disk is full" in caplog.text
