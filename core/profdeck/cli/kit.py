@@ -163,7 +163,12 @@ def run_path(text: str | Path) -> Path:
 
 
 def _is_url(text: str | Path) -> bool:
-    return "://" in str(text)  # typer hands a default over as it is
+    word = str(text)  # typer hands a default over as it is
+    if "://" not in word:  # most commands start without what URLs need
+        return False
+    from profdeck.remote.urls import is_url
+
+    return is_url(word)
 
 
 _copied: dict[Path, str] = {}

@@ -28,6 +28,7 @@ def command(
     """
     from profdeck.remote import listener
     from profdeck.remote.upload import upload
+    from profdeck.traces.analysis.formatting import plural
 
     with kit.progress("Sending") as on_progress:
         done = upload(Path(run), url or listener.url(), on_progress=on_progress)
@@ -37,5 +38,6 @@ def command(
     for why in done.waits_for:
         kit.warn(f"{why}: stays here.")
     before = f"; {done.there} {'was' if done.there == 1 else 'were'} there" if done.there else ""
-    files = f"{done.files} file{'' if done.files == 1 else 's'}, {kit.size(done.size_bytes)}"
-    typer.echo(f"Sent {files}{before}. Next: profdeck ls {done.place}")
+    typer.echo(
+        f"Sent {plural(done.files, 'file')}, {kit.size(done.size_bytes)}{before}. Next: profdeck ls {done.place}"
+    )

@@ -182,10 +182,8 @@ def _get(source: Place, path: Path, size_bytes: int | None) -> None:
         source.files.get_file(source.path, str(part))
     except Exception as error:  # as in `Place.ask`
         part.unlink(missing_ok=True)
-        failed = source.failed("cannot be fetched", error)
-        raise RemoteError(
-            f"{str(failed).rstrip('.')}. What was fetched before is kept; call again to go on."
-        ) from error
+        advice = "What was fetched before is kept; call again to go on."
+        raise source.failed("cannot be fetched", error, advice) from error
     if size_bytes is not None and size_of(part) != size_bytes:
         part.unlink(missing_ok=True)
         raise RemoteError(f"{source} changed while it was fetched. Call again.")

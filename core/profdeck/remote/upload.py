@@ -278,8 +278,8 @@ def _put(file: Path, place: Place) -> None:
             _make_directories(place)
             place.files.put_file(str(file), place.path)
     except Exception as error:  # as in `Place.ask`
-        failed = place.failed("cannot be written", error)
-        raise RemoteError(f"{str(failed).rstrip('.')}. What was sent before is there; call again to go on.") from error
+        advice = "What was sent before is there; call again to go on."
+        raise place.failed("cannot be written", error, advice) from error
 
 
 def _make_directories(place: Place) -> None:

@@ -41,10 +41,7 @@ class Place:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise MissingLibraryError(
-                f"{shown(url)}: URLs need fsspec, which is not installed. Install it with: pip install "
-                "'profdeck[upload]'"
-            ) from None
+            raise without_fsspec(f"{shown(url)}: URLs need") from None
         try:
             files, path = url_to_fs(url)
         except ImportError as error:
@@ -76,14 +73,16 @@ class Place:
         above = bare.rstrip("/").rpartition("/")[0]
         return Place(f"{above}{mark}{query}", self.files, self.path.rpartition("/")[0])
 
-    def failed(self, what: str, error: BaseException) -> RemoteError:
+    def failed(self, what: str, error: BaseException, advice: str = "") -> RemoteError:
         """Return the error to raise for one of the file system's.
 
         Args:
             what: what cannot be done, as in ``cannot be read``.
             error: why.
+            advice: what to do, in sentences.
         """
-        return RemoteError(f"{self} {what}: {_without_secrets(error, self.url)}")
+        text = f"{self} {what}: {_without_secrets(error, self.url)}"
+        return RemoteError(f"{text.rstrip('.')}. {advice}" if advice else text)
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the file system that reads.
@@ -98,6 +97,15 @@ class Place:
             raise
         except Exception as error:  # libraries of all kinds have errors of their own
             raise self.failed("cannot be read", error) from error
+
+
+def without_fsspec(who: str) -> MissingLibraryError:
+    """Return the error to raise where fsspec is not installed.
+
+    Args:
+        who: who needs it, as in ``URLs need``.
+    """
+    return MissingLibraryError(f"{who} fsspec, which is not installed. Install it with: pip install 'profdeck[upload]'")
 
 
 def is_url(text: str) -> bool:
