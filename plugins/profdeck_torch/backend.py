@@ -39,7 +39,12 @@ class TorchBackend(Backend[TorchOptions]):
 
         # Kineto prints two lines per recording to stderr, from torch 2.13 on. It reads this when it first records.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        import profdeck_torch.recorder  # noqa: F401  # paid for now rather than in the first captured step
+        # Paid for now rather than in the first captured step, where torch imports its compiler: for seconds, in code
+        # that swallows what a signal handler of the host raises.
+        import profdeck_torch.cuda
+        import profdeck_torch.recorder  # noqa: F401
+
+        hasattr(torch, "_inductor")
 
         if Activity.CUDA in (self.options.activities or ()):
             if not torch.cuda.is_available():

@@ -395,3 +395,16 @@ atexit.register(lambda: print(read_run(Path(sys.argv[1])).status))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout == "complete\n"
+
+
+def test_the_first_captured_step_imports_no_compiler(tmp_path: Path) -> None:
+    """It takes seconds, and swallows what a signal handler of the host raises."""
+    job = (
+        "import sys, torch; from profdeck import Profiler\n"
+        "given = {'output': '.', 'run': 'run', 'trainer.backend': 'torch', 'steps': [0], 'on_demand': False}\n"
+        "profiler = Profiler.from_config(settings=given); before = {*sys.modules}\n"
+        "with profiler.capture(0): torch.ones(2) + 1\n"
+        "print(len({*sys.modules} - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", job], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10

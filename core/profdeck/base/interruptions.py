@@ -16,6 +16,15 @@ def is_of_signal(error: BaseException) -> bool:
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
+def raise_of_signal(error: BaseException) -> None:
+    """Raise what a handler of a signal raised, if that is what an error is made of."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            raise_of_signal(one)
+    elif is_of_signal(error):
+        raise error
+
+
 def _code(handler: object) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func

@@ -21,6 +21,7 @@ import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
 from profdeck.base.errors import ConfigError, nearest
+from profdeck.base.interruptions import raise_of_signal
 
 T = TypeVar("T")
 
@@ -49,13 +50,30 @@ def structure(data: Any, cls: type[T], *, where: str) -> T:
     try:
         return _converter().structure(data, cls)
     except Exception as error:  # noqa: BLE001  # cattrs raises groups and whatever validators raise
+        raise_of_signal(error)
         lines = cattrs.transform_error(error, path="", format_exception=_sentence)
         raise ConfigError("\n".join(_with_path(line, where) for line in lines)) from None
 
 
+LEFT_OUT: Mapping[Any, Any] = {"profdeck": "left out"}
+"""Metadata of a field that is no key of the plain data while it is None: older readers refuse keys that they lack."""
+
+
 def unstructure(value: Any) -> Any:
     """Turn attrs classes, enums, paths and tuples into plain JSON data."""
-    return _converter().unstructure(value)
+    # Not by cattrs, which swallows what a signal handler raises while it looks for the way of a class.
+    if isinstance(value, Enum | Path):
+        return value.value if isinstance(value, Enum) else str(value)
+    if isinstance(value, list | tuple):
+        return [unstructure(item) for item in value]
+    if _is_from_list(value):
+        return value.to_list()
+    if attrs.has(type(value)):
+        fields = {field: getattr(value, field.name) for field in attrs.fields(type(value))}
+        value = {field.name: own for field, own in fields.items() if own is not None or field.metadata != LEFT_OUT}
+    if isinstance(value, Mapping):
+        return {unstructure(key): unstructure(item) for key, item in value.items()}
+    return value
 
 
 def duration(least: Any) -> Any:
@@ -96,10 +114,6 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
     converter.register_structure_hook_factory(_is_text_or_list, _text_or_list_hook)
     converter.register_structure_hook_func(lambda cls: cls == bool | str, _switch_or_name)
-    converter.register_unstructure_hook_func(_is_enum, lambda member: member.value)
-    converter.register_unstructure_hook(Path, str)
-    converter.register_unstructure_hook_func(_is_from_list, lambda value: value.to_list())
-    converter.register_unstructure_hook_factory(_is_tuple, _untuple_hook)
     return converter
 
 
@@ -242,10 +256,6 @@ def _without_ranges(value: Any) -> Any:
             raise _Wrong(f"the range {show(item)} is empty: its end is below its start.")
         found += range(first, last + 1)
     return value if not found or found == [value] else found
-
-
-def _untuple_hook(_: Any, converter: cattrs.Converter) -> Callable[[Any], list[Any]]:
-    return lambda value: [converter.unstructure(item) for item in value]
 
 
 def _sentence(error: BaseException, _: type | None) -> str:

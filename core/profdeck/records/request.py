@@ -8,15 +8,15 @@ import secrets
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import attrs
 from attrs import validators
-from cattrs import override
 
 from profdeck.base.identity import NAME
 from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
+from profdeck.base.structuring import LEFT_OUT
 from profdeck.config.schedule import Iterations
 from profdeck.records.status import Status
 
@@ -99,9 +99,9 @@ class Recorded:
     size_bytes: int
     events: int
     problems: tuple[str, ...]
-    duration_s: Annotated[float | None, override(omit_if_default=True)] = None
+    duration_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
     """From its begin until its files were whole. Left out before, as older readers do not know it."""
-    stall_s: Annotated[float | None, override(omit_if_default=True)] = None
+    stall_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
     """How long its start and stop kept the process from its work. Left out as above."""
 
 
@@ -126,11 +126,11 @@ class Reply:
     """What kept it from recording what was asked for."""
     error: str | None = None
     """Why the command was refused; nothing has changed then."""
-    refusal: Annotated[Outcome | None, override(omit_if_default=True)] = None
+    refusal: Outcome | None = attrs.field(default=None, metadata=LEFT_OUT)
     """The code of the refusal, where one is told. Left out when there is none, as older readers do not know it."""
-    owner: Annotated[ProcessId | None, override(omit_if_default=True)] = None
+    owner: ProcessId | None = attrs.field(default=None, metadata=LEFT_OUT)
     """The process that made the last request, where it is known. Left out when it is not, as above."""
-    waits_for: Annotated[str | None, override(omit_if_default=True)] = None
+    waits_for: str | None = attrs.field(default=None, metadata=LEFT_OUT)
     """What it waits for before its window can begin, and who holds that: a device that somebody else records. Left out
     when it does not wait, as above."""
 
@@ -143,7 +143,7 @@ class Answer:
     """One per worker whose answer reaches the one that asked."""
     frontends: Mapping[str, Reply] = attrs.field(factory=dict)
     """By name, those of processes that are no worker, as far as they record."""
-    recording: Annotated[tuple[int, ...] | None, override(omit_if_default=True)] = None
+    recording: tuple[int, ...] | None = attrs.field(default=None, metadata=LEFT_OUT)
     """The ranks that record, where the engine chose them: `CaptureRequest.ranks` are then those of each of its parts,
     such as the stages of a pipeline. Left out else, as older readers do not know it."""
 

@@ -195,108 +195,6 @@ def test_a_driver_that_ends_stops_its_capture(ours: Driven) -> None:
     assert (rank.status, rank.events > 0) == (Status.PARTIAL, True)
 
 
-# Jobs that run, captured from outside.
-
-
-@attrs.frozen
-class RayJob:
-    """A job of the cluster, with engines at work."""
-
-    namespace: str
-    names: tuple[str, ...]
-
-
-@pytest.fixture(scope="module")
-def ray_jobs(cluster: Cluster, environ: dict[str, str]) -> Iterator[tuple[RayJob, RayJob]]:
-    """Two jobs at once, in namespaces of their own: one with two engines, one with one of a name that the other has."""
-    with ExitStack() as until_done:
-        found = []
-        for names in (("rollout_0", "rollout_1"), ("rollout_0",)):
-            command = [sys.executable, HERE / "jobs" / "ray_job.py", cluster.address, *names]
-            job = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            until_done.enter_context(job)  # which closes its input, and waits
-            assert job.stdout is not None
-            found.append(RayJob(job.stdout.readline().strip(), names))
-        yield found[0], found[1]
-
-
-def captured_from_outside(
-    cluster: Cluster, environ: dict[str, str], directory: Path, *options: str
-) -> tuple[int, dict[str, Any], str]:
-    """Run `profdeck capture --ray`; returns its exit status, its JSON and what it said."""
-    given = ["--ray", *([] if "start" in options else ["--iterations", "3"]), "--output", str(directory / "profiles")]
-    given += ["--set", "server.options.device_options.thread_bound=false"]
-    return commanded(directory, environ | {"RAY_ADDRESS": cluster.address}, *given, *options)
-
-
-def commanded(directory: Path, environ: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "-m", "profdeck", "capture", *arguments, "--json"]
-    done = subprocess.run(
-        command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DRIVER_S, check=False
-    )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
-
-
-def test_of_several_jobs_one_has_to_be_chosen(
-    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
-) -> None:
-    code, _, said = captured_from_outside(cluster, environ, tmp_path)
-    assert code == 2
-    assert "Several Ray jobs have engines; choose one by its --ray-namespace" in said
-    assert {f"{job.namespace} ({len(job.names)})" in " ".join(said.split()) for job in ray_jobs} == {True}
-    assert not (tmp_path / "profiles").exists()
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_each_job_is_captured_by_itself(
-    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path, which: int
-) -> None:
-    job = ray_jobs[which]
-    code, found, said = captured_from_outside(cluster, environ, tmp_path, "--ray-namespace", job.namespace)
-    assert (code, found["complete"]) == (0, True), said
-    assert [one["url"] for one in found["servers"]] == [f"Actor(AsyncActor, {name})" for name in job.names]
-    assert {(one["state"], one["backend"]) for one in found["servers"]} == {("ready", "held")}
-    assert "they hold no engine: Actor(SyncActor, trainer)" in " ".join(said.split())
-    captures = read_run(Path(found["run"])).captures
-    assert {(one.replica, one.status) for one in captures} == {
-        (number, Status.COMPLETE) for number in range(len(job.names))
-    }
-
-
-def test_a_name_that_one_job_has_chooses_it(
-    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
-) -> None:
-    code, found, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "rollout_1*")
-    assert (code, found["complete"]) == (0, True), said
-    assert [one["url"] for one in found["servers"]] == ["Actor(AsyncActor, rollout_1)"]
-
-
-def test_a_capture_that_another_process_holds_stays_in_the_cluster(
-    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
-) -> None:
-    code, started, said = captured_from_outside(cluster, environ, tmp_path, "start", "--actor", "rollout_1")
-    assert (code, started.get("recording")) == (0, 1), said
-    code, found, said = commanded(tmp_path, environ, "stop", "--run", started["run"])
-    assert (code, found["complete"]) == (0, True), said
-
-
-def test_a_cluster_without_such_actors(
-    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
-) -> None:
-    code, _, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "reward_*")
-    assert code == 1
-    assert "No engine was found in the actors named reward_*" in said
-
-
-def test_no_cluster_to_join(environ: dict[str, str], tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        code, _, said = captured_from_outside(Cluster(address, 0), environ, tmp_path)
-    assert code == 1
-    assert f"The Ray cluster at RAY_ADDRESS={address} cannot be joined" in " ".join(said.split())
-
-
 # What goes wrong.
 
 
@@ -405,3 +303,105 @@ def test_an_engine_that_is_killed_costs_its_own_files_only(vllm: Driven) -> None
     states = {one.replica: one.status for one in vllm.captures(5)}
     assert states[0] is Status.COMPLETE
     assert states[1] is not Status.COMPLETE
+
+
+# Jobs that run, captured from outside: last, as they work until the end of these tests.
+
+
+@attrs.frozen
+class RayJob:
+    """A job of the cluster, with engines at work."""
+
+    namespace: str
+    names: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def ray_jobs(cluster: Cluster, environ: dict[str, str]) -> Iterator[tuple[RayJob, RayJob]]:
+    """Two jobs at once, in namespaces of their own: one with two engines, one with one of a name that the other has."""
+    with ExitStack() as until_done:
+        found = []
+        for names in (("rollout_0", "rollout_1"), ("rollout_0",)):
+            command = [sys.executable, HERE / "jobs" / "ray_job.py", cluster.address, *names]
+            job = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            until_done.enter_context(job)  # which closes its input, and waits
+            assert job.stdout is not None
+            found.append(RayJob(job.stdout.readline().strip(), names))
+        yield found[0], found[1]
+
+
+def captured_from_outside(
+    cluster: Cluster, environ: dict[str, str], directory: Path, *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Run `profdeck capture --ray`; returns its exit status, its JSON and what it said."""
+    given = ["--ray", *([] if "start" in options else ["--iterations", "3"]), "--output", str(directory / "profiles")]
+    given += ["--set", "server.options.device_options.thread_bound=false"]
+    return commanded(directory, environ | {"RAY_ADDRESS": cluster.address}, *given, *options)
+
+
+def commanded(directory: Path, environ: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    command = [sys.executable, "-m", "profdeck", "capture", *arguments, "--json"]
+    done = subprocess.run(
+        command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DRIVER_S, check=False
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def test_of_several_jobs_one_has_to_be_chosen(
+    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
+) -> None:
+    code, _, said = captured_from_outside(cluster, environ, tmp_path)
+    assert code == 2
+    assert "Several Ray jobs have engines; choose one by its --ray-namespace" in said
+    assert {f"{job.namespace} ({len(job.names)})" in " ".join(said.split()) for job in ray_jobs} == {True}
+    assert not (tmp_path / "profiles").exists()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_each_job_is_captured_by_itself(
+    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path, which: int
+) -> None:
+    job = ray_jobs[which]
+    code, found, said = captured_from_outside(cluster, environ, tmp_path, "--ray-namespace", job.namespace)
+    assert (code, found["complete"]) == (0, True), said
+    assert [one["url"] for one in found["servers"]] == [f"Actor(AsyncActor, {name})" for name in job.names]
+    assert {(one["state"], one["backend"]) for one in found["servers"]} == {("ready", "held")}
+    assert "they hold no engine: Actor(SyncActor, trainer)" in " ".join(said.split())
+    captures = read_run(Path(found["run"])).captures
+    assert {(one.replica, one.status) for one in captures} == {
+        (number, Status.COMPLETE) for number in range(len(job.names))
+    }
+
+
+def test_a_name_that_one_job_has_chooses_it(
+    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
+) -> None:
+    code, found, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "rollout_1*")
+    assert (code, found["complete"]) == (0, True), said
+    assert [one["url"] for one in found["servers"]] == ["Actor(AsyncActor, rollout_1)"]
+
+
+def test_a_capture_that_another_process_holds_stays_in_the_cluster(
+    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
+) -> None:
+    code, started, said = captured_from_outside(cluster, environ, tmp_path, "start", "--actor", "rollout_1")
+    assert (code, started.get("recording")) == (0, 1), said
+    code, found, said = commanded(tmp_path, environ, "stop", "--run", started["run"])
+    assert (code, found["complete"]) == (0, True), said
+
+
+def test_a_cluster_without_such_actors(
+    cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
+) -> None:
+    code, _, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "reward_*")
+    assert code == 1
+    assert "No engine was found in the actors named reward_*" in said
+
+
+def test_no_cluster_to_join(environ: dict[str, str], tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        code, _, said = captured_from_outside(Cluster(address, 0), environ, tmp_path)
+    assert code == 1
+    assert f"The Ray cluster at RAY_ADDRESS={address} cannot be joined" in " ".join(said.split())

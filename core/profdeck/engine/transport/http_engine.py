@@ -8,15 +8,14 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, BinaryIO, final
+from typing import Any, BinaryIO, final
 from urllib.parse import quote
 
 import attrs
-from cattrs import override
 
 from profdeck.base.errors import ProfdeckError, TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure
+from profdeck.base.structuring import LEFT_OUT, structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token
@@ -41,7 +40,7 @@ class About:
     """Its output directory; it writes nowhere else."""
     profdeck: str
     """The version of profdeck."""
-    writable: Annotated[bool | None, override(omit_if_default=True)] = None
+    writable: bool | None = attrs.field(default=None, metadata=LEFT_OUT)
     """Whether the server's process can write below `output`, as far as permissions tell. None, and left out, where it
     did not look: only ``/profdeck/status`` does, while no capture is active."""
 
