@@ -140,3 +140,20 @@ def test_a_job_that_is_restarted_makes_the_capture_that_it_was_asked_for(job: Pa
     (capture,) = read_run(job / "out" / "run").captures
     assert (capture.first_step, capture.status) == (document["first_step"], Status.COMPLETE)
     assert [len(process["captures"]) for process in document["processes"]] == [1, 1]
+
+
+@pytest.mark.parametrize("on_demand", ["true", "tcpstore"])
+def test_captures_by_the_clock(job: Path, on_demand: str) -> None:
+    config = job / "job.yaml"
+    config.write_text(f"{config.read_text()}steps: [every 2 s for 2]\non_demand: {on_demand}\n")
+    run, pause = job / "out" / "run", threading.Event()
+    with launched(job, "job.py") as launcher:
+        while len(list(run.glob("step_*/trainer/rank_000[01].step*.gz"))) < 4:
+            assert launcher.poll() is None, launcher.communicate()
+            pause.wait(0.05)
+        (job / "stop").touch()
+        assert launcher.wait(60) == 0, launcher.communicate()
+    first, second, *others = read_run(run).captures
+    assert all(one.status is Status.COMPLETE and len(one.ranks) == 2 for one in (first, second))
+    assert [one.last_step - one.first_step for one in (first, second)] == [1, 1]
+    assert len(others) < 2  # the job may have ended in the midst of a third

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import itertools
 import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import CaptureError
+from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
@@ -1135,3 +1137,45 @@ def test_a_demand_goes_before_what_the_config_selects() -> None:
     assert not steps.continues(4, 6, asked.token)
     steps.remove(asked)
     assert not steps.continues(4, 4, asked.token)
+
+
+def step_until(job: Job, done: Callable[[], bool]) -> None:
+    """Have a job go on until something is so."""
+    pause, deadline_s = threading.Event(), time.monotonic() + 60
+    for step in itertools.count():
+        if done():
+            return
+        assert time.monotonic() < deadline_s
+        job.step(step)
+        pause.wait(0.01)
+
+
+def test_captures_by_the_clock_are_of_the_same_steps_in_all_ranks(job: Callable[..., Job]) -> None:
+    running = job(3, steps=["every 1 s for 2", 0])
+
+    def whole() -> dict[str, list[tuple[int, int]]]:
+        """The steps that each rank has recorded, by capture."""
+        found = [one for one in running.manifests().values() if one.status is Status.COMPLETE]
+        steps = sorted((one.capture, one.first_step, one.last_step) for one in found)
+        return {name: [(first, last) for own, first, last in steps if own == name] for name, _, _ in steps}
+
+    step_until(running, lambda: sum(len(one) == 3 for one in whole().values()) >= 3)
+    first, second, *_ = [one for name, one in whole().items() if name != "step0" and len(one) == 3]
+    assert all(one == [(one[0][0], one[0][0] + 1)] * 3 for one in (first, second))
+    assert whole()["step0"] == [(0, 0)] * 3
+    assert read_run(running.run).problems == ()
+
+
+def test_who_asks_meanwhile_is_told_of_the_standing_capture(job: Callable[..., Job]) -> None:
+    running = job(1, steps=["every 1 s"])
+    awaited, deadline_s = threading.Event(), time.monotonic() + 60
+    while running.store.read(requests.REQUEST) is None:  # nobody steps, so it stays
+        assert time.monotonic() < deadline_s
+        awaited.wait(0.01)
+    with pytest.raises(CaptureError, match="A standing capture of this run is under way"):
+        requests.ask(running.store, 2, 1)
+
+
+def test_captures_by_the_clock_need_requests(job: Callable[..., Job]) -> None:
+    with pytest.raises(ConfigError, match="'every 1 s' is asked for .* which on_demand: false forbids"):
+        job(1, steps=["every 1 s"], on_demand=False)

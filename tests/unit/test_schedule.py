@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.config.schedule import Schedule, Window, WindowPhase, parse_span
+from profdeck.config.schedule import Schedule, TimedSteps, Window, WindowPhase, parse_span
 
 STEPS = st.integers(0, 60)
 
@@ -133,3 +133,30 @@ def test_a_window_records_what_it_says(active: int, wait: int, warmup: int, repe
     )
     cycles = repeat or 6
     assert phases == [WindowPhase.OFF] * skip_first + one * cycles + [WindowPhase.OFF] * (6 - cycles) * cycle
+
+
+@given(
+    st.integers(1, 999_999), st.sampled_from(["s", "min", "h"]), st.integers(1, 999_999), st.lists(specs(), max_size=3)
+)
+def test_time_is_kept_and_selects_nothing_beforehand(
+    every: int, unit: str, count: int, others: list[int | str]
+) -> None:
+    timed = f"every {every} {unit} for {count}"
+    schedule = Schedule.from_list([timed, *others])
+    assert schedule.timed == (TimedSteps(every, unit, count),)
+    assert schedule.timed[0].every_s == every * {"s": 1, "min": 60, "h": 3600}[unit]
+    assert schedule.spans == Schedule.from_list(others).spans
+    assert schedule.last is None
+    assert Schedule.from_list(schedule.to_list()) == schedule
+
+
+@pytest.mark.parametrize("spec", ["every 0 min", "every 5 min for 0"])
+def test_no_time(spec: str) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Schedule.from_list([spec])
+
+
+@pytest.mark.parametrize("spec", ["every 5 minutes", "every min", "every 5 min from 3", "every -1 s", "every 1.5 h"])
+def test_other_times_are_refused_with_the_grammar(spec: str) -> None:
+    with pytest.raises(ValueError, match="'every 10 min'"):
+        Schedule.from_list([spec])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +77,7 @@ def _capture(
     wish: OnDemandOptions, store: Store, there: list[JobProcess], request: OnDemandRequest, *, json: bool
 ) -> None:
     waiting = _Waiting(wish, store, request, {process.id for process in there})
-    with _beats(store, request):
+    with requests.beats(store, request):
         try:
             waiting.for_lookouts(there)
             plan = waiting.for_plan()
@@ -122,30 +120,6 @@ def _capture(
     _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
-
-
-@contextlib.contextmanager
-def _beats(store: Store, request: OnDemandRequest) -> Iterator[None]:
-    """Let the processes of a store know that somebody waits; without that they take the request back."""
-    if not store.remote:
-        yield
-        return
-    over = threading.Event()
-
-    def beat() -> None:
-        count = 0
-        while not over.wait(requests.BEAT_S if count else 0):
-            count += 1
-            with contextlib.suppress(OSError):
-                store.put(requests.BEAT, f"{request.token} {count}".encode())
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
@@ -205,8 +179,7 @@ class _Waiting:
         blind = there
         while blind and time.monotonic() < until_s:
             time.sleep(_POLL_S / 4)
-            token = self.request.token
-            blind = [one for one in self.processes() if not one.gone and token not in (one.looks_for, one.token)]
+            blind = [one for one in self.processes() if one.is_blind(self.request)]
         if blind:
             names = ", ".join(sorted(process.name for process in blind)[:_MOST_NAMED])
             _say(f"{_count(len(blind), 'process has', 'processes have')} not seen the request yet: {names}.")

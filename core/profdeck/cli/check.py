@@ -113,7 +113,9 @@ def _host(name: str) -> str:
 
 
 def _steps(config: Config) -> str:
-    first = config.steps.after(-1)
+    first, given = config.steps.after(-1), ", ".join(map(str, config.steps.to_list()))
+    if first is None and config.steps.timed:
+        return f"{given}: asked for while the job runs"
     if first is None and config.roles and all(map(_is_of_an_engine, config.roles.values())):
         return "none: the engines are asked for captures, or their iterations say when"
     if first is None and config.on_demand:
@@ -124,7 +126,7 @@ def _steps(config: Config) -> str:
         )
     if config.final_step is not None and first > config.final_step:
         raise ConfigError(f"The first selected step is {first}, but final_step is {config.final_step}.")
-    return f"{', '.join(str(span.spec) for span in config.steps.spans)}; the first is {first}"
+    return f"{given}; the first is {first}"
 
 
 def _is_of_an_engine(role: RoleConfig) -> bool:

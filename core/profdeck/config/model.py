@@ -168,6 +168,14 @@ class Config:
                 f"run: {run!r} is not a directory name; expected letters, digits, '.', '_' and '-', no path"
             )
 
+    @steps.validator
+    def _time_needs_requests(self, _: object, steps: Schedule) -> None:
+        if steps.timed and self.on_demand is False:
+            raise ValueError(
+                f"steps: '{steps.timed[0].spec}' is asked for while the job runs, which on_demand: false forbids; "
+                "remove that key, or say the steps in numbers"
+            )
+
     @roles.validator
     def _roles_are_names(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
         _names("role", reserved=TOP_LEVEL_KEYS)(self, _, roles)

@@ -13,11 +13,15 @@ from attrs import validators
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
 _EVERY = re.compile(r"\s*every\s+(\d+)(?:\s+for\s+(\d+))?(?:\s+from\s+(\d+))?(?:\s+to\s+(\d+))?\s*")
 
+_TIMED = re.compile(r"\s*every\s+(\d{1,6})\s*(s|min|h)(?:\s+for\s+(\d{1,6}))?\s*")
+_UNITS_S = {"s": 1, "min": 60, "h": 3600}
+
 _OTHER_RANGE = re.compile(r"\s*(\d+)\s*[-:,]\s*(\d+)\s*")
 """How others write ranges."""
 GRAMMAR = (
     "a step number such as 10, a range such as '20..22' (both ends included), 'every 500', "
-    "'every 500 for 3' (three steps each), 'every 500 from 7' or 'every 500 for 3 from 7 to 5000'"
+    "'every 500 for 3' (three steps each), 'every 500 from 7' or 'every 500 for 3 from 7 to 5000', "
+    "'every 10 min' or 'every 10 min for 3' (of time: s, min or h)"
 )
 
 
@@ -96,19 +100,59 @@ def parse_span(spec: int | str) -> StepSpan:
 
 
 @attrs.frozen
+class TimedSteps:
+    """Steps that come by the clock: which ones, the processes of the job agree on while it runs."""
+
+    every: int
+    unit: str
+    """``s``, ``min`` or ``h``."""
+    count: int = 1
+    """How many steps in a row."""
+
+    @property
+    def every_s(self) -> float:
+        """The time from one capture to the next, in seconds."""
+        return self.every * _UNITS_S[self.unit]
+
+    @property
+    def spec(self) -> str:
+        """The entry of ``steps`` that gives this."""
+        return f"every {self.every} {self.unit}" + ("" if self.count == 1 else f" for {self.count}")
+
+
+def parse_timed(spec: int | str) -> TimedSteps | None:
+    """Parse an entry of ``steps`` that says a time; None if it says none.
+
+    Raises:
+        ValueError: the time or the number of steps is 0.
+    """
+    match = _TIMED.fullmatch(spec) if isinstance(spec, str) else None
+    if match is None:
+        return None
+    every, count = int(match[1]), int(match[3] or 1)
+    if not every or not count:
+        raise ValueError(f"{spec!r}: the interval and the number of steps must be at least 1")
+    return TimedSteps(every, match[2], count)
+
+
+@attrs.frozen
 class Schedule:
     """The selected global steps, as a union of spans. The order of the entries does not matter."""
 
     spans: tuple[StepSpan, ...] = ()
+    timed: tuple[TimedSteps, ...] = ()
+    """Beside them, what comes by the clock. No other method counts it: nobody knows its steps beforehand."""
 
     @classmethod
     def from_list(cls, specs: Sequence[int | str]) -> Schedule:
         """Build a schedule from entries as the config has them: `GRAMMAR`."""
-        return cls(tuple(parse_span(spec) for spec in specs))
+        found = [parse_timed(spec) or parse_span(spec) for spec in specs]
+        spans = tuple(one for one in found if isinstance(one, StepSpan))
+        return cls(spans, tuple(one for one in found if isinstance(one, TimedSteps)))
 
     def to_list(self) -> list[int | str]:
         """Return the entries as the config has them."""
-        return [span.spec for span in self.spans]
+        return [span.spec for span in self.spans] + [timed.spec for timed in self.timed]
 
     def __contains__(self, step: int) -> bool:
         return any(step in span for span in self.spans)
@@ -153,6 +197,8 @@ class Schedule:
     @property
     def last(self) -> int | None:
         """The last selected step; None if the schedule has no end."""
+        if self.timed:
+            return None
         ends = [span.last for span in self.spans]
         return None if None in ends else max((end for end in ends if end is not None), default=-1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -278,6 +279,12 @@ class Session:
             )
         except (OSError, CaptureError) as error:
             logger.warning("No capture can be asked for while the job runs: %s", describe(error))
+            return
+        if self.config.steps.timed and self._speaks:
+            from profdeck.on_demand.standing import StandingCaptures  # few jobs have any
+
+            for wanted in self.config.steps.timed:
+                weakref.finalize(self, StandingCaptures(store, wanted).leave)
 
     def _missed(self, demand: OnDemandSteps, reason: str) -> None:
         """Leave a manifest of a capture that this process is too late for."""

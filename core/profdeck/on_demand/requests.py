@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import attrs
@@ -52,6 +55,8 @@ class OnDemandRequest:
     """How many global steps after the one at which it is first seen the capture begins."""
     steps: int
     """How many global steps are captured."""
+    standing: bool = False
+    """Whether the job asks itself, as its config says."""
     ready: bool = True
     """Whether steps may be decided on. Before, processes that do not look for it at every boundary begin to."""
 
@@ -136,6 +141,10 @@ class JobProcess:
         role = self.role if self.replica is None else f"{self.role}/{self.replica}"
         return f"{role} ({self.target})" if self.target else f"{role} rank {self.rank}"
 
+    def is_blind(self, request: OnDemandRequest) -> bool:
+        """Tell whether this process of a store takes requests, and does not look for this one at every boundary yet."""
+        return not self.gone and request.token not in (self.looks_for, self.token)
+
     @property
     def gone(self) -> bool:
         """Whether nothing can come of a request here any more, as far as can be known."""
@@ -145,18 +154,19 @@ class JobProcess:
 # The side of who asks.
 
 
-def ask(store: Store, in_steps: int, steps: int) -> OnDemandRequest:
+def ask(store: Store, in_steps: int, steps: int, *, standing: bool = False) -> OnDemandRequest:
     """Ask the job of a run for a capture.
 
     Args:
         store: that of the job.
         in_steps: how many global steps after the one at which the request is first seen the capture begins, at least 1.
         steps: how many global steps are captured, at least 1.
+        standing: whether the job asks itself.
 
     Raises:
         CaptureError: another request is pending, or the store does not take it.
     """
-    request = OnDemandRequest(in_steps=in_steps, steps=steps, ready=not store.remote)
+    request = OnDemandRequest(in_steps=in_steps, steps=steps, standing=standing, ready=not store.remote)
     text = encode(request)
     try:
         stands = store.create(REQUEST, text)
@@ -168,6 +178,30 @@ def ask(store: Store, in_steps: int, steps: int) -> OnDemandRequest:
     if stands != text:
         raise _pending(store, None if stands is None else decode(stands, OnDemandRequest))
     return request
+
+
+@contextlib.contextmanager
+def beats(store: Store, request: OnDemandRequest) -> Iterator[None]:
+    """Let the processes of a store know that somebody waits; without that they take the request back."""
+    if not store.remote:
+        yield
+        return
+    over = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not over.wait(BEAT_S if count else 0):
+            count += 1
+            with contextlib.suppress(OSError):
+                store.put(BEAT, f"{request.token} {count}".encode())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def release(store: Store, request: OnDemandRequest) -> None:
@@ -242,6 +276,8 @@ def _remove_abandoned(store: Store) -> None:
 
 
 def _pending(store: Store, request: OnDemandRequest | None) -> CaptureError:
+    if request is not None and request.standing:
+        return CaptureError("A standing capture of this run is under way. Ask again when it is over.")
     who = "somebody" if request is None else str(request.by)
     text = f"A capture of this run was asked for by {who} and is not over yet. Wait until it is, or end that process."
     if store.remote:

@@ -1,0 +1,77 @@
+"""Captures every so many minutes. One process of the job asks for them, beside its steps, as somebody would by
+`profdeck capture --run`: so all processes agree on the steps, whatever their clocks say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from profdeck.base.errors import CaptureError, describe
+from profdeck.config.schedule import TimedSteps
+from profdeck.on_demand import requests
+from profdeck.on_demand.requests import JobProcess, OnDemandRequest
+from profdeck.on_demand.stores import Store
+
+logger = logging.getLogger("profdeck")
+
+_POLL_S = 1.0
+_PROCESSES_PER_S = 200
+"""So many are read in a second at most while a capture is under way: of large jobs less often."""
+_JOIN_S = 10.0
+"""For how long the processes of a store may take to say that they look for a request."""
+
+
+class StandingCaptures:
+    """Asks until it is told to leave."""
+
+    def __init__(self, store: Store, wanted: TimedSteps) -> None:
+        """Args:
+        store: where requests are.
+        wanted: how often, and how many steps.
+        """
+        self._store = store
+        self._wanted = wanted
+        self._left = threading.Event()
+        threading.Thread(target=self._ask, name="profdeck standing captures", daemon=True).start()
+
+    def leave(self) -> None:
+        """Ask no more. What is under way goes on."""
+        self._left.set()
+
+    def _ask(self) -> None:
+        due_s = time.monotonic() + self._wanted.every_s
+        while not self._left.wait(max(due_s - time.monotonic(), 0)):
+            try:
+                self._capture()
+            except (OSError, CaptureError) as error:  # somebody else asks, or the store is away
+                logger.info("No capture, though 'steps' has '%s': %s", self._wanted.spec, describe(error))
+            due_s = max(due_s + self._wanted.every_s, time.monotonic())
+
+    def _capture(self) -> None:
+        """Ask for a capture, and wait until it is over, so that there can be another one."""
+        there = [process for process in requests.read_processes(self._store) if not process.gone]
+        if not there:
+            return
+        in_steps = requests.DEFAULT_IN_STEPS + max(process.warmup_steps for process in there)
+        request = requests.ask(self._store, in_steps, self._wanted.count, standing=True)
+        asked = {process.id for process in there}
+        with requests.beats(self._store, request):
+            if self._store.remote:
+                until_s = time.monotonic() + _JOIN_S
+                while time.monotonic() < until_s and any(one.is_blind(request) for one in self._read(asked, request)):
+                    self._left.wait(_POLL_S / 4)
+                requests.release(self._store, request)
+            while any(not _is_over(process, request) for process in self._read(asked, request)):
+                if self._left.wait(max(_POLL_S, len(asked) / _PROCESSES_PER_S)):
+                    return
+            requests.forget(self._store, request)
+
+    def _read(self, asked: set[str], request: OnDemandRequest) -> list[JobProcess]:
+        found = requests.read_processes(self._store)
+        return [process for process in found if process.token == request.token or process.id in asked]
+
+
+def _is_over(process: JobProcess, request: OnDemandRequest) -> bool:
+    return process.gone or (process.token == request.token and process.done)
