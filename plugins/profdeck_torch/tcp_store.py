@@ -42,9 +42,7 @@ def connect(run: str, address: str | None) -> TcpStore:
         MissingLibraryError: torch is not installed.
     """
     if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
-        raise MissingLibraryError(
-            "The store 'tcpstore' needs torch, which is not installed. Install it with: pip install 'profdeck[torch]'"
-        )
+        raise MissingLibraryError.of("The store 'tcpstore' needs", "torch")
     if address is None:
         host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         if not host or not port:

@@ -24,10 +24,7 @@ def require(name: str) -> None:
         MissingLibraryError: it is not.
     """
     if importlib.util.find_spec(name) is None:
-        raise MissingLibraryError(
-            f"The listener '{name}' needs {name}, which is not installed. Install it with: pip install "
-            f"'profdeck[{name}]'"
-        )
+        raise MissingLibraryError.of(f"The listener '{name}' needs", name)
 
 
 def note(run: Path | Capture, name: str, about: Mapping[str, str]) -> None:

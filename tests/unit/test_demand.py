@@ -28,7 +28,7 @@ from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps, Schedule
-from profdeck.on_demand import requests, stores
+from profdeck.on_demand import requests, standing, stores
 from profdeck.on_demand import watch as watches
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StartDecision, StepPlan
 from profdeck.on_demand.stores import FileStore
@@ -1174,6 +1174,17 @@ def test_who_asks_meanwhile_is_told_of_the_standing_capture(job: Callable[..., J
         awaited.wait(0.01)
     with pytest.raises(CaptureError, match="A standing capture of this run is under way"):
         requests.ask(running.store, 2, 1)
+
+
+def test_a_process_that_is_gone_ends_no_captures_by_the_clock(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another host, of which nobody can tell whether it lives."""
+    monkeypatch.setattr(standing, "_MOST_S", 1.0)
+    running = job(1, steps=["every 1 s"])
+    gone = JobProcess(role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=ELSEWHERE)
+    running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(gone))
+    step_until(running, lambda: len(running.steps()) > 2)
 
 
 def test_captures_by_the_clock_need_requests(job: Callable[..., Job]) -> None:

@@ -46,10 +46,7 @@ class Library:
         """
         found = self.installed()
         if found is None:
-            raise MissingLibraryError(
-                f"The backend '{backend}' needs {self.names[0]}, which is not installed. "
-                f"Install it with: pip install 'profdeck[{backend}]'"
-            )
+            raise MissingLibraryError.of(f"The backend '{backend}' needs", self.names[0], backend)
         name, version = found
         if not SpecifierSet(self.versions).contains(version, prereleases=True):
             raise IncompatibleLibraryError(

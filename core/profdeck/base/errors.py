@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 from profdeck.base.outcome import Outcome
 
@@ -27,6 +27,18 @@ class UnknownPluginError(PluginError):
 
 class MissingLibraryError(PluginError):
     """The plugin is there, but the library that it drives is not installed."""
+
+    @classmethod
+    def of(cls, who: str, library: str, extra: str | None = None) -> Self:
+        """Say so.
+
+        Args:
+            who: who needs it, as in ``URLs need``.
+            library: what is not installed.
+            extra: that of profdeck which brings it, if it has another name.
+        """
+        how = f"pip install 'profdeck[{extra or library}]'"
+        return cls(f"{who} {library}, which is not installed. Install it with: {how}")
 
 
 class IncompatibleLibraryError(PluginError):

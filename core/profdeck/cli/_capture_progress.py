@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from profdeck.backends.api import TargetState
+from profdeck.base.words import plural
 from profdeck.fleet import Fleet
 
 _EVERY_S = 0.5
@@ -75,7 +76,7 @@ def say_windows(states: States, wanted: int | None, count: int) -> str:
         wanted: how many iterations each is to record.
         count: how many servers there are.
     """
-    what = "their windows" if wanted is None else f"{wanted} iteration{'' if wanted == 1 else 's'}"
+    what = "their windows" if wanted is None else plural(wanted, "iteration")
     if count > 1:
         text = f"{sum(state.ended for state in states.values())} of {count} targets have recorded {what}"
     else:

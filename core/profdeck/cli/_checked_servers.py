@@ -22,6 +22,7 @@ from profdeck.base.entry_points import installed
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.version import __version__
+from profdeck.base.words import plural
 from profdeck.cli import kit
 from profdeck.cli._ray_actors import backend_of
 from profdeck.config.targets import TargetsConfig, WorkerType
@@ -216,7 +217,7 @@ async def check_all(servers: Sequence[CheckedServer]) -> None:
         await server.check({} if server.backend else backends)
         on_progress(done := done + 1, len(servers))
 
-    with kit.progress(f"Checking {len(servers)} server{'' if len(servers) == 1 else 's'}") as on_progress:
+    with kit.progress(f"Checking {plural(len(servers), 'server')}") as on_progress:
         on_progress(done, len(servers))
         results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
     for server, result in zip(servers, results, strict=True):

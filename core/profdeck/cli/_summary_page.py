@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import attrs
 from rich.text import Text
 
+from profdeck.base.words import plural
 from profdeck.cli import _page, kit
 from profdeck.cli._page import aligned, bar, beside, wrapped
-from profdeck.traces.analysis.formatting import ms, percent, plural
+from profdeck.traces.analysis.formatting import ms, percent
 from profdeck.traces.analysis.host_states import NOT_READ
 from profdeck.traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck.traces.overview import Team, WorkRow, about, first_of, not_complete, teams_of

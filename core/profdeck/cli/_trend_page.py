@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
+from profdeck.base.words import plural
 from profdeck.cli import _page, kit
-from profdeck.traces.analysis.formatting import plural
 from profdeck.traces.trend.change_points import FEWEST
 from profdeck.traces.trend.model import Trend, TrendSeries
 from profdeck.traces.trend.words import explanation, headings, runs_of, sentence, team_of, usual, value_of

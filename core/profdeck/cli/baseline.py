@@ -14,9 +14,9 @@ import typer
 from rich.text import Text
 
 from profdeck.base.errors import ConfigError, TraceError
+from profdeck.base.words import plural
 from profdeck.cli import _judged, _page, _trace_options, kit
 from profdeck.traces.analysis.diff_words import headline_of, label_of_role, verdict_of
-from profdeck.traces.analysis.formatting import plural
 
 if TYPE_CHECKING:
     from profdeck.cli._judged import Judgement

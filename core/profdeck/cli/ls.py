@@ -16,6 +16,7 @@ from rich.text import Text
 from profdeck.after_run.record import FinishReport, FinishState, read_finishes
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.result_cache import ResultCache
+from profdeck.base.words import plural
 from profdeck.cli import _trace_options, kit
 from profdeck.cli.kit import ExitCode
 from profdeck.records.manifest import Manifest
@@ -136,7 +137,7 @@ def show(report: RunReport) -> None:
     counted = reports.totals(report)
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
     amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"
-    captures = f"{counted['captures']} capture{'' if counted['captures'] == 1 else 's'}"
+    captures = plural(counted["captures"], "capture")
     console.print(f"{kit.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
     if unread := counted["not_read_again"]:
         files = "file was" if unread == 1 else "files were"

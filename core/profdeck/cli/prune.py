@@ -9,6 +9,7 @@ import attrs
 import typer
 
 from profdeck.base.errors import ConfigError
+from profdeck.base.words import plural
 from profdeck.cli import kit
 
 _BYTES_PER_GB = 1e9
@@ -51,7 +52,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 
     def amount(of: tuple[StepOnDisk, ...]) -> str:
         size = kit.size(sum(step.pruned.size_bytes for step in of))
-        return f"{len(of)} step{'' if len(of) == 1 else 's'} ({size})"
+        return f"{plural(len(of), 'step')} ({size})"
 
     done = "Would delete" if dry_run else "Deleted"
     kit.stdout().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} stay.", soft_wrap=True)

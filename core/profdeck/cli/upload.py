@@ -26,9 +26,9 @@ def command(
 
     Each file is compared with the one there, and what is there is not sent again. Nothing is deleted here.
     """
+    from profdeck.base.words import plural
     from profdeck.remote import listener
     from profdeck.remote.upload import upload
-    from profdeck.traces.analysis.formatting import plural
 
     with kit.progress("Sending") as on_progress:
         done = upload(Path(run), url or listener.url(), on_progress=on_progress)

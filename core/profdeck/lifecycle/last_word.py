@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 
+from profdeck.base.words import plural
 from profdeck.records.capture import Capture
 from profdeck.records.status import Status
 
@@ -52,7 +53,7 @@ def _say() -> None:
         return
     for path, counts in _runs.items():
         run = _shown(path)
-        what = f"{counts.captures} capture{'' if counts.captures == 1 else 's'} in {run}"
+        what = f"{plural(counts.captures, 'capture')} in {run}"
         poor = f", {counts.poor} not complete: profdeck ls {run} says why" if counts.poor else ""
         with contextlib.suppress(OSError, ValueError):  # a stream that is closed
             sys.stderr.write(f"profdeck: {what}{poor}. Next: profdeck summary {run}\n")

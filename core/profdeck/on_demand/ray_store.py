@@ -34,9 +34,7 @@ def connect(run: str, address: str | None) -> RayStore:
         MissingLibraryError: Ray is not installed.
     """
     if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
-        raise MissingLibraryError(
-            "The store 'ray' needs ray, which is not installed. Install it with: pip install 'profdeck[ray]'"
-        )
+        raise MissingLibraryError.of("The store 'ray' needs", "ray")
     import ray
 
     if address is not None:

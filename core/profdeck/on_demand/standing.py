@@ -21,6 +21,8 @@ _PROCESSES_PER_S = 200
 """So many are read in a second at most while a capture is under way: of large jobs less often."""
 _JOIN_S = 10.0
 """For how long the processes of a store may take to say that they look for a request."""
+_MOST_S = 1800.0
+"""For how long a capture is waited for, at least: a process of another host that is gone says nothing."""
 
 
 class StandingCaptures:
@@ -34,6 +36,8 @@ class StandingCaptures:
         self._store = store
         self._wanted = wanted
         self._left = threading.Event()
+        self._request: OnDemandRequest | None = None
+        """What it asked for last."""
         threading.Thread(target=self._ask, name="profdeck standing captures", daemon=True).start()
 
     def leave(self) -> None:
@@ -44,29 +48,38 @@ class StandingCaptures:
         due_s = time.monotonic() + self._wanted.every_s
         while not self._left.wait(max(due_s - time.monotonic(), 0)):
             try:
+                self._forget()  # what an error left
                 self._capture()
+                self._forget()
             except (OSError, CaptureError) as error:  # somebody else asks, or the store is away
                 logger.info("No capture, though 'steps' has '%s': %s", self._wanted.spec, describe(error))
             due_s = max(due_s + self._wanted.every_s, time.monotonic())
 
     def _capture(self) -> None:
-        """Ask for a capture, and wait until it is over, so that there can be another one."""
+        """Ask for a capture, and wait until it is over."""
         there = [process for process in requests.read_processes(self._store) if not process.gone]
         if not there:
             return
         in_steps = requests.DEFAULT_IN_STEPS + max(process.warmup_steps for process in there)
-        request = requests.ask(self._store, in_steps, self._wanted.count, standing=True)
-        asked = {process.id for process in there}
+        request = self._request = requests.ask(self._store, in_steps, self._wanted.count, standing=True)
+        asked, began_s = {process.id for process in there}, time.monotonic()
         with requests.beats(self._store, request):
             if self._store.remote:
-                until_s = time.monotonic() + _JOIN_S
+                until_s = began_s + _JOIN_S
                 while time.monotonic() < until_s and any(one.is_blind(request) for one in self._read(asked, request)):
                     self._left.wait(_POLL_S / 4)
                 requests.release(self._store, request)
-            while any(not _is_over(process, request) for process in self._read(asked, request)):
+            until_s = began_s + max(_MOST_S, self._wanted.every_s)
+            while time.monotonic() < until_s and not all(_is_over(one, request) for one in self._read(asked, request)):
                 if self._left.wait(max(_POLL_S, len(asked) / _PROCESSES_PER_S)):
                     return
+
+    def _forget(self) -> None:
+        """End the last request, so that there can be another one."""
+        request = self._request
+        if request is not None and not requests.withdraw(self._store, request):
             requests.forget(self._store, request)
+        self._request = None
 
     def _read(self, asked: set[str], request: OnDemandRequest) -> list[JobProcess]:
         found = requests.read_processes(self._store)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.base.errors import ConfigError
+from profdeck.base.errors import ConfigError, MissingLibraryError
+from profdeck.base.words import plural
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
 """The URL of a directory for runs."""
@@ -24,17 +25,14 @@ class UploadListener:
         ConfigError: no URL is set.
         MissingLibraryError: fsspec is not installed. It is not imported: recording processes build listeners, too.
         """
-        from profdeck.remote.urls import without_fsspec
-
         url()
         if importlib.util.find_spec("fsspec") is None:
-            raise without_fsspec("The listener 'upload' needs")
+            raise MissingLibraryError.of("The listener 'upload' needs", "fsspec", "upload")
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
         """Send what has ended of the run and is not there yet."""
         from profdeck.remote.upload import upload
-        from profdeck.traces.analysis.formatting import plural
 
         done = upload(Path(manifest["directory"]).parent, url())
         sys.stdout.write(f"{plural(done.files, 'file')}, {done.size_bytes:,} bytes to {done.place}\n")

@@ -41,7 +41,7 @@ class Place:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise without_fsspec(f"{shown(url)}: URLs need") from None
+            raise MissingLibraryError.of(f"{shown(url)}: URLs need", "fsspec", "upload") from None
         try:
             files, path = url_to_fs(url)
         except ImportError as error:
@@ -97,15 +97,6 @@ class Place:
             raise
         except Exception as error:  # libraries of all kinds have errors of their own
             raise self.failed("cannot be read", error) from error
-
-
-def without_fsspec(who: str) -> MissingLibraryError:
-    """Return the error to raise where fsspec is not installed.
-
-    Args:
-        who: who needs it, as in ``URLs need``.
-    """
-    return MissingLibraryError(f"{who} fsspec, which is not installed. Install it with: pip install 'profdeck[upload]'")
 
 
 def is_url(text: str) -> bool:

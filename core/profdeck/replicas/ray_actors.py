@@ -58,9 +58,7 @@ def require_ray() -> None:
         MissingLibraryError: it is not.
     """
     if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
-        raise MissingLibraryError(
-            "targets.actors: they need ray, which is not installed. Install it with: pip install 'profdeck[ray]'"
-        )
+        raise MissingLibraryError.of("targets.actors: they need", "ray")
 
 
 def find_named(names: Sequence[str], namespace: str | None, attribute: str | None) -> list[NamedActor]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-from profdeck.traces.analysis.formatting import plural, ranges
+from profdeck.base.words import plural
+from profdeck.traces.analysis.formatting import ranges
 from profdeck.traces.analysis.host_states import NOT_READ, OUTSIDE_OPERATORS
 from profdeck.traces.analysis.labels import label_of, of_run, runs_of, strangers
 from profdeck.traces.analysis.model import RunSummary

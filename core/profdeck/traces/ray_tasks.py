@@ -61,10 +61,7 @@ def map_on_ray(
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise MissingLibraryError(
-            "Reading traces on a Ray cluster needs ray, which is not installed. "
-            "Install it with: pip install 'profdeck[ray]'"
-        ) from error
+        raise MissingLibraryError.of("Reading traces on a Ray cluster needs", "ray") from error
     job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
     ours = not ray.is_initialized()
     with redirect_stdout(sys.stderr):  # Ray prints there that a worker died, in the middle of what a command prints

@@ -17,11 +17,6 @@ def percent(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"  # noqa: PLR2004 - a half of the last digit
 
 
-def plural(count: int, noun: str) -> str:
-    """Write a count with its noun."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def ranges(numbers: Sequence[int]) -> str:
     """Write numbers as ``3..5, 9``."""
     parts: list[list[int]] = []

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from profdeck.traces.analysis.formatting import plural
+from profdeck.base.words import plural
 from profdeck.traces.analysis.labels import label_of, labels_of, strangers
 from profdeck.traces.analysis.model import GroupSkew, RunSummary
 from profdeck.traces.analysis.run_model import Finding

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from profdeck.base.version import __version__
-from profdeck.traces.analysis.formatting import plural
+from profdeck.base.words import plural
 from profdeck.traces.analysis.labels import of_run, runs_of
 from profdeck.traces.analysis.model import RankSummary, RunSummary
 from profdeck.traces.overview import about, first_of, not_complete, teams_of
