@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,13 @@ class Batches:
         outputs = self.llm.generate([f"prompt {number}" for number in range(prompts)], sampling, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
+    def is_under_way(self, prompts: int) -> bool:
+        """Wait until the engine has so many requests; False if that does not come."""
+        pause, until_s = threading.Event(), time.monotonic() + 60
+        while self.llm.llm_engine.get_num_unfinished_requests() < prompts and time.monotonic() < until_s:
+            pause.wait(0.001)
+        return time.monotonic() < until_s
+
 
 def settings(step: int, **own: Any) -> dict[str, Any]:
     """Config values; dots in keys are written ``__``."""
@@ -142,6 +151,8 @@ def main() -> None:
     for step_, before in ((3, False), (4, True)):
         profiler = Profiler.from_config(settings=settings(step_), role="rollout", target=batches)
         running = [batches.generate.remote(32, 64)] if before else []
+        if before:  # not while it sends requests: vLLM sends from any thread, by a socket that is for one
+            assert ray.get(batches.is_under_way.remote(32))
         with profiler.capture(step_) as capture:
             tokens = ray.get([*running, batches.generate.remote(2, 8)] if not before else running)
         results["busy" if before else "own"] = about(capture) | {"tokens": tokens}
