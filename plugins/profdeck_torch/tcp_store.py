@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _ANSWER = timedelta(seconds=5)
 _GIVE_UP_S = 10.0
+_CLOSE_S = 1.0
 _HIGHEST_PORT = (1 << 16) - 1
 
 
@@ -67,6 +68,7 @@ class TcpStore(Store):
         self._prefix = f"profdeck/{run}/"
         self._where = host, port
         self._worker: _Worker | None = None
+        self._closed = False
         self._mutex = threading.Lock()
         self._listed: set[str] = set()
 
@@ -111,8 +113,12 @@ class TcpStore(Store):
 
     def close(self) -> None:
         """See `Store`."""
-        if self._worker is not None:
-            self._drop(self._worker)
+        with self._mutex:
+            self._closed, worker = True, self._worker
+        if worker is not None:
+            self._drop(worker)
+            # The interpreter ends threads that come back from torch meanwhile, and that ends the process.
+            worker.thread.join(_CLOSE_S)
 
     def _drop(self, worker: _Worker) -> None:
         """Let a connection end as soon as it does not hang; the next call makes another."""
@@ -131,6 +137,8 @@ class TcpStore(Store):
             OSError: it cannot be reached.
         """
         with self._mutex:
+            if self._closed:
+                raise ConnectionError(f"{self.address} is closed here")
             worker = self._worker = self._worker or _Worker(self._connect)
         result: Future[T] = Future()
         worker.calls.put((call, result))
@@ -162,7 +170,8 @@ class _Worker:
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self.calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, args=(connect,), name="profdeck store", daemon=True).start()
+        self.thread = threading.Thread(target=self._work, args=(connect,), name="profdeck store", daemon=True)
+        self.thread.start()
 
     def _work(self, connect: Callable[[], Any]) -> None:
         client = None
