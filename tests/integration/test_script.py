@@ -142,6 +142,7 @@ def test_nsys_gets_the_number_of_captures(tmp_path: Path, config: str, captures:
     ("config", "message"),
     [
         ("steps: ['every 10']", "The schedule has no end"),
+        ("steps: [3, 'every 10 min']\nfinal_step: 99", "'every 10 min' in steps goes by time"),
         ("steps: [5]\nfinal_step: 4", "selects no step up to step 4"),
         ("steps: [5]\nmode: discrete", "name those that each step passes once"),
         ("steps: [5]\nroles: {trainer: {options: {cuda_profiler_range: false}}}", "cuda_profiler_range is not on"),
