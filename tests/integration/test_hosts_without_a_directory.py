@@ -207,3 +207,12 @@ def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:
     assert process.returncode == 1
     assert f"Nothing answers at tcpstore:127.0.0.1:{port}" in error
     assert "Traceback" not in error
+
+
+def test_a_closed_store_opens_no_connection(job: tuple[Path, int, list[int]]) -> None:
+    """One that it opened while the interpreter ends would end the process."""
+    store = connect("live", f"127.0.0.1:{job[1]}")
+    store.read("demand.json")
+    store.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        store.read("demand.json")

@@ -59,9 +59,14 @@ LEFT_OUT: Mapping[Any, Any] = {"profdeck": "left out"}
 """Metadata of a field that is no key of the plain data while it is None: older readers refuse keys that they lack."""
 
 
+_PLAIN = frozenset({str, int, float, bool})
+
+
 def unstructure(value: Any) -> Any:
     """Turn attrs classes, enums, paths and tuples into plain JSON data."""
     # Not by cattrs, which swallows what a signal handler raises while it looks for the way of a class.
+    if value is None or type(value) in _PLAIN:
+        return value
     if isinstance(value, Enum | Path):
         return value.value if isinstance(value, Enum) else str(value)
     if isinstance(value, list | tuple):
@@ -69,8 +74,11 @@ def unstructure(value: Any) -> Any:
     if _is_from_list(value):
         return value.to_list()
     if attrs.has(type(value)):
-        fields = {field: getattr(value, field.name) for field in attrs.fields(type(value))}
-        value = {field.name: own for field, own in fields.items() if own is not None or field.metadata != LEFT_OUT}
+        value = {
+            field.name: own
+            for field in attrs.fields(type(value))
+            if (own := getattr(value, field.name)) is not None or field.metadata != LEFT_OUT
+        }
     if isinstance(value, Mapping):
         return {unstructure(key): unstructure(item) for key, item in value.items()}
     return value

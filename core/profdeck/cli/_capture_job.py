@@ -142,7 +142,7 @@ def _in_steps(wish: OnDemandOptions, there: list[JobProcess]) -> int:
         ConfigError: no process could warm up before.
     """
     longest = max(there, key=lambda process: process.warmup_steps)
-    default = requests.DEFAULT_IN_STEPS + longest.warmup_steps
+    default = requests.default_in_steps(there)
     if wish.in_steps is not None and wish.in_steps <= longest.warmup_steps:
         raise ConfigError(
             f"--in {wish.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "

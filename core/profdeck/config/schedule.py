@@ -20,7 +20,7 @@ _OTHER_RANGE = re.compile(r"\s*(\d+)\s*[-:,]\s*(\d+)\s*")
 """How others write ranges."""
 GRAMMAR = (
     "a step number such as 10, a range such as '20..22' (both ends included), 'every 500', "
-    "'every 500 for 3' (three steps each), 'every 500 from 7' or 'every 500 for 3 from 7 to 5000', "
+    "'every 500 for 3' (three steps each), 'every 500 from 7', 'every 500 for 3 from 7 to 5000', "
     "'every 10 min' or 'every 10 min for 3' (of time: s, min or h)"
 )
 

@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import attrs
@@ -152,6 +152,15 @@ class JobProcess:
 
 
 # The side of who asks.
+
+
+def default_in_steps(processes: Iterable[JobProcess]) -> int:
+    """Return in how many global steps a capture begins by default: after the longest warm-up.
+
+    Args:
+        processes: those that are asked, one at least.
+    """
+    return DEFAULT_IN_STEPS + max(process.warmup_steps for process in processes)
 
 
 def ask(store: Store, in_steps: int, steps: int, *, standing: bool = False) -> OnDemandRequest:

@@ -60,14 +60,15 @@ class StandingCaptures:
         there = [process for process in requests.read_processes(self._store) if not process.gone]
         if not there:
             return
-        in_steps = requests.DEFAULT_IN_STEPS + max(process.warmup_steps for process in there)
+        in_steps = requests.default_in_steps(there)
         request = self._request = requests.ask(self._store, in_steps, self._wanted.count, standing=True)
         asked, began_s = {process.id for process in there}, time.monotonic()
         with requests.beats(self._store, request):
             if self._store.remote:
                 until_s = began_s + _JOIN_S
                 while time.monotonic() < until_s and any(one.is_blind(request) for one in self._read(asked, request)):
-                    self._left.wait(_POLL_S / 4)
+                    if self._left.wait(_POLL_S / 4):
+                        return
                 requests.release(self._store, request)
             until_s = began_s + max(_MOST_S, self._wanted.every_s)
             while time.monotonic() < until_s and not all(_is_over(one, request) for one in self._read(asked, request)):
