@@ -13,10 +13,9 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe
+from profdeck.base.json_files import decode_json
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck_npu.analysis import AnalysisUnderWayError, Order, analyse, default_processes, fail
 from profdeck_npu.process_group import terminable
@@ -35,7 +34,7 @@ def main() -> None:
     given = sys.stdin.buffer.read()
     if not given:
         return
-    order = msgspec.json.decode(given, type=Order)
+    order = decode_json(given, Order)
     with suppress(OSError):
         os.nice(_NICENESS)  # the job goes on beside it
     with terminable():

@@ -83,6 +83,22 @@ def test_core_names_no_engine() -> None:
                 assert not any(engines.search(text) for text in texts), (file, texts)
 
 
+def test_functions_decode_classes_as_threads_may() -> None:
+    """Decoders that a module makes as it is imported are whole before anybody uses them."""
+    calls = [
+        f"{file.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"
+        for file in CODE
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "json_decoder"
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func).startswith("msgspec.")
+        and ast.unparse(call.func).endswith(("decode", "Decoder", "convert"))
+        and (call.func.attr == "Decoder" or any(word.arg == "type" for word in call.keywords))  # type: ignore[attr-defined]
+    ]
+    assert not calls
+
+
 def test_the_english_of_docstrings_and_messages_is_plain() -> None:
     found = {}
     for file in CODE:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
 _MOST_BYTES = 64 << 20
+_learning = threading.Lock()
 
 
 def read_json(path: Path, kind: type[T]) -> T:
@@ -63,8 +66,19 @@ def decode_json(content: bytes, kind: type[T]) -> T:
         ValueError: it is none, or of another kind.
     """
     try:
-        return msgspec.json.decode(content, type=kind)
+        decoded: T = json_decoder(kind)(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise ValueError(str(error)) from None
+    return decoded
+
+
+def json_decoder(kind: Any) -> Callable[[bytes | memoryview], Any]:
+    """Return what decodes JSON of a kind, and raises what msgspec raises.
+
+    To be used for all classes that several threads decode. msgspec keeps what it learns of a class on the class, from
+    before it has learned it all; a thread that finds it unfinished ends the process by a segmentation fault.
+    """
+    with _learning:
+        return msgspec.json.Decoder(kind).decode

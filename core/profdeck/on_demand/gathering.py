@@ -21,6 +21,7 @@ import msgspec
 from profdeck.base.blocking import in_thread
 from profdeck.base.errors import CaptureError, ProfdeckError, TargetError, describe
 from profdeck.base.files import write_all, write_new
+from profdeck.base.json_files import decode_json
 from profdeck.base.outcome import Outcome
 from profdeck.engine.control.downloads import Downloader
 from profdeck.engine.engine import FileHost
@@ -197,8 +198,8 @@ class StoreFiles:
             self._store.put(f"call.{id_}", msgspec.json.encode(call))
             while time.monotonic() < until:
                 head, _, content = (self._store.read(f"reply.{id_}") or b"").partition(b"\n")
-                with suppress(msgspec.MsgspecError):
-                    reply = msgspec.json.decode(head, type=FileReply)
+                with suppress(ValueError):
+                    reply = decode_json(head, FileReply)
                     if reply.nonce == call.nonce and len(content) <= PART_BYTES:
                         self._store.put(f"reply.{id_}", b"")
                         return reply, content

@@ -27,6 +27,7 @@ from typing import Protocol
 import msgspec
 
 from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.json_files import decode_json
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import BEAT, LOST_S, REQUEST, JobProcess, OnDemandRequest, decode
@@ -182,8 +183,8 @@ class Lookout:
             return False
         self._store.remove(name, text)
         try:
-            call = msgspec.json.decode(text, type=FileCall)
-        except msgspec.MsgspecError:
+            call = decode_json(text, FileCall)
+        except ValueError:
             return True
         reply, content = answer(call, self._run, self._entry.process)
         self._store.put(f"reply.{self._entry.process.id}", msgspec.json.encode(reply) + b"\n" + content)

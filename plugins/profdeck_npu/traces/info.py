@@ -11,6 +11,7 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
+from profdeck.base.json_files import decode_json
 
 CPU, NPU = "ProfilerActivity.CPU", "ProfilerActivity.NPU"
 _NO_KERNELS = "Level_none"
@@ -41,8 +42,8 @@ def read_info(file: Path | None) -> Info:
     if file is None:
         return Info()
     try:
-        config = msgspec.json.decode(file.read_bytes(), type=_File).config
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        config = decode_json(file.read_bytes(), _File).config
+    except (OSError, ValueError) as error:
         raise TraceError(f"{file.name} cannot be read: {error}.") from error
     activities, experimental = config.common_config.activities, config.experimental_config or _ExperimentalConfig()
     exports = experimental.exports

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import stringzilla
 
+from profdeck.base.json_files import json_decoder
 from profdeck.traces.reading.column_builder import (
     MAX_NAME_LENGTH,
     ColumnBuilder,
@@ -44,7 +45,7 @@ class AllEvents:
         self.stated = Stated()
         self.collector = ColumnBuilder(tables, sink)
         self._kineto = KinetoForm(self.collector, Complete)
-        self._decode: Callable[[memoryview], list[Any]] = msgspec.json.Decoder(list[FastEvent]).decode
+        self._decode: Callable[[memoryview], list[Any]] = json_decoder(list[FastEvent])
         self._patience = _PATIENCE
         self._loose: list[DecimalEvent] = []
 
@@ -92,7 +93,7 @@ class AllEvents:
             try:
                 self.collector.add(events)
             except LostDigitsError:
-                self._decode = msgspec.json.Decoder(list[DecimalEvent]).decode
+                self._decode = json_decoder(list[DecimalEvent])
                 events = self._decode(text)
                 self.collector.add(events)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

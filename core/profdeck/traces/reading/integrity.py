@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
+from profdeck.base.json_files import json_decoder
 from profdeck.traces.reading.handler import TraceHandler
 from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.phases import PHASES, any_of, phase_type
@@ -61,7 +62,7 @@ class CountingHandler:
     keys: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(list[_EVENT]).decode
+        self._decode = json_decoder(list[_EVENT])
 
     def batch(self, text: memoryview) -> int | None:
         """Count the events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from profdeck.base.json_files import json_decoder
 from profdeck.traces.reading.phases import any_with
 
 
@@ -65,4 +66,4 @@ def decoder_of(complete: KinetoType) -> Callable[[memoryview | bytes], list[Any]
     It raises `msgspec.DecodeError`, `UnicodeDecodeError` or `RecursionError` where one has another form.
     """
     events: Any = list[any_with(complete)]  # type: ignore[misc]
-    return msgspec.json.Decoder(events).decode
+    return json_decoder(events)
