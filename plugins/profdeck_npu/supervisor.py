@@ -15,7 +15,7 @@ from pathlib import Path
 
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck_npu.analysis import AnalysisUnderWayError, Order, analyse, default_processes, fail
 from profdeck_npu.process_group import terminable
@@ -26,6 +26,7 @@ _POLL_S = 0.5
 _NICENESS = 10
 
 _log = logging.getLogger(__name__)
+_ORDER = JsonKind(Order)
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     given = sys.stdin.buffer.read()
     if not given:
         return
-    order = decode_json(given, Order)
+    order = _ORDER.decode(given)
     with suppress(OSError):
         os.nice(_NICENESS)  # the job goes on beside it
     with terminable():

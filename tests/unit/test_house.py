@@ -83,20 +83,27 @@ def test_core_names_no_engine() -> None:
                 assert not any(engines.search(text) for text in texts), (file, texts)
 
 
-def test_functions_decode_classes_as_threads_may() -> None:
-    """Decoders that a module makes as it is imported are whole before anybody uses them."""
-    calls = [
+def test_what_decodes_a_class_is_made_as_its_module_is_imported() -> None:
+    """Two threads that make it at once end the process, see `profdeck.base.json_files.JsonKind`."""
+    harmless = {
+        ("json_files.py", "__init__"),
+        ("kineto_events.py", "_decoder"),  # which its module calls
+        ("stated_shapes.py", "_leniently"),  # of a class that its module has decoded
+        ("substitution.py", "__init__"),  # of classes that nobody else has
+    }
+    made = [
         f"{file.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"
         for file in CODE
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "json_decoder"
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (file.name, function.name) not in harmless
         for call in ast.walk(function)
         if isinstance(call, ast.Call)
-        and ast.unparse(call.func).startswith("msgspec.")
-        and ast.unparse(call.func).endswith(("decode", "Decoder", "convert"))
-        and (call.func.attr == "Decoder" or any(word.arg == "type" for word in call.keywords))  # type: ignore[attr-defined]
+        if (name := ast.unparse(call.func)) in {"JsonKind", "msgspec.convert"}
+        or re.fullmatch(r"msgspec\.\w+\.Decoder", name)
+        or (re.fullmatch(r"msgspec\.\w+\.decode", name) and any(word.arg == "type" for word in call.keywords))
     ]
-    assert not calls
+    assert not made
 
 
 def test_the_english_of_docstrings_and_messages_is_plain() -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import replace
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
 
@@ -140,6 +140,9 @@ def input_path(record: Path) -> Path:
     return record.with_suffix(".input.json")
 
 
+_RECORD = JsonKind(FinishRecord)
+
+
 def read_record(path: Path) -> FinishRecord:
     """Read the record of a finish.
 
@@ -148,7 +151,7 @@ def read_record(path: Path) -> FinishRecord:
         ProfdeckError: it cannot be read, or is of a later version.
     """
     try:
-        record = read_json(path, FinishRecord)
+        record = _RECORD.read(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:

@@ -5,28 +5,52 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
 _MOST_BYTES = 64 << 20
-_learning = threading.Lock()
 
 
-def read_json(path: Path, kind: type[T]) -> T:
-    """Read such a file.
+class JsonKind(Generic[T]):
+    """Reads JSON of one class.
 
-    Raises:
-        FileNotFoundError: there is none.
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is too large, or not of this kind.
+    To be made as the module of the class is imported, never in a function. msgspec keeps what it learns of a class on
+    the class, from before it has learned it all: a second thread that decodes the class meanwhile ends the process by a
+    segmentation fault, and so does a finalizer of the same thread.
     """
-    return decode_json(read_whole(path), kind)
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def read(self, path: Path) -> T:
+        """Read a small file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            OSError: it cannot be read, or is no regular file.
+            ValueError: it is too large, or not of this kind.
+        """
+        return self.decode(read_whole(path))
+
+    def decode(self, content: bytes) -> T:
+        """Decode it.
+
+        Raises:
+            ValueError: it is no JSON, or of another kind.
+        """
+        try:
+            return self._decode(content)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+            raise ValueError(str(error)) from None
+
+
+JSON_OBJECT = JsonKind(dict[str, Any])
 
 
 def read_whole(path: Path) -> bytes:
@@ -57,28 +81,3 @@ def read_bounded(descriptor: int) -> bytes:
     if len(content) > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
     return content
-
-
-def decode_json(content: bytes, kind: type[T]) -> T:
-    """Decode JSON of a kind.
-
-    Raises:
-        ValueError: it is none, or of another kind.
-    """
-    try:
-        decoded: T = json_decoder(kind)(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        raise ValueError(str(error)) from None
-    return decoded
-
-
-def json_decoder(kind: Any) -> Callable[[bytes | memoryview], Any]:
-    """Return what decodes JSON of a kind, and raises what msgspec raises.
-
-    To be used for all classes that several threads decode. msgspec keeps what it learns of a class on the class, from
-    before it has learned it all; a thread that finds it unfinished ends the process by a segmentation fault.
-    """
-    with _learning:
-        return msgspec.json.Decoder(kind).decode

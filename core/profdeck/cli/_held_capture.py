@@ -27,7 +27,7 @@ from profdeck.after_run import start as finishes
 from profdeck.base import ctrl_c
 from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
 from profdeck.base.files import replace
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.processes import ProcessId, start_detached
 from profdeck.base.structuring import structure, unstructure
 from profdeck.cli import _capture_servers, kit
@@ -91,7 +91,7 @@ def stop(run: Path, timeout_s: float) -> list[dict[str, Any]]:
         CaptureError: its process has ended before, or does not end in time.
     """
     try:
-        held = structure(read_json(run / _FILE, dict[str, Any]), _Held, where=str(run / _FILE))
+        held = structure(JSON_OBJECT.read(run / _FILE), _Held, where=str(run / _FILE))
     except FileNotFoundError:
         raise ConfigError(f"{kit.short(run)}: no capture is held there, as by 'profdeck capture start'.") from None
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ import msgspec
 from profdeck.base.blocking import in_thread
 from profdeck.base.errors import CaptureError, ProfdeckError, TargetError, describe
 from profdeck.base.files import write_all, write_new
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.engine.control.downloads import Downloader
 from profdeck.engine.engine import FileHost
@@ -94,6 +94,9 @@ async def _bring(store: Store, run: Path, process: JobProcess, until: float) -> 
         else:
             problems += [f"{name}: {reason}" for name, reason in brought.left.items()]
     return problems
+
+
+_REPLY = JsonKind(FileReply)
 
 
 def _make_run(run: Path, run_file: str) -> None:
@@ -199,7 +202,7 @@ class StoreFiles:
             while time.monotonic() < until:
                 head, _, content = (self._store.read(f"reply.{id_}") or b"").partition(b"\n")
                 with suppress(ValueError):
-                    reply = decode_json(head, FileReply)
+                    reply = _REPLY.decode(head)
                     if reply.nonce == call.nonce and len(content) <= PART_BYTES:
                         self._store.put(f"reply.{id_}", b"")
                         return reply, content

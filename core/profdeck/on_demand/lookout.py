@@ -27,7 +27,7 @@ from typing import Protocol
 import msgspec
 
 from profdeck.base.errors import ProfdeckError, describe
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import BEAT, LOST_S, REQUEST, JobProcess, OnDemandRequest, decode
@@ -57,6 +57,9 @@ class FileCall(msgspec.Struct):
     offset: int = 0
     captures: tuple[str, ...] = ()
     """With no place: of which captures the manifests are wanted."""
+
+
+_CALL = JsonKind(FileCall)
 
 
 class FileReply(msgspec.Struct, omit_defaults=True):
@@ -183,7 +186,7 @@ class Lookout:
             return False
         self._store.remove(name, text)
         try:
-            call = decode_json(text, FileCall)
+            call = _CALL.decode(text)
         except ValueError:
             return True
         reply, content = answer(call, self._run, self._entry.process)

@@ -15,7 +15,7 @@ import msgspec
 
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.identity import Identity
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand.stores import Store
 
@@ -149,6 +149,11 @@ class JobProcess:
     def gone(self) -> bool:
         """Whether nothing can come of a request here any more, as far as can be known."""
         return self.ended or self.at.alive is False
+
+
+_KINDS: dict[type, JsonKind[Any]] = {
+    kind: JsonKind(kind) for kind in (OnDemandRequest, StepPlan, StartDecision, JobProcess)
+}
 
 
 # The side of who asks.
@@ -325,7 +330,7 @@ def read_note(store: Store, name: str, kind: type[T]) -> T | None:
 def decode(text: bytes, kind: type[T]) -> T | None:
     """Decode a note; None if it is not understood."""
     try:
-        record: Any = decode_json(text, kind)
+        record = _KINDS[kind].decode(text)
     except ValueError:
         return None
     token = getattr(record, "token", None)

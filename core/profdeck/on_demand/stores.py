@@ -19,7 +19,7 @@ import msgspec
 from profdeck.base import entry_points
 from profdeck.base.errors import CaptureError, ConfigError, describe
 from profdeck.base.files import replace, write_new
-from profdeck.base.json_files import read_json, read_whole
+from profdeck.base.json_files import JSON_OBJECT, read_whole
 
 GROUP = "profdeck.stores"
 ADDRESS_FILE = "on_demand.json"
@@ -164,7 +164,7 @@ def open_store(run: Path, given: str | None) -> Store:
         if not os.access(file, os.F_OK):
             return FileStore(run)
         try:
-            given = str(read_json(file, dict[str, str])["store"])
+            given = str(JSON_OBJECT.read(file)["store"])
         except (OSError, ValueError, KeyError) as error:
             raise CaptureError(f"{file} cannot be read: {describe(error)}") from error
     name, _, address = given.partition(":")

@@ -16,7 +16,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import replace
-from profdeck.base.json_files import decode_json, read_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import is_running, own_start
 from profdeck.base.structuring import shortened
 from profdeck.config.targets import Policy
@@ -148,6 +148,9 @@ def write_manifest(capture: Capture, recorder: ManifestWriter) -> None:
     recorder.write(capture.manifest_path, encode(manifest_of(capture, recorder)))
 
 
+_MANIFEST = JsonKind(Manifest)
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest; keys of later versions are passed over.
 
@@ -155,7 +158,7 @@ def read_manifest(path: Path) -> Manifest:
         ProfdeckError: it cannot be read or is not a manifest of a known schema.
     """
     try:
-        manifest = read_json(path, Manifest)
+        manifest = _MANIFEST.read(path)
         _check_bounds(manifest)
     except (OSError, ValueError) as error:
         raise ProfdeckError(f"{path}: not a readable manifest: {getattr(error, 'strerror', None) or error}.") from None
@@ -172,7 +175,7 @@ def decode_manifest(content: bytes) -> Manifest:
     Raises:
         ValueError: it is none.
     """
-    manifest = decode_json(content, Manifest)
+    manifest = _MANIFEST.decode(content)
     _check_bounds(manifest)
     return manifest
 

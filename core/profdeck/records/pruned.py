@@ -10,7 +10,7 @@ import attrs
 import msgspec
 
 from profdeck.base.files import replace
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JsonKind
 
 _DIRECTORY = "pruned"
 ASIDE = ".pruned."
@@ -30,12 +30,15 @@ class PrunedStep:
     """When, in Unix nanoseconds."""
 
 
+_STEP = JsonKind(PrunedStep)
+
+
 def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
     """Return what was deleted, by step, as far as its files can be read."""
     found = []
     for file in (run / _DIRECTORY).glob("step_*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(read_json(file, PrunedStep))
+            found.append(_STEP.read(file))
     return tuple(sorted(found, key=lambda one: one.first_step))
 
 

@@ -32,7 +32,7 @@ import msgspec
 from profdeck.base.errors import CaptureError
 from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.processes import process_started
 from profdeck.records.capture import Capture, Unit
 from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
@@ -183,7 +183,7 @@ def created_ns(run: Path) -> int:
     """Return when a run began, in Unix nanoseconds; 0 where nothing tells."""
     file = run / RUN_FILE
     try:
-        created = read_json(file, dict[str, Any]).get("created_ns")
+        created = JSON_OBJECT.read(file).get("created_ns")
         return created if isinstance(created, int) else file.stat().st_mtime_ns
     except (OSError, ValueError):
         return 0

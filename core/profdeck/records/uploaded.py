@@ -10,7 +10,7 @@ import attrs
 import msgspec
 
 from profdeck.base.files import replace
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JsonKind
 
 _DIRECTORY = "uploaded"
 
@@ -41,12 +41,15 @@ class UploadedPart:
     """When that was found, in Unix nanoseconds."""
 
 
+_PART = JsonKind(UploadedPart)
+
+
 def read_uploaded(run: Path) -> dict[str, UploadedPart]:
     """Return what is at a URL by its name, as far as its files can be read."""
     found = {}
     for file in (run / _DIRECTORY).glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found[file.stem] = read_json(file, UploadedPart)
+            found[file.stem] = _PART.read(file)
     return found
 
 

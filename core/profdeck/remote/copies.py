@@ -21,7 +21,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import locked, replace, size_of, size_of_tree
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.records.run_directory import RUN_FILE
@@ -42,6 +42,9 @@ class _Index:
 
     files: dict[str, str] = attrs.field(factory=dict)
     """The version of each file, by its path in the copy."""
+
+
+_INDEX_KIND = JsonKind(_Index)
 
 
 def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
@@ -138,7 +141,7 @@ def _directory(place: Place) -> Path:
 def _copy(place: Place, found: Mapping[str, Mapping[str, Any]], directory: Path, on_progress: Progress | None) -> None:
     versions = {name: _version(info) for name, info in found.items()}
     try:
-        known = read_json(directory / _INDEX, _Index).files
+        known = _INDEX_KIND.read(directory / _INDEX).files
     except (OSError, ValueError):
         known = {}
     left = [

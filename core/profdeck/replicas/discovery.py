@@ -19,7 +19,7 @@ import msgspec
 
 from profdeck.base.documents import read_document
 from profdeck.base.errors import CaptureError, ConfigError, TargetError
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
 from profdeck.config.targets import TargetsConfig, WorkerType
@@ -78,6 +78,9 @@ class _Worker(msgspec.Struct):
 
 class _Workers(msgspec.Struct):
     workers: list[_Worker]
+
+
+_WORKERS = JsonKind(_Workers)
 
 
 class ReplicaNumbers:
@@ -311,7 +314,7 @@ async def workers_of(router: str, key: str | None, timeout_s: float = _ROUTER_TI
         why = "Set the variable that router_key_variable names to its API key." if locked else "See its log."
         raise TargetError(f"{where} answered {response.status_code} to /workers. {why}", Outcome.REFUSED, why)
     try:
-        return decode_json(response.content, _Workers).workers
+        return _WORKERS.decode(response.content).workers
     except ValueError as error:
         raise TargetError(f"{where} does not answer /workers as routers do: {error}.", Outcome.NOT_ENABLED) from None
 

@@ -15,7 +15,7 @@ import msgspec
 from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
 from profdeck.base.files import replace
 from profdeck.base.identity import Identity
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
 from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
@@ -216,6 +216,6 @@ def _tell_fleet(file: Path, manifest: Manifest, collected: set[Path]) -> None:
 
 def _write(file: Path, **changed: Any) -> None:
     """Change some members of a manifest; those of later versions are kept."""
-    document: Mapping[str, Any] = read_json(file, dict[str, Any])
+    document: Mapping[str, Any] = JSON_OBJECT.read(file)
     content = msgspec.json.encode({**document, **changed})
     replace(file, msgspec.json.format(content, indent=1), durable=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from profdeck.base.errors import ProfdeckError
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JSON_OBJECT
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, run_of
 from profdeck.records.status import Status
@@ -67,7 +67,7 @@ def silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tu
     roles: dict[str, None] = {}
     for path in paths:
         try:
-            named = read_json(path / RUN_FILE, dict[str, object]).get("roles")
+            named = JSON_OBJECT.read(path / RUN_FILE).get("roles")
         except (OSError, ValueError):
             continue
         roles |= dict.fromkeys(role for role in (named if isinstance(named, list) else []) if isinstance(role, str))

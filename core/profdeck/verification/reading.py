@@ -13,7 +13,7 @@ import attrs
 
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.files import size_of_tree
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.config.model import Mode
@@ -169,7 +169,7 @@ def read_about(path: Path) -> dict[str, Any]:
         ProfdeckError: the path is not a run directory.
     """
     try:
-        return read_json(path / RUN_FILE, dict[str, Any])
+        return JSON_OBJECT.read(path / RUN_FILE)
     except (FileNotFoundError, NotADirectoryError):
         runs = [run.name for run in runs_below(path)]
         if runs:

@@ -14,7 +14,7 @@ import msgspec
 
 from profdeck.base.errors import TraceError
 from profdeck.base.files import replace
-from profdeck.base.json_files import read_json
+from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import is_running
 
 STATE_FILE = "profdeck_analysis.json"
@@ -48,6 +48,9 @@ class AnalysisState:
         return self.state in {"pending", "running"} and is_running(self.host, self.pid, self.process_started)
 
 
+_STATE = JsonKind(AnalysisState)
+
+
 def read_state(directory: Path) -> AnalysisState | None:
     """Return how far the analysis of a directory is; None if nobody asked for one.
 
@@ -56,7 +59,7 @@ def read_state(directory: Path) -> AnalysisState | None:
     """
     path = directory / STATE_FILE
     try:
-        return read_json(path, AnalysisState)
+        return _STATE.read(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

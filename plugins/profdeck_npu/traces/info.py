@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 
 CPU, NPU = "ProfilerActivity.CPU", "ProfilerActivity.NPU"
 _NO_KERNELS = "Level_none"
@@ -42,7 +42,7 @@ def read_info(file: Path | None) -> Info:
     if file is None:
         return Info()
     try:
-        config = decode_json(file.read_bytes(), _File).config
+        config = _INFO.decode(file.read_bytes()).config
     except (OSError, ValueError) as error:
         raise TraceError(f"{file.name} cannot be read: {error}.") from error
     activities, experimental = config.common_config.activities, config.experimental_config or _ExperimentalConfig()
@@ -70,3 +70,6 @@ class _Config(msgspec.Struct):
 
 class _File(msgspec.Struct):
     config: _Config = msgspec.field(default_factory=_Config)
+
+
+_INFO = JsonKind(_File)

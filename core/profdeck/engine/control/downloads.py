@@ -25,7 +25,7 @@ import msgspec
 from profdeck.base.blocking import in_thread
 from profdeck.base.errors import CaptureError, ProfdeckError, describe
 from profdeck.base.files import new_file, replace, size_of, write_new
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JSON_OBJECT
 from profdeck.engine.engine import FileHost, RemoteFiles
 from profdeck.records.manifest import SCHEMA, ArtifactRecord, Manifest, decode_manifest, read_manifest
 from profdeck.records.status import Status
@@ -227,7 +227,7 @@ class _Copy:
         replace(self.path, self._encoded(left), durable=True)
 
     def _document(self) -> dict[str, Any]:
-        return decode_json(self.content, dict[str, Any])
+        return JSON_OBJECT.decode(self.content)
 
     def _encoded(self, left: Mapping[str, str]) -> bytes:
         document = self._document() | {"collected_from": self.origin}

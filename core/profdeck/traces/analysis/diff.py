@@ -12,7 +12,7 @@ from typing import NamedTuple
 import attrs
 
 from profdeck.base.errors import TraceError
-from profdeck.base.json_files import decode_json
+from profdeck.base.json_files import JsonKind
 from profdeck.traces.analysis.detail_model import PerStep
 from profdeck.traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck.traces.analysis.model import RankSummary, RunSummary, StepSummary
@@ -24,6 +24,7 @@ _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may dif
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
 _SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
 _HEAD_BYTES = 4096
+_RUN_SUMMARY = JsonKind(RunSummary)
 
 
 def is_summary(path: Path) -> bool:
@@ -42,7 +43,7 @@ def load_summary(path: Path) -> RunSummary:
         TraceError: It cannot be read, or is no such document.
     """
     try:
-        return decode_json(path.read_bytes(), RunSummary)
+        return _RUN_SUMMARY.decode(path.read_bytes())
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

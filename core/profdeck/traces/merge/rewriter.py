@@ -92,7 +92,6 @@ class Rewriter(CountingHandler):
     keys = frozenset({BASE, *COMMON_KEYS, *SOURCE_KEYS})
 
     def __init__(self, source: MergeSource, place: SegmentPlace, overlaps: Overlaps | None) -> None:
-        super().__init__()
         self._label = source.label
         self._select = source.select
         self._place = place

@@ -13,7 +13,6 @@ import attrs
 import msgspec
 import stringzilla
 
-from profdeck.base.json_files import json_decoder
 from profdeck.traces.merge.ids import ASYNC_PHASES, FLOW_PHASES, Ids
 from profdeck.traces.reading.phases import PHASES, any_of, phase_type
 
@@ -77,7 +76,7 @@ class Substitution:
         without_id = [phase_type(phase, fields) for phase in _OTHER_PHASES]
         self._complete, self._metadata = (without_id[_OTHER_PHASES.index(phase)] for phase in "XM")
         event: Any = any_of([*self._with_id, *without_id])
-        self._decode = json_decoder(list[event])
+        self._decode = msgspec.json.Decoder(list[event]).decode
 
     def apply(self, data: bytes) -> Substituted | None:
         """Return the events with new values; ``None`` if they have to be taken apart.

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import stringzilla
 
-from profdeck.base.json_files import json_decoder
 from profdeck.traces.reading.column_builder import (
     MAX_NAME_LENGTH,
     ColumnBuilder,
@@ -19,7 +18,7 @@ from profdeck.traces.reading.column_builder import (
 from profdeck.traces.reading.columns import Columns, Tables
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
-from profdeck.traces.reading.kineto_events import AS_WRITTEN, Complete, KinetoType, decoder_of
+from profdeck.traces.reading.kineto_events import AS_WRITTEN, DECODERS, Complete, KinetoType
 from profdeck.traces.reading.stated import Stated
 from profdeck.traces.reading.times import LostDigitsError
 
@@ -27,6 +26,8 @@ PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
 _LOOSE_EVENTS = 4096
 # After so many batches that were not in Kineto's form none is taken to be any more.
 _PATIENCE = 8
+_decode_fast = msgspec.json.Decoder(list[FastEvent]).decode
+_decode_digits = msgspec.json.Decoder(list[DecimalEvent]).decode
 
 
 class AllEvents:
@@ -45,7 +46,7 @@ class AllEvents:
         self.stated = Stated()
         self.collector = ColumnBuilder(tables, sink)
         self._kineto = KinetoForm(self.collector, Complete)
-        self._decode: Callable[[memoryview], list[Any]] = json_decoder(list[FastEvent])
+        self._decode: Callable[[memoryview], list[Any]] = _decode_fast
         self._patience = _PATIENCE
         self._loose: list[DecimalEvent] = []
 
@@ -93,7 +94,7 @@ class AllEvents:
             try:
                 self.collector.add(events)
             except LostDigitsError:
-                self._decode = json_decoder(list[DecimalEvent])
+                self._decode = _decode_digits
                 events = self._decode(text)
                 self.collector.add(events)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -170,7 +171,7 @@ class KinetoForm:
             How many there are; ``None``: another number, or one has another form, and none was taken.
         """
         try:
-            events = decoder_of(self._complete)(text)
+            events = DECODERS[self._complete](text)
             if expected not in (None, len(events)):
                 return None
             complete = [event for event in events if event.__class__ is self._complete]

@@ -15,7 +15,6 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
-from profdeck.base.json_files import json_decoder
 from profdeck.traces.reading.handler import TraceHandler
 from profdeck.traces.reading.json_patterns import decode_leniently
 from profdeck.traces.reading.phases import PHASES, any_of, phase_type
@@ -53,6 +52,7 @@ class TraceCheck:
 
 # Other phases are counted, more slowly, by the lenient decoder.
 _EVENT: Any = any_of(map(phase_type, PHASES))
+_decode = msgspec.json.Decoder(list[_EVENT]).decode
 
 
 class CountingHandler:
@@ -61,13 +61,10 @@ class CountingHandler:
     wants_text = False
     keys: frozenset[str] = frozenset()
 
-    def __init__(self) -> None:
-        self._decode = json_decoder(list[_EVENT])
-
     def batch(self, text: memoryview) -> int | None:
         """Count the events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
         try:
-            return len(self._decode(text))
+            return len(_decode(text))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = decode_leniently(text)
         return None if events is None else sum("ph" in event for event in events if isinstance(event, dict))

@@ -6,13 +6,11 @@ count from a base in the head of the file; some releases before counted from 197
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from profdeck.base.json_files import json_decoder
 from profdeck.traces.reading.phases import any_with
 
 
@@ -59,11 +57,13 @@ AS_WRITTEN: dict[KinetoType, KinetoType] = {
 """Types that lose no digit, by those that may."""
 
 
-@functools.cache
-def decoder_of(complete: KinetoType) -> Callable[[memoryview | bytes], list[Any]]:
-    """Return what decodes an array of events of any phase, complete ones as a type.
-
-    It raises `msgspec.DecodeError`, `UnicodeDecodeError` or `RecursionError` where one has another form.
-    """
+def _decoder(complete: KinetoType) -> Callable[[memoryview | bytes], list[Any]]:
     events: Any = list[any_with(complete)]  # type: ignore[misc]
-    return json_decoder(events)
+    return msgspec.json.Decoder(events).decode
+
+
+DECODERS = {kind: _decoder(kind) for pair in AS_WRITTEN.items() for kind in pair}
+"""What decodes an array of events of any phase, by the type of complete ones.
+
+It raises `msgspec.DecodeError`, `UnicodeDecodeError` or `RecursionError` where one has another form.
+"""

@@ -55,7 +55,6 @@ class _AnchorHandler(CountingHandler):
     keys = frozenset({"baseTimeNanoseconds"})
 
     def __init__(self, anchor_name: str) -> None:
-        super().__init__()
         self._name = anchor_name
         self._needle = f'"{anchor_name}"'.encode()
         self.anchors: list[AnchorEvent] = []

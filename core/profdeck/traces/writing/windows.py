@@ -240,7 +240,6 @@ class _MarkHandler(CountingHandler):
     wants_text = True
 
     def __init__(self) -> None:
-        super().__init__()
         self.marks: list[_Mark] = []
 
     def batch(self, text: memoryview) -> int | None:
@@ -328,7 +327,6 @@ class _ExtentHandler(CountingHandler):
     wants_text = True
 
     def __init__(self) -> None:
-        super().__init__()
         self.earliest: Decimal | None = None
         self.latest_us = -math.inf
         self.categories: set[str] = set()
