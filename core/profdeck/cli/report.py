@@ -14,6 +14,7 @@ from profdeck.cli.kit import ExitCode
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
+    from profdeck.traces.trend.model import Trend
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -38,6 +39,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     It is one file that loads nothing else, and opens in any browser.
     """
     from profdeck.traces.sources import find_sources
+    from profdeck.traces.trend.trend import trend_of_runs
 
     file = output or Path(f"{run.resolve().name.partition('.')[0]}.html")
     paths = [run, *([other] if other else [])]
@@ -51,7 +53,7 @@ def command(  # noqa: PLR0913 - the options of a command line
             raise TraceError(" ".join(of_path))
         runs.append(found)
         problems += of_path
-    write(runs, [kit.short(path) for path in paths], file)
+    write(runs, [kit.short(path) for path in paths], file, trend_of_runs(runs, paths))
     typer.echo(f"{kit.short(file)}: {kit.size(file.stat().st_size)}")
     for problem in problems:
         kit.say(f"error: {problem}")
@@ -59,17 +61,18 @@ def command(  # noqa: PLR0913 - the options of a command line
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
-def write(runs: Sequence[RunSummary], labels: Sequence[str], file: Path) -> None:
+def write(runs: Sequence[RunSummary], labels: Sequence[str], file: Path, trend: Trend | None = None) -> None:
     """Write the page of one run, or of two, with the directory that it goes to.
 
     Args:
         runs: Summaries with pictures.
         labels: What to call each.
         file: Where to.
+        trend: How their numbers change over their captures.
 
     Raises:
         ProfdeckError: The file cannot be written.
     """
     from profdeck.traces.report.page import write_page
 
-    kit.write_file(file, write_page(runs, labels).encode("utf-8", "replace"))
+    kit.write_file(file, write_page(runs, labels, trend).encode("utf-8", "replace"))

@@ -56,9 +56,9 @@ def command(  # noqa: PLR0913 - the options of the command line
     else:
         kit.say("No capture has a step, an iteration or a stall that could be followed.")
     if output is not None:
-        from profdeck.traces.trend.page import write_page
+        from profdeck.traces.report.trend_page import write_trend_page
 
-        kit.write_file(output, write_page(trend, [kit.short(path) for path in paths]).encode("utf-8", "replace"))
+        kit.write_file(output, write_trend_page(trend, [kit.short(path) for path in paths]).encode("utf-8", "replace"))
         kit.say(f"{kit.short(output)}: {kit.size(output.stat().st_size)}")
     for error in errors:
         kit.say(f"error: {error}")

@@ -22,6 +22,7 @@ from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.report.page import write_page
 from profdeck.traces.tables.of_run import NAMES, table_of
 from profdeck.traces.tables.table import Table, arrow
+from profdeck.traces.trend.trend import trend_of_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,7 +183,8 @@ class Run:
         """
         buckets = buckets_of(len(self.summary.ranks))
         summary, _ = summarise(self.paths, buckets=buckets, **self._how)
-        page = write_page([summary], [" ".join(map(str, self.paths))])
+        trend = trend_of_runs([summary], self.paths)
+        page = write_page([summary], [" ".join(map(str, self.paths))], trend)
         if file is not None:
             replace(Path(file), page.encode("utf-8", "replace"), durable=False)
         return page

@@ -20,14 +20,15 @@ from captured_runs import FIRST_NS, write_capture, write_run
 from gpu_job import GpuJob
 from profdeck.base.errors import TraceError
 from profdeck.base.result_cache import ResultCache
+from profdeck.traces import load
 from profdeck.traces.loading import summarise
+from profdeck.traces.report.trend_page import write_trend_page
 from profdeck.traces.sources import recorded_sources
 from profdeck.traces.trend import points as reading
 from profdeck.traces.trend.change_points import FEWEST, change_points
 from profdeck.traces.trend.model import Trend, TrendSeries
-from profdeck.traces.trend.page import write_page
 from profdeck.traces.trend.points import read_points
-from profdeck.traces.trend.trend import trend_of
+from profdeck.traces.trend.trend import trend_of, trend_of_runs
 from profdeck.traces.trend.words import explanation, headings, runs_of, sentence
 
 Job = dict[str, Any]
@@ -137,11 +138,29 @@ def test_mini_batches_are_called_so(tmp_path: Path) -> None:
 
 def test_the_page_has_a_plot_of_each_series_and_loads_nothing(slower: Path) -> None:
     trend = read(slower)
-    page = write_page(trend, ["<b>slower</b>"])
+    page = write_trend_page(trend, ["<b>slower</b>"])
     assert page.count("<svg ") == len(trend.series)
     assert "&lt;b&gt;slower" in page
     assert "since step 600" in page
     assert not {"<script", "http://", "https://", "<link"} & set(page.split())
+
+
+def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> None:
+    summary, _ = summarise([slower])
+    assert trend_of_runs([summary], [slower]) == read(slower)
+    page = load(slower, cache=False).report(tmp_path / "report.html")
+    (sentence_and_parts,) = told(read(slower))
+    assert all(part in page for part in sentence_and_parts.split(" With it: "))
+    assert page.count(" captures, steps 0 to 1,150</text>") == len(read(slower).series)
+
+
+@pytest.mark.parametrize("captures", [1, 2 * FEWEST - 1])
+def test_a_report_of_few_captures_has_no_trend(tmp_path: Path, captures: int) -> None:
+    assert "Over time" not in load(write_run(tmp_path / "run", captures, noisy), cache=False).report()
+
+
+def test_a_report_of_traces_that_no_manifest_names_has_no_trend(tmp_path: Path) -> None:
+    assert "Over time" not in load(GpuJob(ranks=2).write(tmp_path), cache=False).report()
 
 
 # What is kept.

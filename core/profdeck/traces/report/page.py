@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from profdeck.base.version import __version__
 from profdeck.base.words import plural
 from profdeck.traces.analysis.labels import of_run, runs_of
 from profdeck.traces.analysis.model import RankSummary, RunSummary
 from profdeck.traces.overview import about, first_of, not_complete, teams_of
+from profdeck.traces.report.rendering import render
 from profdeck.traces.report.role_section import role_section
 from profdeck.traces.report.run_sections import captures, changes, recordings, skew_section
 from profdeck.traces.report.timeline_data import timeline_data
+from profdeck.traces.report.trend_section import has_trend, trend_section
+from profdeck.traces.trend.model import Trend
 
 _MOST_TRACES = 16
 
 
-def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
+def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend | None = None) -> str:
     """Return the page as HTML.
 
     It loads nothing: style and script are in it, and its policy allows no others. All texts of traces are escaped.
@@ -32,6 +30,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
     Args:
         runs: One run, or a baseline and what is compared with it; with pictures: see `summarise_trace`.
         labels: What to call each.
+        trend: How the numbers of its captures change, or those of both runs.
     """
     run = runs[-1]
     teams = teams_of(run)
@@ -44,7 +43,6 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
         if rank.timelines
     ]
     payload = timeline_data(ranks, shared=len(runs) == 1)
-    style, script = (_file(name) for name in ("page.css", "page.js"))
     verdicts = changes(runs) if len(runs) > 1 else []
     capture_columns, capture_rows = captures(run)
     recording_columns, recording_rows = recordings(run)
@@ -68,32 +66,20 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str]) -> str:
         "capture_columns": capture_columns,
         "recordings": recording_rows,
         "recording_columns": recording_columns,
-        "version": __version__,
-        "style": Markup(style),  # noqa: S704 - our own file
-        "style_hash": _hash(style),
-        "script": Markup(script),  # noqa: S704 - our own file
-        "script_hash": _hash(script),
+        "trend": trend_section(trend) if trend is not None and has_trend(trend) else None,
         # What could end the element is written as an escape of JSON.
         "data": Markup(json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")),  # noqa: S704
     }
     context["sections"] = [
         ("findings", "Findings"),
+        *([("trend", "Over time")] if context["trend"] else []),
         *([("timeline", "Timeline")] if payload["ranks"] else []),
         *([("changes", "Changes")] if verdicts else []),
         *((team["id"], team["heading"]) for team in context["teams"]),
         *([("skew", "Skew")] if context["skew"] else []),
         ("captures", "Captures"),
     ]
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(_file("page.html.jinja")).render(context)
-
-
-def _file(name: str) -> str:
-    return resources.files(__package__ or "").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    return render("page.html.jinja", context)
 
 
 def _findings(run: RunSummary, ranks: Sequence[RankSummary]) -> list[dict[str, Any]]:

@@ -67,14 +67,16 @@ def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup
     return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, "Duration of steps over time", parts)
 
 
-def levels(values: Sequence[float], changes: Sequence[tuple[int, float, float]], label: str, unit: str) -> Markup:
+def levels(
+    values: Sequence[float], changes: Sequence[tuple[int, float, float, str]], label: str, caption: str
+) -> Markup:
     """Return one value for each capture, with a line at each level.
 
     Args:
         values: In the order of the captures, none of them negative.
-        changes: Of each change: the index of the first value after it, and the levels before and after.
+        changes: Of each: the index of the first value after it, the levels before and after, and since when it is.
         label: What it is.
-        unit: That of the values.
+        caption: The unit of the values, and what they are of.
     """
     most = max(values) or 1.0
     width = (_PLOT_WIDTH - 70) / max(1, len(values) - 1)
@@ -94,14 +96,23 @@ def levels(values: Sequence[float], changes: Sequence[tuple[int, float, float]],
         parts.append(
             Markup('<circle class="dot" fill-opacity="0.5" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(x, height)
         )
-    edges = [0, *(index for index, _, _ in changes), len(values)]
-    of_edges = [before for _, before, _ in changes[:1]] + [after for _, _, after in changes]
+    edges = [0, *(index for index, *_ in changes), len(values)]
+    of_edges = [before for _, before, _, _ in changes[:1]] + [after for _, _, after, _ in changes]
     for begin, end, level in zip(edges, edges[1:], of_edges, strict=False):
         (left, height), (right, _) = place(begin - 0.5 if begin else 0, level), place(end - 0.5, level)
         parts.append(
             Markup('<path class="plot" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, height, min(right, _PLOT_WIDTH - 6))
         )
-    parts.append(Markup('<text class="dim" x="64" y="107">{}</text>').format(f"{unit}, {len(values):,} captures"))
+    for index, _, _, since in changes:
+        x, _ = place(index - 0.5, 0)
+        anchor = "end" if x > _PLOT_WIDTH / 2 else "start"
+        parts.append(Markup('<line class="axis" x1="{0:.1f}" x2="{0:.1f}" y1="8" y2="92"/>').format(x))
+        parts.append(
+            Markup('<text x="{:.1f}" y="88" text-anchor="{}">{}</text>').format(
+                x + (4 if anchor == "start" else -4), anchor, since
+            )
+        )
+    parts.append(Markup('<text class="dim" x="64" y="107">{}</text>').format(caption))
     return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, label, parts)
 
 

@@ -12,6 +12,7 @@ from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.analysis import kept_reading
 from profdeck.traces.analysis.classes import Classifier
+from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.kept_results import KeptResults
@@ -87,6 +88,21 @@ def read_points(
             on_progress(min(begin + _AT_ONCE, len(left)), len(left))
     points = [_point(sources[index], found) for index, found in sorted(numbers.items()) if found and found.values]
     return points, len(numbers) - len(points), errors
+
+
+def points_of(runs: Sequence[RunSummary], sources: Sequence[TraceSource]) -> list[RankPoint]:
+    """Take the numbers of all ranks of all captures from summaries; the same as `read_points` reads.
+
+    Args:
+        runs: Of the sources.
+        sources: As from `profdeck.traces.sources.find_sources`; those of no run are passed over.
+    """
+    numbers = {rank.path: numbers_of(rank) for run in runs for rank in run.ranks if rank.whole}
+    return [
+        _point(source, found)
+        for source in sources
+        if source.run is not None and (found := numbers.get(str(source.path))) is not None and found.values
+    ]
 
 
 def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
