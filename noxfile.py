@@ -327,4 +327,5 @@ def run(session: nox.Session, *command: str, **environ: str) -> None:
     """Run a command of an environment."""
     bin_directory = str(Path(command[0]).parent)
     path = f"{bin_directory}{os.pathsep}{os.environ['PATH']}"
-    session.run(*command, external=True, env={"PATH": path, **environ})
+    # Where a machine forbids it, each of the thousand processes of the tests would compile all modules once more.
+    session.run(*command, external=True, env={"PATH": path, "PYTHONDONTWRITEBYTECODE": "", **environ})

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ NOT_BLANK = """(() => {
   const c = document.getElementById("canvas"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   return new Set(new Uint32Array(d.buffer)).size;
 })()"""
+
+# What a machine that does nothing else takes for it in PLAIN_MS.
+PLAIN_DRAWING = """(() => {
+  const c = document.createElement("canvas"), began = performance.now(); c.width = 1000; c.height = 500;
+  const d = c.getContext("2d");
+  for (let i = 0; i < 20000; i++) { d.fillStyle = i % 2 ? "#123" : "#456"; d.fillRect(i % 990, i % 480, 3, 10); }
+  return performance.now() - began;
+})()"""
+PLAIN_MS = 10
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
@@ -161,11 +171,20 @@ def test_pages_are_small_and_fast(tmp_path: Path, ranks: int, most_ms: int) -> N
     async def body() -> None:
         async with browse("chromium") as one:
             await opened(one, page)
-            canvas = "document.getElementById('canvas').dataset"
-            ready, redraw = map(float, await one.evaluate(f"[{canvas}.ready, {canvas}.redraw]"))
-            # The goals are 500 and 16 ms on a machine that does nothing else; here they are three times that.
-            assert ready < 3 * most_ms, (ready, redraw)
-            assert redraw < 3 * 16 * max(1, ranks / 8), (ready, redraw)
+            dataset = "document.getElementById('canvas').dataset"
+            ready = float(await one.evaluate(f"{dataset}.ready"))
+            await one.evaluate("document.getElementById('canvas').focus()")
+            redraws, plain = [], []
+            for key in "+0" * 4:
+                view = json.dumps(await one.evaluate(f"{dataset}.view"))
+                await one.press(key)
+                await one.until(f"{dataset}.view !== {view}")
+                redraws.append(float(await one.evaluate(f"{dataset}.redraw")))
+                plain.append(float(await one.evaluate(PLAIN_DRAWING)))
+            # The goals are for a machine that does nothing else.
+            slower = max(1.0, statistics.median(plain) / PLAIN_MS)
+            assert ready < most_ms * slower, (ready, plain)
+            assert statistics.median(redraws) < 16 * slower, (redraws, plain)
             is_sound(one)
 
     run(body)
