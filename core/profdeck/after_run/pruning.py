@@ -6,7 +6,6 @@ go. What was interrupted after the rename is completed by the next call.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +19,13 @@ from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import size_of_tree
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import ASIDE, PrunedStep, read_pruned, write_pruned
+from profdeck.records.run_directory import step_directories
 from profdeck.records.uploaded import UploadedPart, is_uploaded_somewhere, read_uploaded
 from profdeck.traces.kinds import files_below
 from profdeck.verification.reading import read_about
 
 PIN = "pinned"
 """A file of this name in the directory of a step keeps it."""
-_STEP = re.compile(r"step_(\d{6,18})")
 _NS_PER_DAY = 86_400_000_000_000
 
 
@@ -88,12 +87,6 @@ def prune(run: Path, limits: Limits, *, is_trial: bool = False) -> Pruned:
             raise ProfdeckError(f"{step.directory} cannot be deleted: {describe(error)}") from None
     kept = tuple(step for step in steps if step not in chosen)
     return Pruned(deleted=tuple(chosen), kept=kept, over=tuple(over))
-
-
-def step_directories(run: Path) -> list[Path]:
-    """Return the directories of the global steps of a run, the first one first."""
-    found = [path for path in run.iterdir() if _STEP.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def _choose(steps: list[StepOnDisk], limits: Limits) -> tuple[list[StepOnDisk], list[StepOnDisk]]:

@@ -17,7 +17,7 @@ from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
 from profdeck.base import entry_points
 from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
-from profdeck.cli import kit
+from profdeck.cli import _cost, kit
 from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.options import CommonOptions
@@ -178,6 +178,8 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     options = _attempt(f"{path}.options", _options, config, name)
     yield library
     yield options
+    if _cost.is_standing(config) and not options.code:
+        yield _attempt(f"{path}.cost", _cost.words, config, name)
     if here and not library.code and not options.code:
         yield _attempt(f"{path} on this machine", _here, config, name)
 

@@ -42,6 +42,7 @@ RUN_FILE = "run.json"
 RUN_VARIABLE = "PROFDECK_RUN"
 
 # Launchers that name the job, the same in all of its processes; "none" is torchrun's default.
+_STEP = re.compile(r"step_(\d{6,18})")
 _JOB_IDS = (("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_JOB_ID", "slurm"), ("RAY_JOB_ID", "ray"))
 
 
@@ -177,6 +178,12 @@ class RunDirectory:
 def runs_below(output: Path) -> list[Path]:
     """Return the runs in an output directory, the newest first, by what their ``run.json`` says or else its file."""
     return sorted((file.parent for file in output.glob(f"*/{RUN_FILE}")), key=created_ns, reverse=True)
+
+
+def step_directories(run: Path) -> list[Path]:
+    """Return the directories of the global steps of a run, the first one first."""
+    found = [path for path in run.iterdir() if _STEP.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def created_ns(run: Path) -> int:

@@ -20,13 +20,12 @@ import attrs
 import msgspec
 
 from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
-from profdeck.after_run.pruning import step_directories
 from profdeck.after_run.record import input_path
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.files import locked
 from profdeck.base.progress import Progress
 from profdeck.records.manifest import is_manifest, read_manifest
-from profdeck.records.run_directory import RUN_FILE
+from profdeck.records.run_directory import RUN_FILE, step_directories
 from profdeck.records.uploaded import UploadedFile, UploadedPart, read_uploaded, write_uploaded
 from profdeck.remote.urls import Place, RemoteError
 from profdeck.traces.kinds import files_below
