@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from profdeck import Profiler
 from profdeck.after_run.pruning import Limits, prune
 from profdeck.after_run.start import await_own
+from profdeck.base.identity import Identity
 from profdeck.cli import app
 from profdeck.records.status import Status
 from profdeck.traces.sources import find_sources
@@ -107,6 +108,61 @@ def test_by_size_and_by_age(run: Path) -> None:
     prune(run, Limits(size_bytes=0, steps=1, age_days=0))
     assert steps(run) == STEPS[-1:]  # the newest stays
     assert is_complete(run)
+
+
+@pytest.fixture
+def two_roles(tmp_path: Path) -> Path:
+    """A run of four captures of a trainer and of two replicas of a rollout."""
+    roles = {"trainer": {"backend": "tally"}, "rollout": {"backend": "tally"}}
+    settings = {"output": str(tmp_path), "run": "run", "steps": STEPS, "roles": roles}
+    who = [("trainer", None), ("rollout", 0), ("rollout", 1)]
+    for role, replica in who:
+        identity = Identity(role=role, rank=0, world_size=1, replica=replica)
+        with Profiler.from_config(settings=settings, role=role, identity=identity) as profiler:
+            for step in range(STEPS[-1] + 2):
+                with profiler.capture(step):
+                    pass
+    return tmp_path / "run"
+
+
+def test_a_role_is_pruned_by_itself(two_roles: Path) -> None:
+    trainer = {file: file.read_bytes() for file in two_roles.glob("step_*/trainer/*")}
+    (of(two_roles, 3) / "pinned").touch()
+    result = cli("prune", two_roles, "--role", "rollout", "--steps", 1)
+    assert result.exit_code == 0, result.output
+    assert [path.parent.name for path in sorted(two_roles.glob("step_*/rollout"))] == ["step_000003", "step_000007"]
+    assert trainer == {file: file.read_bytes() for file in two_roles.glob("step_*/trainer/*")}
+    assert is_complete(two_roles)
+    assert "2 older steps of rollout were pruned" in cli("ls", two_roles).stdout
+    assert cli("prune", two_roles, "--steps", 1).exit_code == 0
+    assert steps(two_roles) == [3, 7]
+    listed = cli("ls", two_roles).stdout
+    assert "2 older steps of rollout were pruned" in listed
+    assert "2 older steps were pruned" in listed
+    assert is_complete(two_roles)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_an_interrupted_deletion_of_a_role_is_completed(two_roles: Path, is_recorded: bool) -> None:
+    aside = two_roles / ".pruned.step_000003.rollout"
+    if is_recorded:
+        cli("prune", two_roles, "--role", "rollout", "--steps", 1)
+        aside.mkdir()
+    else:
+        (of(two_roles, 3) / "rollout").rename(aside)
+    assert is_complete(two_roles)
+    assert cli("prune", two_roles, "--role", "trainer", "--steps", 4).exit_code == 0
+    assert not aside.exists()
+    said = [one for one in read_run(two_roles).pruned if one.first_step == 3]
+    assert [(one.role, one.captures) for one in said] == [("rollout", ("step3",))]
+
+
+@pytest.mark.parametrize("role", ["rolout", "../step_000005", "..", ".", ""])
+def test_a_role_that_is_not_there_is_refused(two_roles: Path, role: str) -> None:
+    result = cli("prune", two_roles, "--role", role, "--steps", 1)
+    assert result.exit_code == 2
+    assert steps(two_roles) == STEPS
+    assert is_complete(two_roles)
 
 
 def test_a_trial_deletes_nothing(run: Path) -> None:

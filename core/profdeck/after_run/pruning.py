@@ -1,6 +1,6 @@
-"""Deletes old captures of a run, whole global steps at a time and never a part of one.
+"""Deletes old captures of a run, whole global steps at a time, or all that one role has in a step.
 
-The directory of a step gets a name that no reader looks at, in one rename. The deletion is recorded, and then the files
+The directory gets a name that no reader looks at, in one rename. The deletion is recorded, and then the files
 go. What was interrupted after the rename is completed by the next call.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ConfigError, ProfdeckError, describe, nearest
 from profdeck.base.files import size_of_tree
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import ASIDE, PrunedStep, read_pruned, write_pruned
@@ -42,9 +42,11 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class StepOnDisk:
-    """All that one global step has in a run."""
+    """All that one global step has in a run, or all of one role in it."""
 
     directory: Path
+    step: str
+    """The name of the directory of the step."""
     pruned: PrunedStep
     """What is to be recorded of it when it goes."""
     ended_ns: int
@@ -62,21 +64,23 @@ class Pruned:
     """Those of the kept that the limits would not have kept."""
 
 
-def prune(run: Path, limits: Limits, *, is_trial: bool = False) -> Pruned:
+def prune(run: Path, limits: Limits, *, role: str | None = None, is_trial: bool = False) -> Pruned:
     """Delete the oldest steps until the rest is within the limits.
 
     Args:
         run: the run directory.
         limits: what is kept.
+        role: of which role, so that all others stay; None for whole steps.
         is_trial: whether nothing is deleted, and only said what would be.
 
     Raises:
+        ConfigError: nothing is there of the role.
         ProfdeckError: it is no run, or a step cannot be deleted; those before are.
     """
     read_about(run)
     if not is_trial:
         _complete(run)
-    steps = [_look(directory) for directory in step_directories(run)]
+    steps = list(_steps(run, role))
     if is_uploaded_somewhere(run):
         steps = list(_kept_until_uploaded(steps, read_uploaded(run)))
     chosen, over = _choose(steps, limits)
@@ -87,6 +91,18 @@ def prune(run: Path, limits: Limits, *, is_trial: bool = False) -> Pruned:
             raise ProfdeckError(f"{step.directory} cannot be deleted: {describe(error)}") from None
     kept = tuple(step for step in steps if step not in chosen)
     return Pruned(deleted=tuple(chosen), kept=kept, over=tuple(over))
+
+
+def _steps(run: Path, role: str | None) -> Iterator[StepOnDisk]:
+    steps = step_directories(run)
+    if role is None:
+        yield from map(_look, steps)
+        return
+    found = [path for step in steps for path in step.iterdir() if path.is_dir() and not path.is_symlink()]
+    if role not in (roles := sorted({path.name for path in found})):
+        hint = nearest(role, roles) or f" It has {', '.join(roles) or 'none'}."
+        raise ConfigError(f"{run} has no captures of a role '{role}'.{hint}")
+    yield from (_look(path, role, path.parent) for path in found if path.name == role)
 
 
 def _choose(steps: list[StepOnDisk], limits: Limits) -> tuple[list[StepOnDisk], list[StepOnDisk]]:
@@ -107,10 +123,13 @@ def _choose(steps: list[StepOnDisk], limits: Limits) -> tuple[list[StepOnDisk], 
     return chosen, over
 
 
-def _look(directory: Path) -> StepOnDisk:
-    why = ["it is pinned"] if (directory / PIN).exists() else []
+def _look(directory: Path, role: str | None = None, step: Path | None = None) -> StepOnDisk:
+    """Look at the directory of a step, or of a role in the directory of a step."""
+    step = step or directory
+    why = ["it is pinned"] if any((place / PIN).exists() for place in {directory, step}) else []
     manifests = list[Manifest]()
-    for file in files_below(directory):
+    of_step = [path for path in step.glob("*") if path.is_file()] if role is not None else []
+    for file in [*files_below(directory), *of_step]:
         if is_manifest(file):
             try:
                 manifests.append(read_manifest(file))
@@ -121,26 +140,28 @@ def _look(directory: Path) -> StepOnDisk:
         else:
             why += filter(None, [artifact_at_work(file)])
     why += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
-    step = int(directory.name.rpartition("_")[2])
+    first = int(step.name.rpartition("_")[2])
     pruned = PrunedStep(
-        first_step=step,
-        last_step=max([step, *(one.last_step for one in manifests)]),
+        first_step=first,
+        last_step=max([first, *(one.last_step for one in manifests)]),
+        role=role,
         captures=tuple(sorted({one.capture for one in manifests})),
         size_bytes=size_of_tree(directory),
     )
     ended_ns = max([one.ended_ns or one.started_ns for one in manifests], default=time.time_ns())
-    return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=why[0] if why else None)
+    because = why[0] if why else None
+    return StepOnDisk(directory=directory, step=step.name, pruned=pruned, ended_ns=ended_ns, stays_because=because)
 
 
 def _kept_until_uploaded(steps: Iterable[StepOnDisk], uploaded: Mapping[str, UploadedPart]) -> Iterator[StepOnDisk]:
     for step in steps:
-        part = uploaded.get(step.directory.name)
+        part = uploaded.get(step.step)
         is_there = part is not None and part.whole
         yield step if is_there or step.stays_because else attrs.evolve(step, stays_because="it is not uploaded yet")
 
 
 def _delete(run: Path, step: StepOnDisk) -> None:
-    aside = run / f"{ASIDE}{step.directory.name}"
+    aside = run / f"{ASIDE}{step.pruned.name}"
     try:
         step.directory.rename(aside)
     except FileNotFoundError:  # another process was faster
@@ -153,8 +174,10 @@ def _complete(run: Path) -> None:
     """Do the rest of what was interrupted."""
     for aside in run.glob(f"{ASIDE}step_*"):
         try:
-            if aside.name.removeprefix(ASIDE) not in {f"step_{one.first_step:06d}" for one in read_pruned(run)}:
-                write_pruned(run, _look(aside).pruned)
+            name = aside.name.removeprefix(ASIDE)
+            if name not in {one.name for one in read_pruned(run)}:
+                step, _, role = name.partition(".")
+                write_pruned(run, _look(aside, role or None, run / step).pruned)
             _remove(aside)
         except OSError as error:
             raise ProfdeckError(f"{aside} cannot be deleted: {describe(error)}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -130,10 +131,11 @@ def show(report: RunReport) -> None:
         console.print(problem)
     for line in filter(None, map(_of_finish, read_finishes(report))):
         console.print(line)
-    if report.pruned:
-        size_bytes = sum(step.size_bytes for step in report.pruned)
-        steps = "step was" if len(report.pruned) == 1 else "steps were"
-        console.print(f"{len(report.pruned)} older {steps} pruned: {kit.size(size_bytes)}")
+    for role, pruned in itertools.groupby(sorted(report.pruned, key=lambda one: one.role or ""), lambda one: one.role):
+        steps = list(pruned)
+        size_bytes = sum(step.size_bytes for step in steps)
+        which = f"{plural(len(steps), 'older step')}{f' of {role}' if role else ''}"
+        console.print(f"{which} {'was' if len(steps) == 1 else 'were'} pruned: {kit.size(size_bytes)}")
     counted = reports.totals(report)
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
     amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"

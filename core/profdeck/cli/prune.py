@@ -25,10 +25,13 @@ def command(  # noqa: PLR0913  # the options of a command line
     days: Annotated[
         float | None, typer.Option(min=0, metavar="DAYS", help="Keep what was captured in the last so many days.")
     ] = None,
+    role: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Delete captures of this role only; others stay.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; show what would be deleted.")] = False,
     json: kit.Json = False,
 ) -> None:
-    """Delete old captures of a run, whole steps at a time.
+    """Delete old captures of a run, whole steps at a time, or all of one role in a step.
 
     The newest step stays, and so does one that is being recorded, finished or analysed, or that has a file 'pinned'.
     """
@@ -37,7 +40,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if steps is None and gigabytes is None and days is None:
         raise ConfigError("Say what is kept: --steps N, --gigabytes GB or --days DAYS.")
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
-    found = prune(Path(run), Limits(steps=steps, size_bytes=size_bytes, age_days=days), is_trial=dry_run)
+    found = prune(Path(run), Limits(steps=steps, size_bytes=size_bytes, age_days=days), role=role, is_trial=dry_run)
     if json:
         kit.print_json(
             {

@@ -1,4 +1,6 @@
-"""What was deleted of a run, to keep it small: a file for each global step in the directory ``pruned`` of the run."""
+"""What was deleted of a run, to keep it small: a file for each global step, or each role in one, in its directory
+``pruned``.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,22 @@ ASIDE = ".pruned."
 
 @attrs.frozen(kw_only=True)
 class PrunedStep:
-    """The captures that began at one global step, all of them deleted."""
+    """The captures that began at one global step, all of them or all of one role deleted."""
 
     first_step: int
     last_step: int
+    role: str | None = None
+    """Of which role they are; None if all roles' are gone."""
     captures: tuple[str, ...]
     """Their ids."""
     size_bytes: int
     pruned_ns: int = attrs.field(factory=time.time_ns)
     """When, in Unix nanoseconds."""
+
+    @property
+    def name(self) -> str:
+        """The name of its directory, in which those of a role have another: ``step_000010.rollout``."""
+        return f"step_{self.first_step:06d}{f'.{self.role}' if self.role else ''}"
 
 
 _STEP = JsonKind(PrunedStep)
@@ -39,7 +48,7 @@ def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
     for file in (run / _DIRECTORY).glob("step_*.json"):
         with contextlib.suppress(OSError, ValueError):
             found.append(_STEP.read(file))
-    return tuple(sorted(found, key=lambda one: one.first_step))
+    return tuple(sorted(found, key=lambda one: (one.first_step, one.role or "")))
 
 
 def write_pruned(run: Path, step: PrunedStep) -> None:
@@ -50,4 +59,4 @@ def write_pruned(run: Path, step: PrunedStep) -> None:
     """
     (run / _DIRECTORY).mkdir(exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(step), indent=1)
-    replace(run / _DIRECTORY / f"step_{step.first_step:06d}.json", content, durable=True)
+    replace(run / _DIRECTORY / f"{step.name}.json", content, durable=True)

@@ -104,7 +104,7 @@ class _Row:
         """Return what a step took between each two captures."""
         for before, after in pairwise(self.captures):
             steps = after.first_step - self.warmup_steps - before.last_step - 1
-            if steps > 0 and before.ended_ns is not None:
+            if steps > 0 and before.ended_ns is not None and before.ended_ns < after.started_ns:
                 yield (after.started_ns - before.ended_ns) * _S_PER_NS / steps
 
     def taken_s(self) -> Iterator[tuple[str, float, int]]:
@@ -153,5 +153,12 @@ def _stalls(manifests: Iterable[Manifest]) -> list[float]:
 
 def _warmup_steps(about: Mapping[str, Any]) -> dict[str, int]:
     """Return the warm-up of each role, by what the run's config said."""
-    roles = about.get("config", {}).get("roles", {})
-    return {name: int(role.get("warmup_steps") or 0) for name, role in roles.items()}
+    config = about.get("config")
+    roles = config.get("roles") if isinstance(config, dict) else None
+    if not isinstance(roles, dict):
+        return {}
+    return {
+        name: steps
+        for name, role in roles.items()
+        if isinstance(role, dict) and isinstance(steps := role.get("warmup_steps"), int) and steps > 0
+    }
