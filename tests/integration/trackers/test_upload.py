@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import signal
@@ -40,17 +42,14 @@ start.await_own()
 Profdeck = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """Run moto's server of S3."""
+@contextlib.contextmanager
+def server(module: str, *arguments: str) -> Iterator[str]:
+    """Run the server of a module, which takes these arguments and a port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", module, *arguments, str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def answers() -> bool:
         with socket.socket() as client:
@@ -62,6 +61,21 @@ def endpoint() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """Run moto's server of S3."""
+    with server("moto.server", "-H", "127.0.0.1", "-p") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def google() -> Iterator[str]:
+    """Run an emulator of Google Cloud Storage, which has a bucket `bucket`."""
+    arguments = ("start", "--host", "127.0.0.1", "--in-memory", "--default-bucket", "bucket", "--port")
+    with server("gcp_storage_emulator", *arguments) as url:
+        yield url
 
 
 @pytest.fixture
@@ -166,18 +180,25 @@ def test_an_upload_that_is_killed_goes_on_where_it_was(
     assert names(bucket) == local(run)
 
 
-@pytest.mark.parametrize("kind", ["s3", "file"])
+@pytest.mark.parametrize("kind", ["s3", "gs", "file"])
 def test_what_differs_there_is_sent_again(
-    profdeck: Profdeck, run: Path, bucket: Any, tmp_path: Path, kind: str
+    profdeck: Profdeck, run: Path, bucket: Any, google: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3 tells digests; of a directory, files are read back."""
+    """S3 and Google's tell digests; of a directory, files are read back."""
+    import gcsfs
+
     files, name = bucket
-    url = f"s3://{name}/deep/below" if kind == "s3" else f"file://{tmp_path}/deep/below"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", google)
+    of_google = {"STORAGE_EMULATOR_HOST": google, "FSSPEC_GS_TOKEN": "anon"}
+    profdeck = functools.partial(profdeck, **of_google)
+    if kind == "gs":
+        files, name = gcsfs.GCSFileSystem(token="anon", use_listings_cache=False), "bucket"  # noqa: S106 - none
+    url = f"file://{tmp_path}/deep/below" if kind == "file" else f"{kind}://{name}/deep/below"
     said(profdeck("upload", "profiles/job", url))
     (trace,) = (run / "step_000050").rglob("rank_0001*.gz")
     place = f"deep/below/{trace.relative_to(run.parent)}"
     other = bytes(len(trace.read_bytes()))
-    if kind == "s3":
+    if kind != "file":
         files.pipe_file(f"{name}/{place}", other)
     else:
         (tmp_path / place).write_bytes(other)
