@@ -58,8 +58,10 @@ def page_of(manifest: Mapping[str, Any]) -> Iterator[Path]:
         ProfdeckError: there is no trace that could be read.
     """
     with tempfile.TemporaryDirectory() as place:
-        page = Path(place, f"{manifest['capture']}.html")
-        load(manifest["directory"]).report(page)
+        directory = Path(manifest["directory"])
+        _, hyphen, take = manifest["capture"].partition("-")
+        page = Path(place, f"{directory.name}{hyphen}{take}.html")  # step_000050.html: in the order of the steps
+        load(directory).report(page)
         yield page
 
 

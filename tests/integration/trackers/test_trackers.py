@@ -158,7 +158,7 @@ def test_mlflow_has_the_numbers_and_the_page(
     history = client.get_metric_history(about["run_id"], "profdeck/trainer/global_step_ms")
     assert {one.step: one.value for one in history} == pytest.approx({step: medians(run, step) for step in (3, 7)})
     pages = [one.path for one in client.list_artifacts(about["run_id"], "profdeck")]
-    assert sorted(pages) == ["profdeck/step3.html", "profdeck/step7.html"]
+    assert sorted(pages) == ["profdeck/step_000003.html", "profdeck/step_000007.html"]
 
 
 def logged(file: Path) -> Iterator[Any]:
