@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -14,10 +15,14 @@ from typing import Any
 import pytest
 
 from browsers import Page, browse
+from captured_runs import write_run
 from gpu_job import GpuJob
+from profdeck.traces import load
 from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.loading import summarise
 from profdeck.traces.report.page import write_page
+from profdeck.traces.report.trend_page import write_trend_page
+from profdeck.traces.trend.trend import trend_of_runs
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -135,11 +140,15 @@ def test_no_violation_of_accessibility(tmp_path: Path, job: Path) -> None:
         pytest.skip("PROFDECK_TEST_AXE names no axe.min.js (npm pack axe-core)")
 
     script = Path(axe).read_text(encoding="utf-8")
+    captured = write_run(tmp_path / "captured", 10, lambda _: GpuJob(ranks=2))
+    trend = tmp_path / "trend.html"
+    trend.write_text(write_trend_page(trend_of_runs([summarise([captured])[0]], [captured]), ["run"]), encoding="utf-8")
+    load(captured, cache=False).report(over_time := tmp_path / "over_time.html")
 
     async def body() -> None:
-        for dark in (False, True):
+        for file, dark in itertools.product((page_of(tmp_path, job), over_time, trend), (False, True)):
             async with browse("chromium", dark=dark) as page:
-                await opened(page, page_of(tmp_path, job))
+                await page.open(file.as_uri())
                 await page.evaluate(f"(() => {{ {script}; return true }})()")
                 found: list[dict[str, Any]] = (await page.evaluate("axe.run()"))["violations"]
                 assert [(one["id"], [node["html"][:200] for node in one["nodes"]][:3]) for one in found] == []
