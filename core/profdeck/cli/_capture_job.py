@@ -58,7 +58,7 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
     with contextlib.closing(open_store(wish.run, wish.store)) as store:
         about = {} if store.remote else read_about(wish.run)
         try:
-            there = [process for process in requests.read_processes(store) if not process.gone]
+            there = _processes(store)
         except OSError as error:
             raise CaptureError(f"The job cannot be asked: {describe(error)}") from error
         if not there:
@@ -120,6 +120,16 @@ def _capture(
     _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _processes(store: Store) -> list[JobProcess]:
+    """Return the processes that can be asked; those of a store join some seconds after the job has made it."""
+    until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
+    while True:
+        there = [process for process in requests.read_processes(store) if not process.gone]
+        if there or time.monotonic() >= until_s:
+            return there
+        time.sleep(_POLL_S)
 
 
 def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:

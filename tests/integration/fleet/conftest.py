@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,10 @@ class Begin:
     sglang_environment: dict[str, str]
     sglang_python: str | None
 
-    def vllm(self, *prefix: str | Path) -> Server:
+    def vllm(self, *prefix: str | Path, arguments: Sequence[str] = ()) -> Server:
         """Start a server of vLLM, by the command of a prefix if there is one."""
         environ = self.vllm_environment | {"VLLM_PLUGINS": "profdeck"} | self._ours
-        return self.servers.begin(Server, [*prefix, *vllm_command(self.model)], environ)
+        return self.servers.begin(Server, [*prefix, *vllm_command(self.model, *arguments)], environ)
 
     def sglang(self) -> SglangServer | None:
         """Start a server of SGLang; None where there is no SGLang."""

@@ -82,23 +82,6 @@ def test_both_workers_record_while_requests_go_through_the_router(
     assert 0 <= whole.start_skew_ms < 100
 
 
-def test_worker_types_choose_between_prefill_and_decode(
-    workers: tuple[Server, Server], start_router: StartRouter, root: Path, rollouts: Rollouts
-) -> None:
-    prefill, decode = workers
-    router = start_router("vllm-router", "--vllm-pd-disaggregation", "--prefill", prefill.url, "--decode", decode.url)
-    targets = {"router": router.url, "worker_types": ["decode"]}
-    profiler = rollouts(settings(root, "types", rollout__targets=targets))
-    with busy(decode):
-        (record,) = captured(profiler)
-    assert (record.name, record.worker_type) == (decode.url, "decode")
-    regular = {"router": router.url, "worker_types": ["regular"]}
-    profiler = rollouts(settings(root, "none", rollout__targets=regular))
-    with pytest.raises(CaptureError, match="2 found, none of them selected by worker_types"):
-        profiler.start(0)
-    assert at_rest(prefill, decode)
-
-
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_a_router_with_a_key(
     backend: str,

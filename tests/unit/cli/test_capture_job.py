@@ -316,6 +316,20 @@ def test_nobody_is_there(cli: Cli, tmp_path: Path) -> None:
     assert "no process of this job is there to be asked" in result.stderr
 
 
+def test_a_job_that_is_about_to_join_its_store_is_waited_for(
+    spawn: Start, job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (board := tmp_path / "board").mkdir()
+    monkeypatch.setenv("PAPER_BOARD", str(board))
+    arguments = ("--run", tmp_path / "run", "--store", f"paper-board:{board}", "--json")
+    asked = spawn("-m", "profdeck", "capture", *arguments)
+    until((board / "looked").exists, timeout_s=60)
+    job(on_demand="paper-board")
+    out, err = asked.communicate(timeout=60)
+    assert asked.returncode == 0, err
+    assert json.loads(out)["complete"]
+
+
 def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper", "steps": [0], "on_demand": False}
     with Profiler.from_config(settings=settings).capture(0):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, cast
 
 import attrs
@@ -11,6 +13,7 @@ from attrs import validators
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Library, hookimpl
 from profdeck.base.errors import ConfigError
+from profdeck.on_demand.stores import FileStore, Store
 
 KERNEL = "void [press]<int, 2>(float*)"
 
@@ -25,6 +28,28 @@ class PaperOptions(CommonOptions):
 
     jammed: bool = False
     """Refuse to record on any machine. Default: off."""
+
+
+class Board(FileStore):
+    """Notes in a directory, which count as those of another process; the first one who looks for all leaves a file."""
+
+    remote = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.address = f"paper-board:{directory}"
+        self._directory = directory
+
+    def read_all(self, prefix: str) -> Mapping[str, bytes]:
+        """See `Store`."""
+        found = super().read_all(prefix)
+        (self._directory / "looked").touch()
+        return found
+
+
+def board(_: str, address: str | None) -> Store:
+    """Return the board at an address, or the job's."""
+    return Board(Path(address or os.environ["PAPER_BOARD"]))
 
 
 @attrs.define

@@ -1,0 +1,119 @@
+"""Prefill and decode workers of vLLM behind a real router, which share the keys and values of prompts by files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from engine_servers import Server, Servers, up
+from servers import at_rest, command_line_of_many, finished
+
+from profdeck import Profiler
+from profdeck.base.errors import CaptureError
+from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
+
+PROMPT = "hello world " * 12
+"""Of more than 128 tokens, which are four blocks of keys and values."""
+StartRouter = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def pair(begin: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A prefill and a decode worker, which end with the module."""
+    shared = {"shared_storage_path": str(tmp_path_factory.mktemp("keys"))}
+    with Servers(tmp_path_factory.mktemp) as servers:
+        begin = attrs.evolve(begin, servers=servers)
+        started = []
+        for role in ("kv_producer", "kv_consumer"):
+            about = {"kv_connector": "ExampleConnector", "kv_role": role, "kv_connector_extra_config": shared}
+            started.append(begin.vllm(arguments=["--block-size", "32", "--kv-transfer-config", json.dumps(about)]))
+        prefill, decode = map(up, started)
+        yield prefill, decode
+
+
+@pytest.fixture
+def router(pair: tuple[Server, Server], start_router: StartRouter) -> Server:
+    prefill, decode = pair
+    return start_router("vllm-router", "--vllm-pd-disaggregation", "--prefill", prefill.url, "--decode", decode.url)
+
+
+def settings(root: Path, run: str) -> dict[str, Any]:
+    """Return the config of a job that captures step 0."""
+    return {"output": str(root), "run": run, "steps": [0], "on_error": "raise", "rollout.backend": "vllm"}
+
+
+def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server], router: Server, root: Path) -> None:
+    """A prefill worker would wait for decode batches for ever."""
+    asked = ("--iterations", "3", "--stage", "prefill", "--stage", "decode", "--warmup-requests", "4")
+    process = command_line_of_many("--router", router.url, *asked, "--run", "disaggregated", "--json")
+    out, err = finished(process, pair[0])
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    types = [server["worker_type"] for server in document["servers"]]  # by replica
+    assert {server["url"]: server["worker_type"] for server in document["servers"]} == {
+        pair[0].url: "prefill", pair[1].url: "decode",
+    }  # fmt: skip
+    recorded = {(capture["replica"], capture["stage"]) for capture in document["ls"]["captures"]}
+    assert recorded == {*enumerate(types)}
+    assert document["complete"], document["problem"]
+    assert at_rest(*pair)
+
+
+def test_worker_types_choose_between_them(
+    pair: tuple[Server, Server], router: Server, root: Path, rollouts: Callable[[dict[str, Any]], Profiler]
+) -> None:
+    targets = {"rollout.targets": {"router": router.url, "worker_types": ["regular"]}}
+    profiler = rollouts(settings(root, "none") | targets)
+    with pytest.raises(CaptureError, match="2 found, none of them selected by worker_types"):
+        profiler.start(0)
+    targets["rollout.targets"]["worker_types"] = ["decode"]
+    profiler = rollouts(settings(root, "types") | targets)
+    with profiler.capture(0):
+        router.complete(tokens=8)
+    (capture,) = read_run(root / "types").captures
+    assert capture.role == "rollout"
+    assert at_rest(*pair)
+
+
+def test_a_request_is_on_one_timeline(
+    pair: tuple[Server, Server],
+    router: Server,
+    root: Path,
+    tmp_path: Path,
+    rollouts: Callable[[dict[str, Any]], Profiler],
+) -> None:
+    """First all of the prompt in the one worker, then a rest of it and its tokens in the other."""
+    router.complete(PROMPT, tokens=2)
+    profiler = rollouts(settings(root, "timeline") | {"rollout.targets": {"router": router.url}})
+    with profiler.capture(0):
+        router.complete(f"hello {PROMPT}", tokens=8)
+    assert read_run(root / "timeline").status is Status.COMPLETE
+    merged = tmp_path / "merged.json"
+    subprocess.run(
+        [sys.executable, "-m", "profdeck", "merge", root / "timeline", "-o", merged], check=True, timeout=120
+    )
+    events = [
+        event
+        for event in json.loads(merged.read_text())["traceEvents"]
+        if event["name"].startswith("execute_context_") and event["ph"] == "X"
+    ]
+    first, second, *others = sorted(events, key=lambda event: event["ts"])
+    assert [batch(event) for event in (first, second)] == [(tokens := batch(first)[0], 0), (tokens - 128, 0)]
+    assert [batch(event) for event in others] == [(0, 1)] * 7
+    assert {event["pid"] for event in others} == {second["pid"]} != {first["pid"]}
+    assert first["ts"] + first["dur"] < second["ts"]
+
+
+def batch(event: dict[str, Any]) -> tuple[int, int]:
+    """Return how many tokens of prompts and how many new ones an iteration has."""
+    found = re.fullmatch(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)", event["name"])
+    assert found is not None
+    return int(found[1]), int(found[2])
