@@ -29,6 +29,7 @@ from profdeck.records.targets import TargetRecord
 _MOST_RANKS = 1 << 16
 _LARGEST = 1 << 53
 _LONGEST_NAME = 255
+_LONGEST_STALL_S = 1e6
 SCHEMA = 1
 
 
@@ -119,6 +120,11 @@ class Manifest:
     def role_and_replica(self) -> str:
         """The role, and behind a slash the replica if it has any: ``rollout/2``."""
         return self.role if self.replica is None else f"{self.role}/{self.replica}"
+
+    @property
+    def credible_stall_s(self) -> float | None:
+        """`stall_s`, if it is one that can be."""
+        return self.stall_s if self.stall_s is not None and 0 <= self.stall_s <= _LONGEST_STALL_S else None
 
     @property
     def under_way(self) -> bool:

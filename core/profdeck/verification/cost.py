@@ -146,8 +146,8 @@ def _longer(rows: Sequence[_Row]) -> list[float]:
 def _stalls(manifests: Iterable[Manifest]) -> list[float]:
     found = defaultdict[str, list[float]](list)
     for one in manifests:
-        if one.stall_s is not None:
-            found[one.capture].append(one.stall_s)
+        if (stall_s := one.credible_stall_s) is not None:
+            found[one.capture].append(stall_s)
     return [max(stalls) for stalls in found.values()]
 
 

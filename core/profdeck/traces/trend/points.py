@@ -21,8 +21,6 @@ from profdeck.traces.trend.rank_numbers import RankNumbers, numbers_of
 
 _AT_ONCE = 64
 """Summaries that are held at a time."""
-_LONGEST_STALL_S = 1e6
-"""A manifest that says more is wrong."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RankNumbers).decode
 
@@ -108,7 +106,6 @@ def points_of(runs: Sequence[RunSummary], sources: Sequence[TraceSource]) -> lis
 def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
     manifest, run = source.manifest, source.run
     assert manifest is not None  # noqa: S101  # others are left out
-    stall_s = manifest.stall_s
     assert run is not None  # noqa: S101  # as above
     return RankPoint(
         run=run,
@@ -119,6 +116,6 @@ def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
         rank=manifest.rank,
         first_step=manifest.first_step,
         started_ns=manifest.started_ns,
-        stall_s=stall_s if stall_s is not None and 0 <= stall_s <= _LONGEST_STALL_S else None,
+        stall_s=manifest.credible_stall_s,
         numbers=numbers,
     )
