@@ -19,10 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 _CORE = ROOT / "core" / "profdeck"
+_TRACKERS = ROOT / "plugins" / "profdeck_trackers"
 SOURCES = {
     "report.png": [_CORE / "traces" / "report" / name for name in ("page.css", "page.html.jinja", "page.js")],
     "terminal.png": [_CORE / "cli" / "_summary_page.py"],
     "perfetto.png": [_CORE / "traces" / "writing" / "perfetto.py"],
+    # Made by tracker_pictures.py.
+    "mlflow.png": [_TRACKERS / "mlflow.py", _CORE / "traces" / "trend" / "of_capture.py"],
+    "tensorboard.png": [_TRACKERS / "tensorboard.py", _CORE / "traces" / "trend" / "of_capture.py"],
 }
 _KEYWORD = b"Source"
 
@@ -44,7 +48,8 @@ def recorded(png: bytes) -> bytes | None:
     return None
 
 
-def _with_digest(png: bytes, name: str) -> bytes:
+def with_digest(png: bytes, name: str) -> bytes:
+    """Return a picture with the digest of its sources in it."""
     data = b"tEXt" + _KEYWORD + b"\0" + digest(name)
     chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
     return png[:33] + chunk + png[33:]  # behind the signature and IHDR
@@ -100,7 +105,7 @@ async def _main() -> None:
                 await browser.until("document.body.innerText.includes('rank 1')", 60)
                 pictures["perfetto.png"] = await browser.screenshot(1180, 720)
     for name, png in pictures.items():
-        (IMAGES / name).write_bytes(_with_digest(png, name))
+        (IMAGES / name).write_bytes(with_digest(png, name))
 
 
 if __name__ == "__main__":
