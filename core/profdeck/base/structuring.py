@@ -113,6 +113,7 @@ def shortened(text: str) -> str:
 @functools.cache
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+    converter.register_structure_hook_factory(attrs.has, lambda cls: _section_hook(cls, converter))
     for cls, expected in ((bool, "true or false"), (int, "an integer"), (str, "text")):
         converter.register_structure_hook(cls, functools.partial(_exactly, expected))
     converter.register_structure_hook(float, _number)
@@ -135,6 +136,18 @@ def _exactly(expected: str, value: Any, cls: type) -> Any:
     if isinstance(value, str) and (bad := _UNUSABLE.search(value)):
         raise _Wrong(f"expected {expected}, got {show(value)}: it has the character {bad[0]!r}.")
     return value
+
+
+def _section_hook(cls: type, converter: cattrs.Converter) -> Any:
+    from_mapping: Any = converter.gen_structure_attrs_fromdict(cls)
+
+    def section(value: Any, _: Any) -> Any:
+        if not isinstance(value, Mapping):
+            keys = ", ".join(field.name for field in attrs.fields(cls))
+            raise _Wrong(f"expected a mapping, got {show(value)}. Its keys: {keys}.")
+        return from_mapping(value, cls)
+
+    return section
 
 
 def _switch_or_name(value: Any, _: Any) -> bool | str:
