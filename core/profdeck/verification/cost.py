@@ -31,7 +31,7 @@ class CaptureCost:
     captures: int
     """How many it was taken from."""
     capture_s: float
-    """By how many seconds a capture made the job longer: the median of the captures, of the slowest rank. Of engines,
+    """By how many seconds a capture made the job longer: the mean of the captures, of the slowest rank. Of engines,
     for how long its start and stop kept them from their work."""
     least_s: float
     most_s: float
@@ -83,7 +83,7 @@ def cost_of(run: Path, role: str) -> CaptureCost | None:
     return CaptureCost(
         run=run,
         captures=len(costs),
-        capture_s=statistics.median(costs),
+        capture_s=statistics.fmean(costs),
         least_s=min(costs),
         most_s=max(costs),
         steps=round(statistics.median(one.last_step - one.first_step + 1 for one in of_role)),
@@ -108,8 +108,11 @@ class _Row:
                 yield (after.started_ns - before.ended_ns) * _S_PER_NS / steps
 
     def taken_s(self) -> Iterator[tuple[str, float, int]]:
-        """Return how long each capture took, and how many steps were in it."""
-        for one in self.captures:
+        """Return how long each capture took, and how many steps were in it.
+
+        The first one, which loads what the others find loaded, is left out where there are enough.
+        """
+        for one in self.captures[len(self.captures) > _FEWEST_CAPTURES :]:
             steps = one.last_step - one.first_step + 1 + self.warmup_steps
             yield one.capture, ((one.ended_ns or 0) - one.started_ns) * _S_PER_NS, steps
 
