@@ -28,7 +28,7 @@ def words(config: Config, role: str) -> str:
     """
     cost = cost_below(config.output.absolute(), role)
     if cost is None:
-        return f"not known before a run in {kit.short(config.output)} has two captures of it"
+        return f"not known before a run in {kit.short(config.output)} has two captures of whole steps"
     shares = "; ".join(f"{one.spec}: {_share(cost, one)}" for one in _standing(config))
     many = f"{plural(cost.captures, 'capture')} of {plural(cost.steps, 'step')}"
     spread = f"{_time(cost.least_s)} to {_time(cost.most_s)}"
