@@ -22,7 +22,9 @@ from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.loading import summarise
 from profdeck.traces.report.page import write_page
 from profdeck.traces.report.trend_page import write_trend_page
-from profdeck.traces.trend.trend import trend_of_runs
+from profdeck.traces.sources import find_sources
+from profdeck.traces.trend.points import points_of
+from profdeck.traces.trend.trend import trend_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -142,13 +144,14 @@ def test_no_violation_of_accessibility(tmp_path: Path, job: Path) -> None:
     script = Path(axe).read_text(encoding="utf-8")
     captured = write_run(tmp_path / "captured", 10, lambda _: GpuJob(ranks=2))
     trend = tmp_path / "trend.html"
-    trend.write_text(write_trend_page(trend_of_runs([summarise([captured])[0]], [captured]), ["run"]), encoding="utf-8")
+    points = points_of([summarise([captured])[0]], find_sources([captured]))
+    trend.write_text(write_trend_page(trend_of(points), ["run"]), encoding="utf-8")
     load(captured, cache=False).report(over_time := tmp_path / "over_time.html")
 
     async def body() -> None:
         for file, dark in itertools.product((page_of(tmp_path, job), over_time, trend), (False, True)):
             async with browse("chromium", dark=dark) as page:
-                await page.open(file.as_uri())
+                await (page.open(file.as_uri()) if file == trend else opened(page, file))
                 await page.evaluate(f"(() => {{ {script}; return true }})()")
                 found: list[dict[str, Any]] = (await page.evaluate("axe.run()"))["violations"]
                 assert [(one["id"], [node["html"][:200] for node in one["nodes"]][:3]) for one in found] == []
@@ -191,7 +194,7 @@ def test_pages_are_small_and_fast(tmp_path: Path, ranks: int, most_ms: int) -> N
                 redraws.append(float(await one.evaluate(f"{dataset}.redraw")))
                 plain.append(float(await one.evaluate(PLAIN_DRAWING)))
             # The goals are for a machine that does nothing else.
-            slower = max(1.0, statistics.median(plain) / PLAIN_MS)
+            slower = min(3.0, max(1.0, statistics.median(plain) / PLAIN_MS))
             assert ready < most_ms * slower, (ready, plain)
             assert statistics.median(redraws) < 16 * slower, (redraws, plain)
             is_sound(one)

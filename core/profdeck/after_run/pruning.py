@@ -1,7 +1,7 @@
 """Deletes old captures of a run, whole global steps at a time, or all that one role has in a step.
 
-The directory gets a name that no reader looks at, in one rename. The deletion is recorded, and then the files
-go. What was interrupted after the rename is completed by the next call.
+The directory gets a name that no reader looks at, in one rename. The deletion is recorded, and then the files go. What
+was interrupted after the rename is completed by the next call.
 """
 
 from __future__ import annotations

@@ -39,21 +39,22 @@ def command(  # noqa: PLR0913 - the options of a command line
     It is one file that loads nothing else, and opens in any browser.
     """
     from profdeck.traces.sources import find_sources
-    from profdeck.traces.trend.trend import trend_of_runs
+    from profdeck.traces.trend.points import points_of
+    from profdeck.traces.trend.trend import trend_of
 
     file = output or Path(f"{run.resolve().name.partition('.')[0]}.html")
     paths = [run, *([other] if other else [])]
-    count = sum(len(find_sources([path])) for path in paths)
+    sources = [source for path in paths for source in find_sources([path])]
     runs, problems = [], []
     for path in paths:
         found, of_path = _trace_options.summarise_paths(
-            [path], devices_only=devices_only, rules=rules, traces=count, processes=processes, cache=cache
+            [path], devices_only=devices_only, rules=rules, traces=len(sources), processes=processes, cache=cache
         )
         if not found.ranks:
             raise TraceError(" ".join(of_path))
         runs.append(found)
         problems += of_path
-    write(runs, [kit.short(path) for path in paths], file, trend_of_runs(runs, paths))
+    write(runs, [kit.short(path) for path in paths], file, trend_of(points_of(runs, sources)))
     typer.echo(f"{kit.short(file)}: {kit.size(file.stat().st_size)}")
     for problem in problems:
         kit.say(f"error: {problem}")

@@ -36,6 +36,7 @@ _ANSWER_S = 30.0
 _ENDED_ANSWER_S = 3.0
 """One that takes no requests any more may be at its end, or go on without its profiler."""
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+_REPLY = JsonKind(FileReply)
 _AT_ONCE = 8
 
 
@@ -94,9 +95,6 @@ async def _bring(store: Store, run: Path, process: JobProcess, until: float) -> 
         else:
             problems += [f"{name}: {reason}" for name, reason in brought.left.items()]
     return problems
-
-
-_REPLY = JsonKind(FileReply)
 
 
 def _make_run(run: Path, run_file: str) -> None:

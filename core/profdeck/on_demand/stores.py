@@ -19,11 +19,12 @@ import msgspec
 from profdeck.base import entry_points
 from profdeck.base.errors import CaptureError, ConfigError, describe
 from profdeck.base.files import replace, write_new
-from profdeck.base.json_files import JSON_OBJECT, read_whole
+from profdeck.base.json_files import JsonKind, read_whole
 
 GROUP = "profdeck.stores"
 ADDRESS_FILE = "on_demand.json"
 """In a run directory: which store the job uses, where that is not the directory itself."""
+_ADDRESS = JsonKind(dict[str, str])
 
 
 class Store(ABC):
@@ -164,7 +165,7 @@ def open_store(run: Path, given: str | None) -> Store:
         if not os.access(file, os.F_OK):
             return FileStore(run)
         try:
-            given = str(JSON_OBJECT.read(file)["store"])
+            given = _ADDRESS.read(file)["store"]
         except (OSError, ValueError, KeyError) as error:
             raise CaptureError(f"{file} cannot be read: {describe(error)}") from error
     name, _, address = given.partition(":")

@@ -20,9 +20,11 @@ from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.loading import summarise
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.report.page import write_page
+from profdeck.traces.sources import find_sources
 from profdeck.traces.tables.of_run import NAMES, table_of
 from profdeck.traces.tables.table import Table, arrow
-from profdeck.traces.trend.trend import trend_of_runs
+from profdeck.traces.trend.points import points_of
+from profdeck.traces.trend.trend import trend_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,7 +185,7 @@ class Run:
         """
         buckets = buckets_of(len(self.summary.ranks))
         summary, _ = summarise(self.paths, buckets=buckets, **self._how)
-        trend = trend_of_runs([summary], self.paths)
+        trend = trend_of(points_of([summary], find_sources(self.paths)))
         page = write_page([summary], [" ".join(map(str, self.paths))], trend)
         if file is not None:
             replace(Path(file), page.encode("utf-8", "replace"), durable=False)

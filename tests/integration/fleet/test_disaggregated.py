@@ -78,8 +78,8 @@ def test_worker_types_choose_between_them(
     profiler = rollouts(settings(root, "types") | targets)
     with profiler.capture(0):
         router.complete(tokens=8)
-    (capture,) = read_run(root / "types").captures
-    assert capture.role == "rollout"
+    (whole,) = (target for target in read_run(root / "types").targets if target.policy)
+    assert [(record.name, record.worker_type) for record in whole.targets] == [(pair[1].url, "decode")]
     assert at_rest(*pair)
 
 

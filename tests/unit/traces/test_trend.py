@@ -23,12 +23,12 @@ from profdeck.base.result_cache import ResultCache
 from profdeck.traces import load
 from profdeck.traces.loading import summarise
 from profdeck.traces.report.trend_page import write_trend_page
-from profdeck.traces.sources import recorded_sources
+from profdeck.traces.sources import find_sources, recorded_sources
 from profdeck.traces.trend import points as reading
 from profdeck.traces.trend.change_points import FEWEST, change_points
 from profdeck.traces.trend.model import Trend, TrendSeries
-from profdeck.traces.trend.points import read_points
-from profdeck.traces.trend.trend import trend_of, trend_of_runs
+from profdeck.traces.trend.points import points_of, read_points
+from profdeck.traces.trend.trend import trend_of
 from profdeck.traces.trend.words import explanation, headings, runs_of, sentence
 
 Job = dict[str, Any]
@@ -147,7 +147,7 @@ def test_the_page_has_a_plot_of_each_series_and_loads_nothing(slower: Path) -> N
 
 def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> None:
     summary, _ = summarise([slower])
-    assert trend_of_runs([summary], [slower]) == read(slower)
+    assert trend_of(points_of([summary], find_sources([slower]))) == read(slower)
     page = load(slower, cache=False).report(tmp_path / "report.html")
     (sentence_and_parts,) = told(read(slower))
     assert all(part in page for part in sentence_and_parts.split(" With it: "))

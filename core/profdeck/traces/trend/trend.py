@@ -5,17 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import attrs
 
-from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.analysis.rank_test import LEVEL as PART_LEVEL
 from profdeck.traces.analysis.rank_test import rank_test
-from profdeck.traces.sources import find_sources
 from profdeck.traces.trend.change_points import LEAST, LEVEL, ChangePoint, change_points
 from profdeck.traces.trend.model import Trend, TrendChange, TrendPart, TrendPoint, TrendSeries
-from profdeck.traces.trend.points import RankPoint, points_of
+from profdeck.traces.trend.points import RankPoint
 from profdeck.traces.trend.rank_numbers import BUSY, EXPOSED, STEPS, TOKENS, RankNumbers
 
 STALL = "stall"
@@ -49,11 +46,6 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, least: float = L
     lines = list(_lines(points))
     level = LEVEL / max(1, len(lines))  # of all series together
     return Trend(series=tuple(_series(line, level, least) for line in lines), left_out=left_out)
-
-
-def trend_of_runs(runs: Sequence[RunSummary], paths: Sequence[Path]) -> Trend:
-    """Return the trend of what was summarised below some paths."""
-    return trend_of(points_of(runs, find_sources(paths)))
 
 
 def _lines(points: Sequence[RankPoint]) -> Iterator[_Line]:
