@@ -45,8 +45,6 @@ class StepOnDisk:
     """All that one global step has in a run, or all of one role in it."""
 
     directory: Path
-    step: str
-    """The name of the directory of the step."""
     pruned: PrunedStep
     """What is to be recorded of it when it goes."""
     ended_ns: int
@@ -149,13 +147,12 @@ def _look(directory: Path, role: str | None = None, step: Path | None = None) ->
         size_bytes=size_of_tree(directory),
     )
     ended_ns = max([one.ended_ns or one.started_ns for one in manifests], default=time.time_ns())
-    because = why[0] if why else None
-    return StepOnDisk(directory=directory, step=step.name, pruned=pruned, ended_ns=ended_ns, stays_because=because)
+    return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=why[0] if why else None)
 
 
 def _kept_until_uploaded(steps: Iterable[StepOnDisk], uploaded: Mapping[str, UploadedPart]) -> Iterator[StepOnDisk]:
     for step in steps:
-        part = uploaded.get(step.step)
+        part = uploaded.get(step.pruned.step_name)
         is_there = part is not None and part.whole
         yield step if is_there or step.stays_because else attrs.evolve(step, stays_because="it is not uploaded yet")
 

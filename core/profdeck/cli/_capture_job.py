@@ -125,11 +125,13 @@ def _capture(
 def _processes(store: Store) -> list[JobProcess]:
     """Return the processes that can be asked; those of a store join some seconds after the job has made it."""
     until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
-    while True:
-        there = [process for process in requests.read_processes(store) if not process.gone]
-        if there or time.monotonic() >= until_s:
-            return there
-        time.sleep(_POLL_S)
+    with kit.progress("Looking for the processes of the job") as on_progress:
+        while True:
+            there = [process for process in requests.read_processes(store) if not process.gone]
+            if there or time.monotonic() >= until_s:
+                return there
+            on_progress(0, 1)
+            time.sleep(_POLL_S)
 
 
 def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:

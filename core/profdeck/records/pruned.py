@@ -36,7 +36,12 @@ class PrunedStep:
     @property
     def name(self) -> str:
         """The name of its directory, in which those of a role have another: ``step_000010.rollout``."""
-        return f"step_{self.first_step:06d}{f'.{self.role}' if self.role else ''}"
+        return f"{self.step_name}.{self.role}" if self.role else self.step_name
+
+    @property
+    def step_name(self) -> str:
+        """The name of the directory of the whole step."""
+        return f"step_{self.first_step:06d}"
 
 
 _STEP = JsonKind(PrunedStep)
