@@ -10,9 +10,18 @@ from rich.text import Text
 
 from profdeck.base.words import plural
 from profdeck.cli import _page, kit
-from profdeck.traces.trend.change_points import FEWEST
 from profdeck.traces.trend.model import Trend, TrendSeries
-from profdeck.traces.trend.words import explanation, headings, runs_of, sentence, team_of, usual, value_of
+from profdeck.traces.trend.words import (
+    TOO_FEW,
+    explanation,
+    headings,
+    is_long_enough,
+    runs_of,
+    sentence,
+    team_of,
+    usual,
+    value_of,
+)
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 9, 40
@@ -82,9 +91,8 @@ def _about(trend: Trend, runs: dict[str, str]) -> str:
 
 
 def _nothing(trend: Trend, least: float) -> str:
-    most = max(len(series.points) for series in trend.series)
-    if most < 2 * FEWEST:
-        return f"Nothing can be said of changes: that takes {2 * FEWEST} captures at least, and 20 for small ones."
+    if not any(map(is_long_enough, trend.series)):
+        return TOO_FEW
     or_small = f", or are less than {least * 100:g}%" if least else ""
     return f"Nothing changed: all differences may be chance{or_small}."
 
@@ -92,5 +100,5 @@ def _nothing(trend: Trend, least: float) -> str:
 def _ratio(series: TrendSeries) -> str:
     before, after = usual(series)
     if not series.changes:
-        return "same" if len(series.points) >= 2 * FEWEST else ""
+        return "same" if is_long_enough(series) else ""
     return f"{after / before - 1:+.1%}" if before else "new"

@@ -154,6 +154,12 @@ def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> No
     assert page.count(" captures, steps 0 to 1,150</text>") == len(read(slower).series)
 
 
+def test_the_page_of_few_captures_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
+    page = write_trend_page(read(write_run(tmp_path / "run", 2 * FEWEST - 1, noisy)), ["run"])
+    assert "that takes 10 captures at least" in page
+    assert "Nothing changed" not in page
+
+
 @pytest.mark.parametrize("captures", [1, 2 * FEWEST - 1])
 def test_a_report_of_few_captures_has_no_trend(tmp_path: Path, captures: int) -> None:
     assert "Over time" not in load(write_run(tmp_path / "run", captures, noisy), cache=False).report()

@@ -6,16 +6,26 @@ from typing import Any
 
 from profdeck.base.words import plural
 from profdeck.traces.report import svg
-from profdeck.traces.trend.change_points import FEWEST
 from profdeck.traces.trend.model import Trend, TrendSeries
-from profdeck.traces.trend.words import explanation, headings, runs_of, sentence, since, team_of, usual, value_of
+from profdeck.traces.trend.words import (
+    TOO_FEW,
+    explanation,
+    headings,
+    is_long_enough,
+    runs_of,
+    sentence,
+    since,
+    team_of,
+    usual,
+    value_of,
+)
 
 _FEWEST_POINTS = 2
 
 
 def has_trend(trend: Trend) -> bool:
     """Tell whether there are captures enough to find a change between them."""
-    return any(len(series.points) >= 2 * FEWEST for series in trend.series)
+    return any(map(is_long_enough, trend.series))
 
 
 def trend_section(trend: Trend) -> dict[str, Any]:
@@ -29,6 +39,7 @@ def trend_section(trend: Trend) -> dict[str, Any]:
             {"text": sentence(series, change, runs), "with": explanation(change), "is_worse": change.is_worse}
             for series, change in headings(trend)
         ],
+        "no_change": "Nothing changed that is not chance." if has_trend(trend) else TOO_FEW,
         "told": [_plot(series, runs) for series in told],
         "others": [_plot(series, runs) for series in shown if series not in told],
     }

@@ -11,6 +11,7 @@ from profdeck.traces.trend.model import Trend, TrendChange, TrendPart, TrendPoin
 from profdeck.traces.trend.rank_numbers import EXPOSED
 
 _LEAST_P = 0.0001
+TOO_FEW = f"Nothing can be said of changes: that takes {2 * FEWEST} captures at least, and 20 for small ones."
 _KINDS = {"stage": "stage", "class": "kernels of class", "idle": "idle time,"}
 
 
@@ -33,6 +34,11 @@ def value_of(series: TrendSeries, value: float) -> str:
     if series.unit == "us":
         return f"{ms(value)} ms"
     return f"{value:.1%}" if series.unit == "share" else f"{value:,.0f}/s"
+
+
+def is_long_enough(series: TrendSeries) -> bool:
+    """Tell whether it has captures enough to find a change between them."""
+    return len(series.points) >= 2 * FEWEST
 
 
 def usual(series: TrendSeries) -> tuple[float, float]:
