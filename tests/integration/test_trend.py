@@ -36,7 +36,7 @@ def test_a_stage_of_a_rank_that_became_slow(tmp_path: Path) -> None:
     assert abs(series["points"][change["index"]]["first_step"] - 1200) <= 50
     (stage,) = [part for part in change["parts"] if part["kind"] == "stage"]
     assert (stage["name"], stage["rank"]) == ("score", 1)
-    assert stage["delta_us"] == pytest.approx(4000, rel=0.3)
+    assert stage["delta_us"] == pytest.approx(12000, rel=0.3)
     text = " ".join(trend(tmp_path / "slow").split())
     assert "trainer is slower since step 1," in text
     assert "With it: stage score of rank 1 +" in text

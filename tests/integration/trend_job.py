@@ -14,6 +14,8 @@ import torch.distributed as dist
 from profdeck import Profiler
 
 STEPS, SLOW_FROM = 2000, 1200
+SLOWER_S = 0.013
+"""More than what a busy machine adds to a step now and then, some 4 ms."""
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
@@ -30,7 +32,7 @@ with profiler:
                 time.sleep(0.002)
                 weights @ weights
             with profiler.stage("score"):
-                time.sleep(0.005 if slow and step >= SLOW_FROM else 0.001)
+                time.sleep(SLOWER_S if slow and step >= SLOW_FROM else 0.001)
                 weights @ weights
             with profiler.stage("update"):
                 dist.all_reduce(torch.ones(8))
