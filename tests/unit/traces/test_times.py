@@ -69,16 +69,20 @@ def test_halves_are_rounded_to_even() -> None:
 
 
 PLAIN = st.from_regex(r"(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?", fullmatch=True)
-OTHER = st.sampled_from(["1e5", "-3", "null", '"5"', "0.0001", "[]", "{}", "1,2", "4503599627370496", "1" * 40, ""])
+THREE_DIGITS = st.from_regex(r"(0|[1-9][0-9]{0,14})\.[0-9]{3}", fullmatch=True)
+OTHER = st.sampled_from(
+    ["1e5", "-3", "null", '"5"', "0.0001", "[]", "{}", "1,2", "4503599627370496", "1" * 40, "", "-1.500", ".500",
+     "1.234.567", "1.2345,1", "4503599627370496.000", "9" * 16 + ".999", "9" * 40 + ".999", "\u0661.500"]
+)  # fmt: skip
 
 
-@given(st.lists(PLAIN, min_size=1, max_size=20))
+@given(st.lists(PLAIN, min_size=1, max_size=20) | st.lists(THREE_DIGITS, min_size=1, max_size=20))
 def test_texts_of_profilers_are_read_to_the_nanosecond(texts: list[str]) -> None:
     found = written_nanoseconds([msgspec.Raw(text.encode()) for text in texts])
     assert found.tolist() == [int(Decimal(text) * 1000) for text in texts]
 
 
-@given(st.lists(PLAIN, max_size=5), OTHER, st.lists(PLAIN, max_size=5))
+@given(st.lists(PLAIN | THREE_DIGITS, max_size=5), OTHER, st.lists(THREE_DIGITS, max_size=5))
 def test_texts_of_another_form_are_refused(before: list[str], other: str, after: list[str]) -> None:
     with pytest.raises(LostDigitsError):
         written_nanoseconds([msgspec.Raw(text.encode()) for text in (*before, other, *after)])

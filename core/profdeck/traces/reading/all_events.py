@@ -18,8 +18,9 @@ from profdeck.traces.reading.column_builder import (
 from profdeck.traces.reading.columns import Columns, Tables
 from profdeck.traces.reading.identifiers import Id
 from profdeck.traces.reading.json_patterns import decode_leniently
-from profdeck.traces.reading.kineto_events import AS_WRITTEN, DECODERS, Complete, KinetoType
+from profdeck.traces.reading.kineto_events import AS_WRITTEN, DECODERS, WITH_ARGS, Complete, KinetoType
 from profdeck.traces.reading.stated import Stated
+from profdeck.traces.reading.stated_shapes import DIMS, StatedShapes
 from profdeck.traces.reading.times import LostDigitsError
 
 PROCESS_NAME, _THREAD_NAME = b'"process_name"', b'"thread_name"'
@@ -45,7 +46,7 @@ class AllEvents:
         self.keys = keys
         self.stated = Stated()
         self.collector = ColumnBuilder(tables, sink)
-        self._kineto = KinetoForm(self.collector, Complete)
+        self._kineto = KinetoForm(self.collector, Complete, shapes=self.stated.shapes)
         self._decode: Callable[[memoryview], list[Any]] = _decode_fast
         self._patience = _PATIENCE
         self._loose: list[DecimalEvent] = []
@@ -61,6 +62,8 @@ class AllEvents:
         events = self._take_kineto(text)
         if events is None:
             events = self._take_any(text)
+            if events is not None:
+                self.stated.shapes.add(text)
         if events is not None:
             self._look_for_names(text)
             self._take_args(text)
@@ -72,6 +75,7 @@ class AllEvents:
         if decoded is None and b'"ph"' in text:
             self.stated.undecodable += 1
         self._take(decoded or [])
+        self.stated.shapes.add(b"[%b]" % text)
         self._take_args(text)
 
     def member(self, key: str, text: bytes) -> None:
@@ -112,7 +116,6 @@ class AllEvents:
         stated.memory.add(text)
         stated.annotations.add(text)
         events = b"[%b]" % text if isinstance(text, bytes) else text
-        stated.shapes.add(events)
         stated.copies.add(events)
 
     def _look_for_names(self, text: memoryview) -> None:
@@ -151,13 +154,19 @@ class KinetoForm:
         collector: Takes those that are complete.
         complete: Their type.
         categories: Of which they are taken; ``None``: of all.
+        shapes: Takes what the operators among them state of their inputs.
     """
 
     def __init__(
-        self, collector: ColumnBuilder, complete: KinetoType, categories: frozenset[str] | None = None
+        self,
+        collector: ColumnBuilder,
+        complete: KinetoType,
+        categories: frozenset[str] | None = None,
+        shapes: StatedShapes | None = None,
     ) -> None:
         self._collector = collector
         self._categories = categories
+        self._shapes = shapes
         self._complete = complete
 
     def take(self, text: memoryview | bytes, expected: int | None = None) -> int | None:
@@ -170,14 +179,16 @@ class KinetoForm:
         Returns:
             How many there are; ``None``: another number, or one has another form, and none was taken.
         """
+        stating = 0 if self._shapes is None else int(stringzilla.count(text, DIMS))
+        kind = WITH_ARGS[self._complete] if stating else self._complete
         try:
-            events = DECODERS[self._complete](text)
+            events = DECODERS[kind](text)
             if expected not in (None, len(events)):
                 return None
-            complete = [event for event in events if event.__class__ is self._complete]
+            complete: list[Any] = [event for event in events if event.__class__ is kind]
             if (categories := self._categories) is not None:
                 complete = [event for event in complete if event.cat in categories]
-            self._collector.add_kineto(complete, as_written=self._complete not in AS_WRITTEN)
+            durations_ns = self._collector.add_kineto(complete, as_written=self._complete not in AS_WRITTEN)
         except LostDigitsError:
             if self._complete not in AS_WRITTEN:
                 return None
@@ -185,6 +196,8 @@ class KinetoForm:
             return self.take(text, expected)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
+        if self._shapes is not None and stating and not self._shapes.take(complete, durations_ns, stating):
+            self._shapes.add(text)
         return len(events)
 
 

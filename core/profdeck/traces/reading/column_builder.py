@@ -167,30 +167,34 @@ class ColumnBuilder:
         self._parts: list[Columns] = []
         self._held = 0
 
-    def add_kineto(self, complete: Sequence[KinetoEvent], *, as_written: bool) -> None:
+    def add_kineto(self, complete: Sequence[KinetoEvent], *, as_written: bool) -> Int:
         """Take complete events in Kineto's form.
 
         Args:
             complete: In the order of the file.
-            as_written: Whether their times are texts.
+            as_written: Whether the times at which they begin are texts.
+
+        Returns:
+            How long each took, in nanoseconds; -1 for one that does not say.
 
         Raises:
             LostDigitsError: They must be decoded otherwise; none was taken.
         """
         if not complete:
-            return
+            return np.empty(0, dtype=np.int64)
         starts: list[Any] = [event.ts for event in complete]
-        durations: list[Any] = [event.dur for event in complete]
         if as_written:
-            start, duration = written_nanoseconds(starts), written_nanoseconds(durations)
+            start = written_nanoseconds(starts)
             readable = np.ones(len(start), dtype=np.bool_)
         else:
             start, readable = nanoseconds_of_floats(np.array(starts))
-            duration, _ = nanoseconds_of_floats(np.array(durations))
+        duration, is_told = nanoseconds_of_floats(np.array([event.dur for event in complete]))
+        duration[~is_told] = -1
         categories = self._categories
         name = [categories[event.cat][event.name] for event in complete]
         track = self._track_codes([event.pid for event in complete], [event.tid for event in complete])
         self._keep(name, track, start, duration, readable)
+        return duration
 
     def add(self, events: Sequence[FastEvent | DecimalEvent]) -> None:
         """Take events of any form.

@@ -6,7 +6,8 @@ of each input, ``[]`` for what is no tensor, and a list of such lists for a list
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -15,25 +16,23 @@ import stringzilla
 
 from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck.traces.reading.columns import OPERATOR
+from profdeck.traces.reading.intervals import Int
 from profdeck.traces.reading.json_patterns import decode_leniently
-from profdeck.traces.reading.times import LostDigitsError, exact_nanoseconds, written_nanoseconds
+from profdeck.traces.reading.kineto_events import EventWithArgs, OperatorArgs
+from profdeck.traces.reading.times import exact_nanoseconds
 
 _SPACE = b" \t\n\r"
-_DIMS = b'"Input Dims"'
+DIMS = b'"Input Dims"'
 _MOST_SHAPES = 20_000
 _MAX_LENGTH = 400
 _NOTHING = msgspec.Raw(b"")
-
-
-class _Args(msgspec.Struct, gc=False):
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
 
 
 class _Event(msgspec.Struct, gc=False):
     cat: str = ""
     name: str = ""
     dur: msgspec.Raw = _NOTHING
-    args: _Args | None = None
+    args: OperatorArgs | None = None
 
 
 _decode = msgspec.json.Decoder(list[_Event]).decode
@@ -46,59 +45,70 @@ class StatedShapes:
     def __init__(self) -> None:
         self.times: dict[tuple[str, str], list[int]] = {}
         """By name and the JSON of the shapes: how many calls, their time in nanoseconds, and that of the longest."""
-        self._by_text: dict[tuple[str, bytes], list[int]] = {}  # the same, by the bytes of the file
+        self._by_text: dict[tuple[str, bytes], tuple[str, str]] = {}  # the keys of these, by the bytes of the file
         self.left_out = 0
         """How many calls are not among them."""
 
     def add(self, events: memoryview | bytes) -> None:
         """Take the operators among some events, which are a JSON array."""
-        if stringzilla.find(events, _DIMS) < 0:
+        if stringzilla.find(events, DIMS) < 0:
             return
         try:
             found: list[Any] = _decode(events)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = list(filter(None, map(_leniently, decode_leniently(events) or ())))
-        operators = [event for event in found if event.cat == OPERATOR and event.args is not None and event.args.dims]
-        known = self._by_text
-        for event, duration_ns in zip(operators, _durations(operators), strict=True):
-            if duration_ns is None or duration_ns < 0:
-                continue
-            text = event.name, bytes(event.args.dims)
-            sums = known[text] if text in known else self._sums_of(*text)
-            if sums is not None:
-                sums[0] += 1
-                sums[1] += duration_ns
-                sums[2] = max(sums[2], duration_ns)
+        self._count((event, _exact(event.dur)) for event in found if event.args is not None and event.args.dims)
+
+    def take(self, complete: Sequence[EventWithArgs], durations_ns: Int, expected: int) -> bool:
+        """Take the operators among events in Kineto's form.
+
+        Args:
+            complete: Those that are complete.
+            durations_ns: How long each took, negative for what is no time.
+            expected: How many must state shapes, operators or not.
+
+        Returns:
+            Whether so many do. None was taken otherwise.
+        """
+        stating = [
+            (event, duration_ns)
+            for event, duration_ns in zip(complete, durations_ns.tolist(), strict=True)
+            if event.args is not None and event.args.dims
+        ]
+        if len(stating) != expected:
+            return False
+        self._count(stating)
+        return True
 
     def extend(self, following: StatedShapes) -> bool:
         """Take what the next part of the file says; return whether there was room for all of it."""
-        for key, (count, duration_ns, longest_ns) in following.times.items():
-            sums = self.times.setdefault(key, [0, 0, 0])
-            sums[0] += count
-            sums[1] += duration_ns
-            sums[2] = max(sums[2], longest_ns)
+        for key, sums in following.times.items():
+            self._sum_up(key, *sums)
         return len(self.times) < _MOST_SHAPES and not following.left_out
 
-    def _sums_of(self, name: str, text: bytes) -> list[int] | None:
-        """Return what is summed up of an operator with some shapes; ``None``: there is no room for it."""
+    def _count(self, stating: Iterable[tuple[Any, int | None]]) -> None:
+        """Count those that are operators, of events that state shapes, each with its time in nanoseconds."""
+        times: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
+        for event, duration_ns in stating:
+            if event.cat == OPERATOR and duration_ns is not None and duration_ns >= 0:
+                times[event.name, bytes(event.args.dims)].append(duration_ns)
+        for text, of_text in times.items():
+            self._sum_up(self._by_text.get(text) or self._key_of(*text), len(of_text), sum(of_text), max(of_text))
+
+    def _sum_up(self, key: tuple[str, str], count: int, total_ns: int, longest_ns: int) -> None:
+        sums = self.times.get(key)
+        if sums is None and len(self.times) >= _MOST_SHAPES:
+            self.left_out += count
+            return
+        before, before_ns, longest_before_ns = sums or (0, 0, 0)
+        self.times[key] = [before + count, before_ns + total_ns, max(longest_before_ns, longest_ns)]
+
+    def _key_of(self, name: str, text: bytes) -> tuple[str, str]:
         dims = text.translate(None, _SPACE).replace(b",", b", ").decode("utf-8", "replace")
         key = name[:MAX_NAME_LENGTH], dims[:_MAX_LENGTH]
-        if key not in self.times and len(self.times) >= _MOST_SHAPES:
-            self.left_out += 1
-            return None
-        sums = self.times.setdefault(key, [0, 0, 0])
         if len(self._by_text) < _MOST_SHAPES:
-            self._by_text[name, text] = sums
-        return sums
-
-
-def _durations(events: Sequence[_Event]) -> list[int] | list[int | None]:
-    """Return whole nanoseconds; ``None`` for what is no time."""
-    texts = [event.dur for event in events]
-    try:
-        return written_nanoseconds(texts).tolist() if texts else []
-    except LostDigitsError:
-        return [_exact(text) for text in texts]
+            self._by_text[name, text] = key
+        return key
 
 
 def _exact(text: msgspec.Raw) -> int | None:

@@ -19,8 +19,7 @@ _MAX_TIME_US = 2**52  # 142 years; beyond it a float has no fraction and nanosec
 _MAX_EXACT_US = 2**43  # from here on floats are 2 ns apart
 _MAX_SHARP_US, _NEAR_HALF = 2**33, 1e-3  # below it floats are 0.001 ns apart
 _DIGITS, _MAX_DIGITS = 3, 16  # behind the point, and in front of it below _MAX_TIME_US
-_COMMA, _POINT, _ZERO = b",.0"
-_TAIL = 8  # places at the end of a text that has its point among them
+_NUMBERS, _COMMA, _POINT = b"0123456789.,", *b",."
 
 
 class LostDigitsError(Exception):
@@ -58,33 +57,33 @@ def written_nanoseconds(times_us: Sequence[msgspec.Raw]) -> Int:
     Raises:
         LostDigitsError: One is not as profilers write times: digits, with up to three behind a point.
     """
-    text = np.frombuffer(b",".join(times_us), dtype=np.uint8)
-    ends = np.append(np.flatnonzero(text == _COMMA), len(text))
-    if len(ends) != len(times_us):
+    text = b",".join(times_us)
+    if not _have_three_digits(text, len(times_us)):
+        return np.array([_plain(time_us) for time_us in times_us], dtype=np.int64)
+    # What is beyond 64 bits comes as the largest number of 64 bits.
+    found = np.fromstring(text.translate(None, b"."), dtype=np.int64, sep=",")
+    if (found >= _MAX_TIME_US * _NS_PER_US).any():
         raise LostDigitsError
-    begins = np.append(0, ends[:-1] + 1)
-    width = max(int((ends - begins).max()), _TAIL)
-    if width > _TAIL + _MAX_DIGITS - _DIGITS or (ends == begins).any():
-        raise LostDigitsError
-    # All of them right-aligned, with zeros in front.
-    places = ends[:, None] - np.arange(width, 0, -1)
-    aligned = np.where(places >= begins[:, None], text[np.maximum(places, 0)], _ZERO)
-    points, digits = aligned == _POINT, aligned - _ZERO
-    if (digits[~points] > 9).any() or (points.sum(axis=1) > 1).any() or points[:, : -_DIGITS - 1].any():  # noqa: PLR2004
-        raise LostDigitsError
-    behind = np.where(points.any(axis=1), points[:, ::-1].argmax(axis=1), -1)
-    if (behind == 0).any() or (text[begins] == _POINT).any():
-        raise LostDigitsError
-    digits = np.where(points, 0, digits).astype(np.int64)
-    head, tail = (
-        part @ 10 ** np.arange(part.shape[1] - 1, -1, -1) for part in (digits[:, :-_TAIL], digits[:, -_TAIL:])
-    )
-    scale = 10 ** (behind + 1)
-    whole = head * (10**_TAIL // scale) + tail // scale
-    if (whole >= _MAX_TIME_US).any():
-        raise LostDigitsError
-    found: Int = whole * _NS_PER_US + tail % scale * 10 ** (_DIGITS - np.maximum(behind, 0))
     return found
+
+
+def _have_three_digits(text: bytes, count: int) -> bool:
+    """Tell whether a text is of so many numbers, each of digits, a point and three digits."""
+    if text.translate(None, _NUMBERS):
+        return False
+    characters = np.frombuffer(text, dtype=np.uint8)
+    ends, points = (np.flatnonzero(characters == character) for character in (_COMMA, _POINT))
+    if not count == len(points) == len(ends) + 1:
+        return False
+    begins, ends = np.append(0, ends + 1), np.append(ends, len(text))
+    return bool((points == ends - _DIGITS - 1).all() and (points > begins).all())
+
+
+def _plain(time_us: msgspec.Raw) -> int:
+    time_ns = _plain_nanoseconds(bytes(time_us).decode("ascii", "replace"))
+    if time_ns is None:
+        raise LostDigitsError
+    return time_ns
 
 
 def nanoseconds(times_us: Sequence[Time]) -> tuple[Int, NDArray[np.bool_]]:
