@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 # What can configure a profiler by itself; `profdeck.config.sources` reads them.
 _VARIABLES = ("PROFDECK_CONFIG", "PROFDECK__")
 
-CLOSED = "the profiler was closed in mid-capture"
-
 
 class Profiler:
     """Captures the global steps that the config selects, in this process.
@@ -142,8 +140,12 @@ class Profiler:
         else:
             drive(self._controller.stop(self._resolve_now))
 
-    def close(self, reason: str = CLOSED) -> None:
+    def close(self, reason: str | None = None) -> None:
         """End any capture now, marking it partial. Harmless when idle; the profiler can be used again.
+
+        Args:
+            reason: why; None where the host is done. A capture of a schedule without end that still warms up is then
+                taken back, as if the schedule had ended before.
 
         Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
         """
@@ -159,7 +161,7 @@ class Profiler:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        self.close(reason_of(error) or CLOSED)
+        self.close(reason_of(error))
         self._leave()
 
     # The async façade.
@@ -195,7 +197,7 @@ class Profiler:
         """
         return self._controller is not None and await self._controller.await_window(timeout_s, on_state)
 
-    async def aclose(self, reason: str = CLOSED) -> None:
+    async def aclose(self, reason: str | None = None) -> None:
         """Do what `close` does, without blocking the event loop while the backend waits."""
         if self._controller is not None:
             await self._controller.close(reason, resolve_later)
@@ -204,7 +206,7 @@ class Profiler:
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        await self.aclose(reason_of(error) or CLOSED)
+        await self.aclose(reason_of(error))
         self._leave()
 
     # Parts of a step.

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from profdeck.base.errors import ConfigError
 from profdeck.lifecycle.scopes import StageScope, StepScope
-from profdeck.profiler import CLOSED, Profiler
+from profdeck.profiler import Profiler
 from profdeck.records.capture import Unit
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class SharedProfiler:
         if self._group.leave(self._token):
             self._whole.stop()
 
-    def close(self, reason: str = CLOSED) -> None:
+    def close(self, reason: str | None = None) -> None:
         """End any capture now, for all, marking it partial. Harmless when idle."""
         self._group.end()
         self._whole.close(reason)
@@ -127,7 +127,7 @@ class SharedProfiler:
         if self._group.leave(self._token):
             await self._whole.astop()
 
-    async def aclose(self, reason: str = CLOSED) -> None:
+    async def aclose(self, reason: str | None = None) -> None:
         """Do what `close` does, without blocking the event loop while the backend waits."""
         self._group.end()
         await self._whole.aclose(reason)

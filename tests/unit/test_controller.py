@@ -299,6 +299,75 @@ def test_the_job_may_end_before_the_schedule(build: Build, tmp_path: Path) -> No
     assert read_run(tmp_path / "known").status is Status.COMPLETE
 
 
+def warmed_up(profiler: Profiler) -> None:
+    """Run a job that ends as the capture of step 6 warms up."""
+    with profiler:
+        for step in range(6):
+            with profiler.capture(step):
+                pass
+
+
+def test_a_job_that_ends_as_a_standing_capture_warms_up_misses_nothing(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})
+    warmed_up(profiler)
+    assert calls(profiler)[-1] == "stop step6"
+    assert list(manifests(tmp_path)) == ["step3"]
+    assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000003"]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+    with build(steps=[0], device="d", run="next").capture(0):
+        pass
+    assert read_run(tmp_path / "next").status is Status.COMPLETE
+
+
+@pytest.mark.parametrize("steps", [[6], ["3..6"], ["every 3 to 6"], ["every 3", 6]])
+def test_a_job_that_ends_as_a_capture_warms_up_misses_what_has_an_end(
+    build: Build, tmp_path: Path, steps: list[Any]
+) -> None:
+    warmed_up(build(steps=steps, **{"trainer.warmup_steps": 3}))
+    assert {one["status"] for one in manifests(tmp_path).values()} & {"failed", "partial"}
+
+
+def test_a_job_that_fails_as_a_standing_capture_warms_up_says_so(build: Build, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), build(steps=["every 3"], **{"trainer.warmup_steps": 1}) as profiler:
+        profiler.start(2)
+        _ = 1 / 0
+    assert "ZeroDivisionError" in " ".join(manifests(tmp_path)["step3"]["problems"])
+
+
+def test_a_standing_capture_that_waits_is_withdrawn_as_well(build: Build, tmp_path: Path) -> None:
+    with build(steps=[0], device="d", run="other").capture(0):
+        profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})
+        profiler.start(2)
+        profiler.close()
+        assert not list((tmp_path / "run").glob("step_*"))
+
+
+def test_a_standing_capture_that_one_rank_withdraws_stays_with_the_others(build: Build, tmp_path: Path) -> None:
+    """They end at the same step, but not at the same moment."""
+    of_rank = {"trainer.ranks": "all", "trainer.warmup_steps": 1}
+    first, second = (
+        build(steps=["every 3"], identity=Identity(rank=rank, world_size=2), **of_rank) for rank in range(2)
+    )
+    second.start(2)
+    first.start(2)
+    first.close()
+    second.stop()
+    with second.capture(3):
+        pass
+    assert list(manifests(tmp_path)) == ["step3"]
+    assert manifests(tmp_path)["step3"]["rank"] == 1
+
+
+def test_a_step_whose_standing_capture_was_withdrawn_can_be_captured(build: Build, tmp_path: Path) -> None:
+    with build(steps=["every 3"], **{"trainer.warmup_steps": 1}) as profiler:
+        profiler.start(2)
+        profiler.close()
+        for step in (2, 3):
+            with profiler.capture(step):
+                pass
+    assert manifests(tmp_path)["step3"]["status"] == "complete"
+
+
 def test_a_repeated_step_overwrites_nothing(build: Build, tmp_path: Path) -> None:
     for _ in range(3):
         with build(steps=[1]).capture(1):

@@ -183,6 +183,27 @@ class Recording:
         await self.stop_recording(reason, resolve)
         await self.write(resolve)
 
+    async def withdraw(self, resolve: Resolve) -> bool:
+        """End a capture that has recorded nothing yet, and take back its manifest, as if it had never begun.
+
+        Returns:
+            Whether it did. A capture that has left a file ends as `stop` does.
+        """
+        if self.waiting:
+            self._turn.release()
+        else:
+            await self.stop_recording(None, resolve)
+            if self._outputs:
+                await self.write(resolve)
+                return False
+        self.capture.move_to(CaptureState.ENDED)
+        try:
+            run_directory.withdraw(self.capture)
+        except OSError as error:
+            logger.warning("The manifest %s cannot be removed: %s", self.capture.manifest_path, error)
+        logger.info("The job ended before step %d, so nothing is captured there.", self.capture.first_step)
+        return True
+
     async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:
         """Do the part of the end that must be done now, by the thread that started; `write` must follow."""
         capture = self.capture

@@ -161,6 +161,10 @@ class Schedule:
         """Return the first selected step beyond ``step``; None when no later step is selected."""
         return min((found for span in self.spans if (found := span.after(step)) is not None), default=None)
 
+    def is_endless_at(self, step: int) -> bool:
+        """Tell whether a step is selected by an entry without end only, so that nobody counts on it."""
+        return all(span.last is None for span in self.spans if step in span)
+
     def is_last(self, step: int, final_step: int | None = None) -> bool:
         """Tell whether no selected step follows ``step`` in a job that ends with ``final_step`` (None: unknown).
 

@@ -25,7 +25,7 @@ from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError
 from profdeck.config.model import Mode, OnError
 from profdeck.lifecycle.session import Session
-from profdeck.lifecycle.state import IDLE, ControllerState, PendingEnd
+from profdeck.lifecycle.state import CLOSED, IDLE, ControllerState, PendingEnd
 from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
 from profdeck.records.status import Status
 
@@ -166,21 +166,21 @@ class Controller:
             await asyncio.sleep(min(left_s, _POLL_S))
         return False
 
-    async def close(self, reason: str, resolve: Resolve) -> None:
-        """End whatever runs, before its time."""
+    async def close(self, reason: str | None, resolve: Resolve) -> None:
+        """End whatever runs, before its time; without a reason, because the host is done."""
         self._arm(None)
-        await self.stop_capture(reason, resolve)
+        await self.stop_capture(reason or CLOSED, resolve, host_is_done=reason is None)
         self._session.end_step()
 
     def pause_requests(self) -> None:
         """Take no requests for captures until the next global step."""
         self._session.pause_requests()
 
-    async def stop_capture(self, reason: str | None, resolve: Resolve) -> None:
+    async def stop_capture(self, reason: str | None, resolve: Resolve, *, host_is_done: bool = False) -> None:
         """End the running capture, now or as soon as the owner's thread is free to."""
         if self._recording is None and not self._busy:
             return
-        self._ending = PendingEnd(reason)  # kept for a recording that is just starting
+        self._ending = PendingEnd(reason, host_is_done=host_is_done)  # kept for a recording that is just starting
         async with self._exclusive("stop", resolve) as free:  # an ending that waits is carried out on the way in
             recording = self._recording
             if not free and recording is not None:
@@ -226,7 +226,7 @@ class Controller:
             await self._advance(recording, resolve)
             return True
         reason = f"the host went from step {capture.current_step} to step {step}" if continues else None
-        await self._finish(reason, resolve)
+        await self._finish(PendingEnd(reason), resolve)
         return False
 
     async def _advance(self, recording: Recording, resolve: Resolve) -> None:
@@ -279,13 +279,16 @@ class Controller:
         self._on_change(recording.capture)
         return True
 
-    async def _finish(self, reason: str | None, resolve: Resolve) -> None:
+    async def _finish(self, ending: PendingEnd, resolve: Resolve) -> None:
         recording = self._recording
         if recording is None:
             self._ending = None
             return
         self._quieten()
-        reason = reason or self._session.interrupt(recording.capture)
+        if ending.host_is_done and self._session.may_withdraw(recording.capture) and await recording.withdraw(resolve):
+            self._over(recording, counts=False)
+            return
+        reason = ending.reason or self._session.interrupt(recording.capture)
         try:
             await recording.stop(reason, resolve)
         finally:
@@ -297,8 +300,9 @@ class Controller:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _over(self, recording: Recording) -> None:
-        self._session.ended(recording.capture)
+    def _over(self, recording: Recording, *, counts: bool = True) -> None:
+        if counts:
+            self._session.ended(recording.capture)
         armed = self._state.armed
         self._state = IDLE if armed is None else ControllerState(armed=armed)
         self._ending = None
@@ -330,7 +334,7 @@ class Controller:
 
     async def _end_if_asked(self, resolve: Resolve) -> None:
         if self._ending is not None:
-            await self._finish(self._ending.reason, resolve)
+            await self._finish(self._ending, resolve)
 
     def _may_act(self, what: str) -> bool:
         owner, here = (self._recording.capture.owner if self._recording else None), Owner()

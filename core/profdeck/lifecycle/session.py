@@ -239,6 +239,11 @@ class Session:
             capture.notes.append(f"It ended after step {capture.current_step}: {why}.")
         return None
 
+    def may_withdraw(self, capture: Capture) -> bool:
+        """Tell whether a capture only warms up, for a step of a schedule without end: nobody counts on it."""
+        warms_up = capture.current_step < capture.first_step
+        return warms_up and capture.demand is None and self.steps.schedule.is_endless_at(capture.first_step)
+
     def ended(self, capture: Capture) -> None:
         """Answer the request for a capture that has ended."""
         if self._speaks:

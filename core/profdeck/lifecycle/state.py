@@ -21,6 +21,7 @@ class ControllerState:
     """Whether a global step of the capture is over and the next one, which belongs to it too, has not begun."""
 
 
+CLOSED = "the profiler was closed in mid-capture"
 IDLE = ControllerState()
 
 
@@ -29,3 +30,6 @@ class PendingEnd:
     """An end that was asked for and waits for a moment when it can be carried out."""
 
     reason: str | None
+    """Why it ends before its time; None if it does not."""
+    host_is_done: bool = False
+    """Whether it ends because the host has nothing more to do."""

@@ -113,6 +113,8 @@ class RunDirectory:
                     raise
                 take += 1
                 capture.id = f"{wanted}-take{take}"
+            except FileNotFoundError:  # another process has just withdrawn its capture, and the directory with it
+                self._make(capture.directory)
             else:
                 return
 
@@ -156,7 +158,7 @@ class RunDirectory:
     def _make(self, directory: Path) -> None:
         """Create a directory of a role or a replica, which no link may lead out of the output directory."""
         if directory.parent in self._inside:
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
                 directory.mkdir()  # what is new in there is inside as well; a fleet has a directory per replica
                 return
         self._check_inside(directory)
@@ -173,6 +175,21 @@ class RunDirectory:
                 f"{path} leads to {target}, outside of the output directory {output}. "
                 "Remove that link, or set output to where the files should go."
             )
+
+
+def withdraw(capture: Capture) -> None:
+    """Remove the first manifest of a capture that recorded nothing, and the directories that are empty without it.
+
+    Raises:
+        OSError: the manifest cannot be removed.
+    """
+    capture.manifest_path.unlink(missing_ok=True)
+    step = next(path for path in (capture.directory, *capture.directory.parents) if _STEP.fullmatch(path.name))
+    with contextlib.suppress(OSError):  # another process has something in it
+        for path in (capture.directory, *capture.directory.parents):
+            path.rmdir()
+            if path == step:
+                break
 
 
 def runs_below(output: Path) -> list[Path]:

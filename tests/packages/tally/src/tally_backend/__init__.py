@@ -99,6 +99,8 @@ class TallyBackend(Backend):
             await waiting
             return [write()]
 
+        if waiting is None and capture.current_step < capture.first_step:
+            return []  # it only warmed up
         if waiting is not None:
             return later()
         return [write if self.options.write_later else write()]
