@@ -1,95 +1,123 @@
-"""How often `profdeck trend` finds a change in a job in which nothing was changed: real jobs, one process each.
+"""How often `profdeck trend` finds a change in a job in which nothing was changed, on real captures.
 
 python -m benchmarks.false_alarms [--jobs 200] [--json FILE]
 
-Each job trains a small network for 240 steps and captures two of every six: 40 captures. The peer are the same jobs
-with every step after the 120th made a tenth slower, which must be found.
+Jobs of 40 captures each take turns in one process, so that the captures of one lie seconds apart, as those of long jobs
+lie minutes apart: all steps train the same small network. A tenth as many jobs become slower by 30 % half-way, which
+must be found. What the machine does beside them are changes, too, and hit all jobs at once: the same captures in an
+order drawn anew have none.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from benchmarks.measure import Row, parser, report
 
 from profdeck import Profiler
+from profdeck.traces.trend.change_points import change_points
 
-STEPS, EVERY, COUNT = 240, 6, 2
-SLOWER = 0.1
-"""By how much of itself a step is longer in the second half of a job with a change."""
-
-
-def train(output: Path, run: str, *, changes: bool) -> None:
-    """Run one job."""
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(8)])
-    optimizer = torch.optim.SGD(model.parameters())
-    settings = {"output": str(output), "run": run, "steps": [f"every {EVERY} for {COUNT}"], "final_step": STEPS - 1}
-    with Profiler.from_config(
-        settings=settings | {"trainer.backend": "torch", "trainer.warmup_steps": 1, "on_demand": False}
-    ) as profiler:
-        for step in range(STEPS):
-            with profiler.capture(step):
-                began_s = time.perf_counter()
-                model(torch.rand(64, 128)).sum().backward()
-                optimizer.step()
-                if changes and step >= STEPS // 2:
-                    until_s = time.perf_counter() + SLOWER * (time.perf_counter() - began_s)
-                    while time.perf_counter() < until_s:
-                        pass
+CAPTURES, EVERY, COUNT = 40, 10, 3
+SLOW_FROM = EVERY * (CAPTURES // 2 + 1)
+SLOWER, NEAR = 0.3, 3
 
 
-def changes_in(output: Path, run: str) -> list[dict[str, Any]]:
-    """Return the changes that the command finds in any series of a job."""
-    command = [sys.executable, "-m", "profdeck", "trend", str(output / run), "--json"]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return [change for series in found["series"] for change in series["changes"]]
+@attrs.define(eq=False)
+class Job:
+    """One of the jobs that take turns."""
+
+    run: Path
+    changes: bool
+    profiler: Profiler
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def begin(cls, run: Path, *, changes: bool) -> Job:
+        """Build one that becomes slower half-way, or does not."""
+        settings = {
+            "output": str(run.parent),
+            "run": run.name,
+            "steps": [f"every {EVERY} for {COUNT}"],
+            "on_demand": False,
+            "trainer.backend": "torch",
+            "trainer.warmup_steps": 1,
+        }
+        model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(24)])
+        optimizer = torch.optim.SGD(model.parameters())
+        return cls(run, changes, Profiler.from_config(settings=settings), model, optimizer)
+
+    def train(self, step: int) -> None:
+        """Run one step."""
+        with self.profiler.capture(step):
+            began_s = time.perf_counter()
+            self.model(torch.rand(64, 128)).sum().backward()
+            self.optimizer.step()
+            if self.changes and step >= SLOW_FROM:
+                until_s = time.perf_counter() + SLOWER * (time.perf_counter() - began_s)
+                while time.perf_counter() < until_s:
+                    pass
+
+    def steps(self) -> dict[str, Any]:
+        """Return the series of the steps that the command finds, with its changes."""
+        command = [sys.executable, "-m", "profdeck", "trend", str(self.run), "--json"]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        (series,) = found["series"]
+        return dict(series)
 
 
-def measure(output: Path, jobs: int, *, changes: bool) -> list[list[dict[str, Any]]]:
-    """Run jobs one after the other, and return the changes of each."""
-    found = []
-    for number in range(jobs):
-        run = f"{'changes' if changes else 'even'}-{number}"
-        command = [sys.executable, "-m", "benchmarks.false_alarms", "--one", str(output), run]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, *["--slower"] * changes], check=True, capture_output=True, env=environment)
-        found.append(changes_in(output, run))
-    return found
+def is_found(series: dict[str, Any]) -> bool:
+    """Tell whether the change that was made is found, in its place."""
+    return any(change["is_worse"] and abs(change["index"] - CAPTURES // 2) <= NEAR for change in series["changes"])
+
+
+def row(what: str, of: Sequence[object], count: int) -> Row:
+    """Say how many of some jobs have something."""
+    return Row(what=what, unit=f"of {len(of)}", measured=count)
 
 
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=200)
-    options.add_argument("--one", nargs=2)
-    options.add_argument("--slower", action="store_true")
     chosen = options.parse_args()
-    if chosen.one:
-        train(Path(chosen.one[0]), chosen.one[1], changes=chosen.slower)
-        return
-    with tempfile.TemporaryDirectory() as output:
-        even = measure(Path(output), chosen.jobs, changes=False)
-        slower = measure(Path(output), chosen.jobs // 10, changes=True)
-    for changes in filter(None, even):
-        print(json.dumps(changes))  # so that one can tell an alarm from a machine that really became slower
-    alarms, found = (sum(map(bool, jobs)) for jobs in (even, slower))
-    row = Row(
-        what=f"changes in {len(even)} jobs without one",
-        unit="jobs",
-        measured=alarms,
-        peer=found,
-        peer_name=f"of {len(slower)} with one",
-    )
-    report([row], chosen.json)
+    torch.set_num_threads(1)
+    chance = random.Random(0)
+    with tempfile.TemporaryDirectory() as directory:
+        jobs = [
+            Job.begin(Path(directory) / str(number), changes=number >= chosen.jobs)
+            for number in range(chosen.jobs + chosen.jobs // 10)
+        ]
+        for capture in range(1, CAPTURES + 1):
+            for job in jobs:
+                for step in range(EVERY * capture - 1, EVERY * capture + COUNT):
+                    job.train(step)
+        series = {job: job.steps() for job in jobs}
+    even = [series[job] for job in jobs if not job.changes]
+    changed = [series[job] for job in jobs if job.changes]
+    values = [[point["value"] for point in one["points"]] for one in even]
+    rows = [
+        row("jobs without a change in which one is found", even, sum(bool(one["changes"]) for one in even)),
+        row("the same, slower", even, sum(any(change["is_worse"] for change in one["changes"]) for one in even)),
+        row("the same captures in another order", even, sum(map(bool, (shuffled(chance, one) for one in values)))),
+        row("jobs that become slower by 30 %, found", changed, sum(map(is_found, changed))),
+    ]
+    report(rows, chosen.json)
+
+
+def shuffled(chance: random.Random, values: list[float]) -> bool:
+    """Tell whether there is a change in values in an order drawn anew."""
+    return bool(change_points(chance.sample(values, len(values))))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ _TYPES = {
     "Path": "path",
     "Policy": "`any`, `quorum` or `all`",
     "Path | None": "path",
+    "SampleBy": "`number` or `load`",
     "Schedule": "list of [steps](#steps)",
     "TargetsConfig | None": "mapping with the [keys of targets](#keys-of-targets)",
     "Window | None": "mapping with the [keys of a window](#keys-of-a-window)",

@@ -17,15 +17,15 @@ from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _ray_actors, _warm_up, kit, ls
 from profdeck.cli.kit import ExitCode, Settings
 from profdeck.config.sources import parse_setting
-from profdeck.config.targets import Policy, WorkerType
+from profdeck.config.targets import Policy, SampleBy, WorkerType
 from profdeck.on_demand.requests import MOST_STEPS
 from profdeck.records.capture import Capture
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 
 _OF_SERVERS = (
-    *("worker_type", "sample", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests", "ranks", "role"),
-    *("replica", "output", "backend", "settings"),
+    *("worker_type", "sample", "sample_by", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests"),
+    *("ranks", "role", "replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("store", "in_steps", "steps")
 _OF_RAY = ("actor", "ray_namespace")
@@ -88,6 +88,9 @@ _RayNamespace = Annotated[
 _WorkerType = Annotated[list[WorkerType] | None, typer.Option(help="Capture only workers of this type. Repeatable.")]
 _Sample = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Capture only N servers, of each worker type. Default: all.")
+]
+_SampleBy = Annotated[
+    SampleBy, typer.Option(help="Which: the same each time, or those with the most requests, by --router.")
 ]
 _Policy = Annotated[
     Policy | None,
@@ -177,6 +180,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     ray_namespace: _RayNamespace = None,
     worker_type: _WorkerType = None,
     sample: _Sample = None,
+    sample_by: _SampleBy = SampleBy.NUMBER,
     policy: _Policy = None,
     quorum: _Quorum = None,
     run: _Run = None,
@@ -238,6 +242,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         of_targets={
             **({"worker_types": list(map(str, worker_type))} if worker_type else {}),
             **({"sample": sample} if sample else {}),
+            **({"sample_by": str(sample_by)} if sample_by is not SampleBy.NUMBER else {}),
             **({"policy": str(policy), "quorum": quorum} if policy else {}),
         },
         settings={

@@ -27,6 +27,15 @@ class WorkerType(StrEnum):
     DECODE = "decode"
 
 
+class SampleBy(StrEnum):
+    """Which targets are chosen where some are enough."""
+
+    NUMBER = "number"
+    """The same ones in each capture, spread over their numbers."""
+    LOAD = "load"
+    """Those with the most requests, as the router counts them when the capture begins."""
+
+
 class Policy(StrEnum):
     """How many targets have to start for a capture to go on."""
 
@@ -87,7 +96,10 @@ class TargetsConfig:
 
     sample: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     """How many of the selected targets record: so many of each kind of worker and, where a router tells it, of each
-    model, healthy ones first, spread over their numbers. Default: all."""
+    model, healthy ones first. Default: all."""
+
+    sample_by: SampleBy = SampleBy.NUMBER
+    """Which: `number`, the same ones each time (default), or `load`, those to which the router has sent most."""
 
     policy: Policy = Policy.ANY
     """How many targets have to start: `any` (default), `all`, or `quorum`. When too few do, what has started is stopped
@@ -141,6 +153,8 @@ class TargetsConfig:
             raise ValueError("quorum: it goes with policy: quorum, and policy: quorum needs it; give both or neither")
         if self.worker_hosts and self.router is None:
             raise ValueError("worker_hosts: it is for workers that a router lists, and there is no router")
+        if self.sample_by is SampleBy.LOAD and (self.router is None or self.sample is None):
+            raise ValueError("sample_by: load chooses the targets of a sample by what a router says; give both")
         if self.actor_namespace is not None and not self.actors:
             raise ValueError("actor_namespace: it is that of actors, and none are named")
 

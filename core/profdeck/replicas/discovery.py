@@ -22,7 +22,7 @@ from profdeck.base.errors import CaptureError, ConfigError, TargetError
 from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
-from profdeck.config.targets import TargetsConfig, WorkerType
+from profdeck.config.targets import SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.token import own_token
 from profdeck.records.request import BatchKind
@@ -53,6 +53,8 @@ class Target:
     """Which batches it records; None if the role says."""
     model: str | None = None
     """What it serves, in its router's words; None where nothing tells."""
+    load: float | None = None
+    """How many requests its router has sent there that are not answered yet; None where nothing tells."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +76,8 @@ class _Worker(msgspec.Struct):
     worker_type: str = ""
     is_healthy: bool = True
     model_id: str | None = None
+    load: float | None = None
+    """Below 0 in some builds of routers, which do not count."""
 
 
 class _Workers(msgspec.Struct):
@@ -144,6 +148,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
     trusted = WorkerHosts.of(config.worker_hosts, [*listed, *([config.router] if config.router else [])])
     healthy: dict[str, bool] = {}
     model: dict[str, str | None] = {}
+    load: dict[str, float] = {}
     if config.router:
         for worker in await workers_of(config.router, os.environ.get(config.router_key_variable)):
             url, kind = _server(worker.url), _known(worker.worker_type)
@@ -151,6 +156,8 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
             listed[url] = entry if entry.worker_type else attrs.evolve(entry, worker_type=kind)
             healthy[url] = healthy.get(url, False) or worker.is_healthy
             model[url] = worker.model_id
+            if worker.load is not None and worker.load >= 0:
+                load[url] = load.get(url, 0) + worker.load
     named, notes = await actors_of_config(config, ask)
     number = numbers.number({entry.url: entry.replica for entry in listed.values()} | {one.key: None for one in named})
     targets = [
@@ -161,6 +168,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
             healthy=healthy.get(entry.url, True),
             problem=trusted.refusal(entry.url) if own_token() else None,
             model=model.get(entry.url),
+            load=load.get(entry.url),
         )
         for entry in listed.values()
     ]
@@ -189,18 +197,20 @@ async def find_targets(
         found, notes = await discover(config, numbers, ask)
     else:
         found, notes = await expand(given, numbers, ask)
-    chosen, of_sample = sampled(found, config.sample)
+    chosen, of_sample = sampled(found, config.sample, config.sample_by)
     return chosen, [*notes, *of_sample]
 
 
-def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list[str]]:
-    """Choose which targets record: so many of each kind of worker and each model at most, spread over their numbers.
+def sampled(targets: list[Target], most: int | None, by: SampleBy = SampleBy.NUMBER) -> tuple[list[Target], list[str]]:
+    """Choose which targets record: so many of each kind of worker and each model at most.
 
-    The same of the same targets in each capture. Who cannot be asked is chosen only where too few others are there.
+    Who cannot be asked is chosen only where too few others are there.
 
     Args:
         targets: all of them, by replica.
         most: how many of a kind; None for all.
+        by: which: the same of the same targets in each capture, spread over their numbers, or those with the most
+            load, where one has any.
 
     Returns:
         Those that are chosen, by replica; and what to note of that.
@@ -215,12 +225,17 @@ def sampled(targets: list[Target], most: int | None) -> tuple[list[Target], list
         able = [target for target in of_kind if target.healthy and target.problem is None]
         unable = [target for target in of_kind if not target.healthy or target.problem is not None]
         count = min(most, len(able))
-        chosen += [able[number * len(able) // count] for number in range(count)]
+        if by is SampleBy.LOAD and any(target.load for target in able):
+            chosen += sorted(able, key=lambda target: -(target.load or 0))[:count]
+        else:
+            chosen += [able[number * len(able) // count] for number in range(count)]
         chosen += unable[: most - count]
     if len(chosen) == len(targets):
         return targets, []
-    note = f"{len(chosen)} of {len(targets)} targets were chosen to record, as sample: {most} says."
-    return sorted(chosen, key=lambda target: target.replica), [note]
+    notes = [f"{len(chosen)} of {len(targets)} targets were chosen to record, as sample: {most} says."]
+    if by is SampleBy.LOAD and not any(target.load for target in targets):
+        notes.append("Their router says no load, so they are spread over their numbers.")
+    return sorted(chosen, key=lambda target: target.replica), notes
 
 
 async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:

@@ -82,6 +82,18 @@ def test_both_workers_record_while_requests_go_through_the_router(
     assert 0 <= whole.start_skew_ms < 100
 
 
+def test_a_sample_has_the_worker_that_the_router_keeps_busy(
+    workers: tuple[Server, Server], router: Server, root: Path, rollouts: Rollouts
+) -> None:
+    targets = {"router": router.url, "sample": 1, "sample_by": "load"}
+    profiler = rollouts(settings(root, "busiest", rollout__targets=targets))
+    with busy(router, clients=2):
+        (record,) = captured(profiler)
+    assert record.name in {worker.url for worker in workers}
+    (whole,) = (target for target in read_run(root / "busiest").targets if target.policy)
+    assert whole.notes == ("1 of 2 targets were chosen to record, as sample: 1 says.",)
+
+
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_a_router_with_a_key(
     backend: str,

@@ -16,7 +16,7 @@ from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
-from profdeck.config.targets import Policy, TargetsConfig, WorkerType
+from profdeck.config.targets import Policy, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import BatchKind
@@ -172,6 +172,25 @@ def test_a_sample_has_some_of_each_model() -> None:
     chosen, notes = sampled(from_router(act), 1)
     assert [(target.handle, target.model) for target in chosen] == [(A, "small"), (B, "large")]
     assert notes == ["2 of 3 targets were chosen to record, as sample: 1 says."]
+
+
+def test_a_sample_has_the_busiest() -> None:
+    busy = {f"{A}@0": 3, f"{A}@1": 4, B: 5, C: -1}
+    targets = from_router(answer(*(worker(url) | {"load": load} for url, load in busy.items())))
+    assert [target.load for target in targets] == [7, 5, None]
+    for most, expected in ((1, [A]), (2, [A, B])):
+        chosen, notes = sampled(targets, most, SampleBy.LOAD)
+        assert [target.handle for target in chosen] == expected
+        assert notes == [f"{most} of 3 targets were chosen to record, as sample: {most} says."]
+
+
+@pytest.mark.parametrize("load", [{}, {"load": None}, {"load": -1}, {"load": 0}])
+def test_a_sample_by_load_of_a_router_that_tells_none_is_spread(load: dict[str, Any]) -> None:
+    bare = {key: value for key, value in VLLM_WORKER.items() if key != "load"}
+    act = answer(*(bare | {"url": f"http://10.0.0.1:{port}", "is_healthy": True} | load for port in range(8000, 8004)))
+    chosen, notes = sampled(from_router(act), 2, SampleBy.LOAD)
+    assert [target.replica for target in chosen] == [0, 2]
+    assert notes[1:] == ["Their router says no load, so they are spread over their numbers."]
 
 
 # Prefill and decode apart.
