@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from profdeck.traces.trend.change_points import change_points
 CAPTURES, EVERY, COUNT = 40, 10, 3
 SLOW_FROM = EVERY * (CAPTURES // 2 + 1)
 SLOWER, NEAR = 0.3, 3
+HALF, OTHER_HALF = slice(None, CAPTURES // 2), slice(CAPTURES // 2, None)
 
 
 @attrs.define(eq=False)
@@ -106,7 +108,10 @@ def main() -> None:
     even = [series[job] for job in jobs if not job.changes]
     changed = [series[job] for job in jobs if job.changes]
     values = [[point["value"] for point in one["points"]] for one in even]
+    halves = [[value for one in values for value in one[half]] for half in (HALF, OTHER_HALF)]
+    slower = statistics.median(halves[1]) / statistics.median(halves[0])
     rows = [
+        Row(what="the machine, second half by first", unit="times", measured=slower),
         row("jobs without a change in which one is found", even, sum(bool(one["changes"]) for one in even)),
         row("the same, slower", even, sum(any(change["is_worse"] for change in one["changes"]) for one in even)),
         row("the same captures in another order", even, sum(map(bool, (shuffled(chance, one) for one in values)))),
