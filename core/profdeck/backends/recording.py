@@ -201,7 +201,7 @@ class Recording:
             run_directory.withdraw(self.capture)
         except OSError as error:
             logger.warning("The manifest %s cannot be removed: %s", self.capture.manifest_path, error)
-        logger.info("The job ended before step %d, so nothing is captured there.", self.capture.first_step)
+        logger.info("Capture %s was withdrawn: it had only warmed up.", self.capture.id)
         return True
 
     async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:

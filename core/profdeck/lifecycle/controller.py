@@ -285,7 +285,8 @@ class Controller:
             self._ending = None
             return
         self._quieten()
-        if ending.host_is_done and self._session.may_withdraw(recording.capture) and await recording.withdraw(resolve):
+        may_withdraw = ending.is_no_failure and self._session.may_withdraw(recording.capture, ending.host_is_done)
+        if may_withdraw and await recording.withdraw(resolve):
             self._over(recording, counts=False)
             return
         reason = ending.reason or self._session.interrupt(recording.capture)

@@ -239,10 +239,14 @@ class Session:
             capture.notes.append(f"It ended after step {capture.current_step}: {why}.")
         return None
 
-    def may_withdraw(self, capture: Capture) -> bool:
-        """Tell whether a capture only warms up, for a step of a schedule without end: nobody counts on it."""
-        warms_up = capture.current_step < capture.first_step
-        return warms_up and capture.demand is None and self.steps.schedule.is_endless_at(capture.first_step)
+    def may_withdraw(self, capture: Capture, host_is_done: bool) -> bool:  # noqa: FBT001 - a fact about the end
+        """Tell whether nobody misses a capture that ends now: it warms up for a step that the config selects.
+
+        Another one was asked for, and the step is captured by that or has a capture behind it; or the host is
+        done, and the schedule has no end that somebody would count on.
+        """
+        warms_up = capture.current_step < capture.first_step and capture.demand is None
+        return warms_up and (not host_is_done or self.steps.schedule.is_endless_at(capture.first_step))
 
     def ended(self, capture: Capture) -> None:
         """Answer the request for a capture that has ended."""

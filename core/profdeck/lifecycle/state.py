@@ -33,3 +33,8 @@ class PendingEnd:
     """Why it ends before its time; None if it does not."""
     host_is_done: bool = False
     """Whether it ends because the host has nothing more to do."""
+
+    @property
+    def is_no_failure(self) -> bool:
+        """Whether it ends because it is due, or the host is done."""
+        return self.reason is None or self.host_is_done
