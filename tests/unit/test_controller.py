@@ -334,6 +334,19 @@ def test_a_job_that_fails_as_a_standing_capture_warms_up_says_so(build: Build, t
     assert "ZeroDivisionError" in " ".join(manifests(tmp_path)["step3"]["problems"])
 
 
+def test_a_standing_capture_whose_warm_up_left_a_file_is_not_withdrawn(build: Build, tmp_path: Path) -> None:
+    warmed_up(build(steps=["every 3"], wait_s=0, **{"trainer.warmup_steps": 1}))
+    left = manifests(tmp_path)["step6"]
+    assert (left["status"], left["problems"]) == ("partial", ["The profiler was closed in mid-capture."])
+
+
+def test_a_standing_capture_whose_warm_up_cannot_be_stopped_is_over(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["every 3"], fail_at="stop", **{"trainer.warmup_steps": 1})
+    warmed_up(profiler)
+    assert profiler.active is None
+    assert "step6" not in manifests(tmp_path)
+
+
 def test_a_standing_capture_that_waits_is_withdrawn_as_well(build: Build, tmp_path: Path) -> None:
     with build(steps=[0], device="d", run="other").capture(0):
         profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})

@@ -183,16 +183,16 @@ class Recording:
         await self.stop_recording(reason, resolve)
         await self.write(resolve)
 
-    async def withdraw(self, resolve: Resolve) -> bool:
+    async def withdraw(self, reason: str | None, resolve: Resolve) -> bool:
         """End a capture that has recorded nothing yet, and take back its manifest, as if it had never begun.
 
         Returns:
-            Whether it did. A capture that has left a file ends as `stop` does.
+            Whether it did. A capture that has left a file ends as by `stop`.
         """
         if self.waiting:
             self._turn.release()
         else:
-            await self.stop_recording(None, resolve)
+            await self.stop_recording(reason, resolve)
             if self._outputs:
                 await self.write(resolve)
                 return False
@@ -201,7 +201,7 @@ class Recording:
             run_directory.withdraw(self.capture)
         except OSError as error:
             logger.warning("The manifest %s cannot be removed: %s", self.capture.manifest_path, error)
-        logger.info("Capture %s was withdrawn: it had only warmed up.", self.capture.id)
+        logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, " ".join(self.capture.problems))
         return True
 
     async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:

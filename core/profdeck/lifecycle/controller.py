@@ -280,21 +280,21 @@ class Controller:
         return True
 
     async def _finish(self, ending: PendingEnd, resolve: Resolve) -> None:
-        recording = self._recording
-        if recording is None:
+        if (recording := self._recording) is None:
             self._ending = None
             return
         self._quieten()
-        may_withdraw = ending.is_no_failure and self._session.may_withdraw(recording.capture, ending.host_is_done)
-        if may_withdraw and await recording.withdraw(resolve):
-            self._over(recording, counts=False)
-            return
-        reason = ending.reason or self._session.interrupt(recording.capture)
+        capture, withdrawn = recording.capture, False
+        may_withdraw = ending.is_no_failure and self._session.may_withdraw(capture, ending.host_is_done)
+        reason = ending.reason or self._session.interrupt(capture)
         try:
-            await recording.stop(reason, resolve)
+            withdrawn = may_withdraw and await recording.withdraw(reason, resolve)
+            if not may_withdraw:
+                await recording.stop(reason, resolve)
         finally:
-            self._over(recording)
-        self._report(recording.capture, early=reason is not None)
+            self._over(recording, counts=not withdrawn)
+        if not withdrawn:
+            self._report(capture, early=reason is not None)
 
     def _quieten(self) -> None:
         self._on_change(None)
