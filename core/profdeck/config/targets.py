@@ -99,7 +99,8 @@ class TargetsConfig:
     model, healthy ones first. Default: all."""
 
     sample_by: SampleBy = SampleBy.NUMBER
-    """Which: `number`, the same ones each time (default), or `load`, those to which the router has sent most."""
+    """Which: `number`, the same ones each time (default), or `load`, those to which the router has sent
+    most, which routers count with `--policy cache_aware`."""
 
     policy: Policy = Policy.ANY
     """How many targets have to start: `any` (default), `all`, or `quorum`. When too few do, what has started is stopped

@@ -234,7 +234,7 @@ def sampled(targets: list[Target], most: int | None, by: SampleBy = SampleBy.NUM
         return targets, []
     notes = [f"{len(chosen)} of {len(targets)} targets were chosen to record, as sample: {most} says."]
     if by is SampleBy.LOAD and not any(target.load for target in targets):
-        notes.append("Their router says no load, so they are spread over their numbers.")
+        notes.append("They are spread over their numbers: routers count load only with --policy cache_aware.")
     return sorted(chosen, key=lambda target: target.replica), notes
 
 

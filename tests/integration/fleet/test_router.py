@@ -16,12 +16,14 @@ import pytest
 from engine_servers import Server, SglangServer
 from servers import TOKEN, at_rest, busy, command_line_of_many, finished, wait_for_start
 
+from processes import until
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
 from profdeck.records.capture import Capture
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
+from profdeck.replicas.discovery import workers_of
 from profdeck.verification.reading import read_run
 
 WINDOW_S = 120
@@ -83,13 +85,17 @@ def test_both_workers_record_while_requests_go_through_the_router(
 
 
 def test_a_sample_has_the_worker_that_the_router_keeps_busy(
-    workers: tuple[Server, Server], router: Server, root: Path, rollouts: Rollouts
+    workers: tuple[Server, Server], start_router: StartRouter, root: Path, rollouts: Rollouts
 ) -> None:
+    """With other policies routers say that all are idle."""
+    urls = [worker.url for worker in workers]
+    router = start_router("vllm-router", "--policy", "cache_aware", "--worker-urls", *urls)
     targets = {"router": router.url, "sample": 1, "sample_by": "load"}
     profiler = rollouts(settings(root, "busiest", rollout__targets=targets))
-    with busy(router, clients=2):
+    with busy(router, clients=4):
+        until(lambda: any(worker.load for worker in asyncio.run(workers_of(router.url, None))), timeout_s=30)
         (record,) = captured(profiler)
-    assert record.name in {worker.url for worker in workers}
+    assert record.name in urls
     (whole,) = (target for target in read_run(root / "busiest").targets if target.policy)
     assert whole.notes == ("1 of 2 targets were chosen to record, as sample: 1 says.",)
 
