@@ -143,11 +143,11 @@ class Profiler:
     def close(self, reason: str | None = None) -> None:
         """End any capture now, marking it partial. Harmless when idle; the profiler can be used again.
 
+        Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
+
         Args:
             reason: why; None where the host is done. A capture of a schedule without end that still warms up is then
-                taken back, as if the schedule had ended before.
-
-        Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
+                withdrawn, as if the schedule had ended before.
         """
         if self._controller is not None and self._controller.suspends and (loop := _running_loop()):
             self._ending = loop.create_task(self._controller.close(reason, resolve_later))

@@ -201,7 +201,9 @@ class Recording:
             run_directory.withdraw(self.capture)
         except OSError as error:
             logger.warning("The manifest %s cannot be removed: %s", self.capture.manifest_path, error)
-        logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, " ".join(self.capture.problems))
+        else:
+            problems = " ".join(self.capture.problems)
+            logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, problems)
         return True
 
     async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:

@@ -155,7 +155,9 @@ class TargetsConfig:
         if self.worker_hosts and self.router is None:
             raise ValueError("worker_hosts: it is for workers that a router lists, and there is no router")
         if self.sample_by is SampleBy.LOAD and (self.router is None or self.sample is None):
-            raise ValueError("sample_by: load chooses the targets of a sample by what a router says; give both")
+            raise ValueError(
+                "sample_by: load chooses the targets of a sample by what a router says: give router and sample, too"
+            )
         if self.actor_namespace is not None and not self.actors:
             raise ValueError("actor_namespace: it is that of actors, and none are named")
 

@@ -239,7 +239,7 @@ class Session:
             capture.notes.append(f"It ended after step {capture.current_step}: {why}.")
         return None
 
-    def may_withdraw(self, capture: Capture, host_is_done: bool) -> bool:  # noqa: FBT001 - a fact about the end
+    def may_withdraw(self, capture: Capture, *, host_is_done: bool) -> bool:
         """Tell whether nobody misses a capture that ends now: it warms up for a step that the config selects.
 
         Another one was asked for, and the step is captured by that or has a capture behind it; or the host is

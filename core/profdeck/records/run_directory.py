@@ -184,11 +184,10 @@ def withdraw(capture: Capture) -> None:
         OSError: the manifest cannot be removed.
     """
     capture.manifest_path.unlink(missing_ok=True)
-    step = next(path for path in (capture.directory, *capture.directory.parents) if _STEP.fullmatch(path.name))
     with contextlib.suppress(OSError):  # another process has something in it
         for path in (capture.directory, *capture.directory.parents):
             path.rmdir()
-            if path == step:
+            if _STEP.fullmatch(path.name):
                 break
 
 

@@ -234,7 +234,7 @@ def sampled(targets: list[Target], most: int | None, by: SampleBy = SampleBy.NUM
         return targets, []
     notes = [f"{len(chosen)} of {len(targets)} targets were chosen to record, as sample: {most} says."]
     if by is SampleBy.LOAD and not any(target.load for target in targets):
-        notes.append("They are spread over their numbers: routers count load only with --policy cache_aware.")
+        notes.append("They are spread, as the router calls all idle: with --policy round_robin it always does.")
     return sorted(chosen, key=lambda target: target.replica), notes
 
 

@@ -87,7 +87,7 @@ def test_both_workers_record_while_requests_go_through_the_router(
 def test_a_sample_has_the_worker_that_the_router_keeps_busy(
     workers: tuple[Server, Server], start_router: StartRouter, root: Path, rollouts: Rollouts
 ) -> None:
-    """With other policies routers say that all are idle."""
+    """With round_robin it says that all are idle."""
     urls = [worker.url for worker in workers]
     router = start_router("vllm-router", "--policy", "cache_aware", "--worker-urls", *urls)
     targets = {"router": router.url, "sample": 1, "sample_by": "load"}

@@ -190,7 +190,7 @@ def test_a_sample_by_load_of_a_router_that_tells_none_is_spread(load: dict[str, 
     act = answer(*(bare | {"url": f"http://10.0.0.1:{port}", "is_healthy": True} | load for port in range(8000, 8004)))
     chosen, notes = sampled(from_router(act), 2, SampleBy.LOAD)
     assert [target.replica for target in chosen] == [0, 2]
-    assert notes[1:] == ["They are spread over their numbers: routers count load only with --policy cache_aware."]
+    assert notes[1:] == ["They are spread, as the router calls all idle: with --policy round_robin it always does."]
 
 
 # Prefill and decode apart.
