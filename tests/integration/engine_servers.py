@@ -19,6 +19,8 @@ import attrs
 import httpx
 import pytest
 
+from processes import free_port
+
 ENGINE_UP_S = 400
 
 
@@ -315,13 +317,6 @@ def wait_for_others(process: subprocess.Popen[Any], limit_s: float = 5) -> None:
         while time.monotonic() < deadline:
             os.killpg(process.pid, 0)
             time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
-
-
-def free_port() -> int:
-    """Return a port at which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _what(exit_code: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from namespaces import linked_hosts
-from processes import ending, until
+from processes import ending, free_port, until
 from profdeck_torch.tcp_store import connect
 
 pytestmark = pytest.mark.torch
@@ -30,12 +29,6 @@ def launch(node: int, address: str, port: int, directory: Path) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--master-addr", address, "--master-port", str(port), "--node-rank", str(node)]
     return [*command, str(JOB), str(directory)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

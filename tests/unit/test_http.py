@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from processes import free_port
 from profdeck.base.errors import ConfigError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.engine.transport import http_client
@@ -58,12 +59,6 @@ async def failure(awaitable: Awaitable[object]) -> TargetError:
     with pytest.raises(TargetError) as caught:
         await awaitable
     return caught.value
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 # Which host it is on.

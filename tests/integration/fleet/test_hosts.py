@@ -272,7 +272,7 @@ def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> Non
     assert "profdeck capture stop --run" in started
     host.link("down")
     generate = "import sys; from engine_servers import Server; Server(sys.argv[1], None, None).complete()"
-    environment = cluster.environment | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = cluster.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([*host.enter, sys.executable, "-c", generate, url], check=True, env=environment)
     process = cluster.profdeck("capture", "stop", "--run", cluster.output / "cut")
     out, error = process.communicate(timeout=120)

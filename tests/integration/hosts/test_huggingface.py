@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_an_engine_that_generates_in_the_trainers_process(tmp_path: Path) -> Non
     """As that of TRL, ``trainer.vllm_generation.llm``."""
     script = tmp_path / "job.py"
     script.write_text(GENERATES)
-    environ = vllm_environment(tmp_path) | {"VLLM_PLUGINS": "profdeck", "PYTHONPATH": str(Path(__file__).parents[1])}
+    environ = vllm_environment(tmp_path) | {"VLLM_PLUGINS": "profdeck", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, script, tmp_path], env=environ, check=False, capture_output=True, text=True, timeout=400
     )

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profdeck.traces.analysis.alignment import Alignment, Shifts, align
 from profdeck.traces.analysis.clocks import OffsetSource, clock_offsets
 from profdeck.traces.analysis.collectives import Collectives, collective_name
 from profdeck.traces.analysis.model import GroupSkew, RankSkew
+from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.analysis.skew import skew_of
+from profdeck.traces.sources import TraceSource
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
@@ -408,3 +411,45 @@ def collectives_of(path: Path) -> Collectives:
         start_ns=start,
         end_ns=start + np.array([kernel["dur"] * 1000 for kernel in kernels]),
     )
+
+
+# Ranks without devices.
+
+
+def of_hosts(directory: Path, process_groups: int, name: str) -> list[TraceSource]:
+    """Write the traces of two ranks whose gloo runs 20 collectives; the clock of the second one is 5 ms behind."""
+    sources = []
+    for rank, behind_us in enumerate((0, 5000)):
+        events = [
+            {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 7 + call % 2}
+            | {"ts": 1000 * call + call**2 - behind_us + 10_000, "dur": 300, "args": {}}
+            for call in range(20)
+        ]
+        path = directory / f"rank{rank}.trace.json"
+        about = {"rank": rank, "world_size": 2, "pg_count": process_groups}
+        path.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
+        sources.append(TraceSource(path))
+    return sources
+
+
+@pytest.mark.parametrize("devices_only", [False, True])
+@pytest.mark.parametrize("name", ["gloo:all_reduce", "gloo:all_gather", "gloo:reduce_scatter", "gloo:barrier"])
+def test_collectives_of_hosts(tmp_path: Path, name: str, *, devices_only: bool) -> None:
+    sources = of_hosts(tmp_path, 1, name)
+    assert align(sources, Alignment.COLLECTIVES) == Shifts((0, 5_000_000), (), 0)
+    summary, errors = summarise_run(sources, devices_only=devices_only)
+    assert errors == []
+    skew = the(summary.skew)
+    assert [(one.name, one.count) for one in skew.collectives] == [(name, 20)]
+    assert [one.clock_offset_us for one in skew.ranks] == [0, 5000]
+
+
+@pytest.mark.parametrize(
+    ("process_groups", "name"),
+    [(2, "gloo:all_reduce"), (1, "gloo:broadcast"), (1, "gloo:send"), (1, "gloo:recv"), (1, "my gloo:barrier")],
+)
+def test_what_tells_no_common_end_on_hosts(tmp_path: Path, process_groups: int, name: str) -> None:
+    """Nobody knows of which group a collective is, and the root of a broadcast leaves first."""
+    sources = of_hosts(tmp_path, process_groups, name)
+    assert align(sources, Alignment.COLLECTIVES) == Shifts((0, 0), (sources[1],), None)
+    assert summarise_run(sources)[0].skew == ()

@@ -39,7 +39,7 @@ def is_message(name: str) -> bool:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Collectives:
-    """The communication on the devices of one trace: parallel arrays of one value for each kernel, in any order."""
+    """The communication of one trace, on its devices or else its host: parallel arrays of one value a call."""
 
     path: str
     rank: int | None

@@ -17,6 +17,7 @@ from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_
 from profdeck.traces.analysis.collectives import Collectives, collective_calls, is_message
 from profdeck.traces.analysis.detail_model import Timeline
 from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
+from profdeck.traces.analysis.host_collectives import ONLY_GROUP, host_collectives
 from profdeck.traces.analysis.host_states import HostStates
 from profdeck.traces.analysis.memory import memory_of
 from profdeck.traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
@@ -301,6 +302,9 @@ class _Summary:
     def _collected(self, summary: RankSummary) -> Collectives:
         trace = self._trace
         calls = concatenated(trace.tables, self._collectives)
+        on_hosts = not len(calls)
+        if on_hosts:
+            calls = host_collectives(trace)
         stated = [*trace.collectives.stated, None]
         of_args = trace.collectives.of(calls)
         kernels, name = _pairs(calls.name, of_args, len(stated))
@@ -317,7 +321,8 @@ class _Summary:
             anchor_offset_ns=None if offset_ns is None else offset_ns - trace.base_ns,
             names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
             groups=[
-                said.group if (said := stated[code]) else str(trace.tables.tracks[track][1]) for track, code in streams
+                said.group if (said := stated[code]) else ONLY_GROUP if on_hosts else str(trace.tables.tracks[track][1])
+                for track, code in streams
             ],
             # What HCCL runs has a process group instead of a stream, of which kernels know the last digits only.
             meant={f"group {digits}": group for digits, group in self._analysed.groups.items()},

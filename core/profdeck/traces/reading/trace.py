@@ -72,6 +72,11 @@ class Trace:
         return _integer(self.members.get("distributedInfo"), "world_size")
 
     @property
+    def process_groups(self) -> int | None:
+        """How many process groups the program had, by ``distributedInfo``."""
+        return _integer(self.members.get("distributedInfo"), "pg_count")
+
+    @property
     def base_ns(self) -> int:
         """What the times count from, in Unix nanoseconds: ``baseTimeNanoseconds``, or 0."""
         base = self.members.get("baseTimeNanoseconds")
