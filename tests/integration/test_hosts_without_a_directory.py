@@ -16,6 +16,8 @@ import pytest
 
 from namespaces import linked_hosts
 from processes import ending, free_port, until
+from profdeck.records.manifest import read_manifest
+from profdeck.records.status import Status
 from profdeck_torch.tcp_store import connect
 
 pytestmark = pytest.mark.torch
@@ -138,6 +140,38 @@ def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
     assert waiting.returncode == 1
     assert "Traceback" not in error
     assert "cannot be reached any more" in error or "is withdrawn" in error or "has ended" in error
+
+
+def test_a_process_that_dies_in_mid_capture_is_named(ask: Ask, tmp_path: Path) -> None:
+    port = free_port()
+    with ending() as nodes:
+        for node in range(2):
+            nodes.append(subprocess.Popen(launch(node, "127.0.0.1", port, tmp_path), text=True))
+        runs = [tmp_path / f"host{node}" / "live" for node in range(2)]
+
+        def both_are_there() -> bool:
+            return "2 processes" in ask("--run", runs[0], "--steps", 1).communicate(timeout=120)[1]
+
+        until(both_are_there)
+        asking = ask("--run", runs[0], "--steps", 100_000)
+
+        def under_way() -> list[int]:
+            manifests = map(read_manifest, runs[1].glob("step_*/trainer/rank_0001.step*.json"))
+            return [one.pid for one in manifests if one.status is Status.RECORDING]
+
+        until(under_way)
+        (victim,) = under_way()
+        os.kill(victim, signal.SIGKILL)
+        _, error = asking.communicate(timeout=120)
+        for node in nodes:
+            assert node.wait(60) == 1
+    assert asking.returncode == 1
+    assert "The job was asked, and cannot be reached any more" in error
+    assert "frame #" not in error
+    said = subprocess.run(
+        [sys.executable, "-m", "profdeck", "ls", runs[0]], check=False, capture_output=True, text=True
+    ).stdout
+    assert "rank 1: It should have recorded and left nothing" in said
 
 
 def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None:

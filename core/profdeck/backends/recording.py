@@ -11,6 +11,7 @@ from profdeck.backends.plugin_host import Plugins, Resolve
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, describe
 from profdeck.base.interruptions import is_of_signal
+from profdeck.base.words import sentence
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import Capture, CaptureState, Step, Unit
@@ -294,10 +295,3 @@ def in_vain(wait: leases.Wait) -> str:
 
 def _words(wait: leases.Wait) -> str:
     return f"{wait.duration_s:.2f} s for {', then for '.join(wait.held)}"
-
-
-def sentence(text: str) -> str:
-    """Begin with a capital, unless a name comes first, such as a URL or a key; end with a full stop or a question."""
-    first = text.partition(" ")[0].rstrip(",.")
-    begun = text[:1].upper() + text[1:] if first.isalpha() else text
-    return begun if begun.endswith((".", "?", "!")) else f"{begun}."

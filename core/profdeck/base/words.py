@@ -6,3 +6,10 @@ from __future__ import annotations
 def plural(count: int, noun: str) -> str:
     """Write a count with its noun."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """Begin with a capital, unless a name comes first, such as a URL or a key; end with a full stop or a question."""
+    first = text.partition(" ")[0].rstrip(",.")
+    begun = text[:1].upper() + text[1:] if first.isalpha() else text
+    return begun if begun.endswith((".", "?", "!")) else f"{begun}."

@@ -13,6 +13,7 @@ import typer
 
 from profdeck.after_run import record
 from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
+from profdeck.base.words import sentence
 from profdeck.cli import _after_capture, kit, ls
 from profdeck.cli.kit import ExitCode
 from profdeck.on_demand import requests
@@ -68,8 +69,8 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
             _capture(wish, store, there, request, json=json)
         except OSError as error:
             raise CaptureError(
-                f"The job was asked, and cannot be reached any more: {describe(error)}. What it captured on this host: "
-                f"profdeck ls {kit.short(wish.run)}"
+                f"The job was asked, and cannot be reached any more: {sentence(describe(error))} "
+                f"What it captured on this host: profdeck ls {kit.short(wish.run)}"
             ) from error
 
 

@@ -11,10 +11,11 @@ import attrs
 
 from profdeck.backends.api import EngineBackend
 from profdeck.backends.plugin_host import Plugins
-from profdeck.backends.recording import Recording, abandon, sentence
+from profdeck.backends.recording import Recording, abandon
 from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import TargetError, target_error
 from profdeck.base.outcome import Outcome
+from profdeck.base.words import sentence
 from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.records import manifest
 from profdeck.records.capture import Capture

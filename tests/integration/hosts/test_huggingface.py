@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path

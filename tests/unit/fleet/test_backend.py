@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status, Step, hookimpl
-from profdeck.backends.recording import sentence
 from profdeck.base.errors import CaptureError, ConfigError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
+from profdeck.base.words import sentence
 from profdeck.cli import ls
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.on_demand import requests

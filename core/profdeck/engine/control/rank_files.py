@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from profdeck.backends.recording import sentence
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.identity import NAME, Identity
+from profdeck.base.words import sentence
 from profdeck.engine.control.downloads import Downloaded, Downloader, in_time
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import RemoteFiles

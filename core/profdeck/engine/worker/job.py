@@ -17,12 +17,13 @@ import attrs
 
 from profdeck.backends.api import Backend
 from profdeck.backends.plugin_host import Plugins
-from profdeck.backends.recording import Recording, expired, in_vain, reserve, sentence
+from profdeck.backends.recording import Recording, expired, in_vain, reserve
 from profdeck.base import leases, shutdown
 from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import unstructure
+from profdeck.base.words import sentence
 from profdeck.engine.worker.file_writer import FileWriter
 from profdeck.engine.worker.iteration_window import IterationWindow
 from profdeck.records import manifest, run_directory
