@@ -265,6 +265,17 @@ def test_a_name_that_nobody_knows() -> None:
     assert str(error).startswith("http://no-such-host.invalid:1 cannot be reached: ")
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("none.sock", "No such file or directory"), ("file", "Connection refused"), ("a" * 120, "AF_UNIX path too long")],
+)
+def test_a_socket_that_nobody_listens_at(tmp_path: Path, place: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    url = f"unix:{tmp_path / place}"
+    error = asyncio.run(failure(HttpEngine(url, timeout_s=5).has_profdeck()))
+    assert (error.outcome, str(error)) == (Outcome.UNREACHABLE, f"{url} cannot be reached: {why}. Is the server up?")
+
+
 def test_too_many_open_files() -> None:
     async def main() -> TargetError:
         engine = HttpEngine(f"http://127.0.0.1:{free_port()}", timeout_s=5)
@@ -788,6 +799,8 @@ def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
         ("http://[::1]:30000", "http://[::1]:30000"),
         ("http://bücher.example", "http://xn--bcher-kva.example"),
         ("http://user:p%40ss@host:1/x", "http://host:1/x"),
+        ("unix:/run/engine.sock", "unix:/run/engine.sock"),
+        ("unix:///run/engine.sock", "unix:/run/engine.sock"),
     ],
 )
 def test_urls(url: str, name: str) -> None:
@@ -797,7 +810,8 @@ def test_urls(url: str, name: str) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "127.0.0.1:8000", "localhost:8000", "ftp://host", "http://", "http://:8000", "http://host:port", "http://[::1",
-     "http://host:70000", "http://host/?x=1", "http://host/#x", f"http://{'a' * 64}.example"],
+     "http://host:70000", "http://host/?x=1", "http://host/#x", f"http://{'a' * 64}.example", "unix:",
+     "unix:engine.sock", "unix://host/engine.sock", "unix:/engine.sock?x=1", "unix:/a\0b"],
 )  # fmt: skip
 def test_what_is_no_url_of_a_server(url: str) -> None:
     with pytest.raises(ConfigError, match="is no URL of a server; expected a form such as http://127.0.0.1:8000"):

@@ -264,7 +264,9 @@ def _check_urls(urls: Iterable[str]) -> None:
     for url in urls:
         server = CheckedServer(role=_ROLE, url=url, replica=None)
         if server.problem is not None:
-            raise ConfigError(f"--url {url}: expected the URL of a server, such as http://127.0.0.1:8000.")
+            raise ConfigError(
+                f"--url {url}: expected the URL of a server, such as http://127.0.0.1:8000 or unix:/run/engine.sock."
+            )
         if server.name in seen:
             raise ConfigError(f"--url {server.name}: this server is named twice.")
         seen.add(server.name)

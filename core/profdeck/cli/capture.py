@@ -52,7 +52,9 @@ _Action = Annotated[
 
 _Url = Annotated[
     list[str] | None,
-    typer.Option(metavar="URL", help="A server to capture, such as http://127.0.0.1:8000. Repeatable."),
+    typer.Option(
+        metavar="URL", help="A server to capture, such as http://127.0.0.1:8000 or unix:/run/engine.sock. Repeatable."
+    ),
 ]
 _Router = Annotated[
     str | None,

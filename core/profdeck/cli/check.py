@@ -17,12 +17,13 @@ from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
 from profdeck.base import entry_points
 from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
-from profdeck.cli import _cost, kit
+from profdeck.cli import _cost, _size, kit
 from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load, parse_setting
+from profdeck.replicas.discovery import Target, sampled
 
 HOSTS = "profdeck.hosts"
 """Entry points that say whether a framework loads profdeck, or raise `ConfigError` with what to do."""
@@ -44,12 +45,20 @@ def command(  # noqa: PLR0913 - the options of the command line
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
     settings: Settings = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
-    connect: Annotated[bool, typer.Option("--connect", help="Ask the targets, too, whether they answer.")] = False,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Ask the targets, too, whether they answer; say how much a capture writes."),
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With --connect: record an iteration of one target first.")
+    ] = False,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
     json: kit.Json = False,
 ) -> None:
     """Check a config before the job starts; show what is wrong."""
-    checks = list(_checks(file, role, settings or (), here=here, connect=connect))
+    if measure and not connect:
+        raise ConfigError("--measure goes with --connect.")
+    checks = list(_checks(file, role, settings or (), here=here, connect=connect, measure=measure))
     if host is not None:
         checks.append(_attempt(f"host {host}", _host, host))
     wrong = [check for check in checks if check.code]
@@ -73,7 +82,9 @@ def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
     )
 
 
-def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, connect: bool) -> Iterator[Check]:
+def _checks(  # noqa: PLR0913 - as above
+    file: Path, role: str | None, texts: Iterable[str], *, here: bool, connect: bool, measure: bool
+) -> Iterator[Check]:
     settings = {}
     for text in texts:
         try:
@@ -95,7 +106,12 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, c
     for name in config.roles if role is None else (role,):
         yield from _role(config, name, here=here)
         if connect and (chosen := config.roles.get(name)) is not None and chosen.targets is not None:
-            yield _attempt(f"roles.{name}.targets", _targets, config, name)
+            targets: list[Target] = []
+            yield _attempt(f"roles.{name}.targets", _targets, config, name, targets)
+            if measure:
+                yield _attempt(f"roles.{name}.measure", _size.measure, name, file, settings)
+            count = len(sampled(targets, chosen.targets.sample)[0])
+            yield _attempt(f"roles.{name}.size", _size.words, config, name, count)
 
 
 def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
@@ -213,15 +229,16 @@ def _here(config: Config, name: str) -> str:
     return "can record"
 
 
-def _targets(config: Config, name: str) -> str:
-    """Reach the targets, as a capture would."""
+def _targets(config: Config, name: str, reached: list[Target]) -> str:
+    """Reach the targets, as a capture would, and keep those that answer."""
     from profdeck.replicas.reachability import reach_all
 
     backend, targets = build_backend(config, name), config.roles[name].targets
     assert isinstance(backend, EngineBackend)  # noqa: S101  # others have no targets
     assert targets is not None  # noqa: S101  # the caller has looked
     found = asyncio.run(reach_all(type(backend), backend.options, targets))
-    silent = [f"{target}: {describe(error)}" for target, error in found if error is not None]
+    reached += [target for target, error in found if error is None]
+    silent = [f"{target.handle}: {describe(error)}" for target, error in found if error is not None]
     if silent:
         raise CaptureError(f"{len(silent)} of {len(found)} cannot be reached. {' '.join(silent)}")
     return f"{len(found)} of {len(found)} answer"

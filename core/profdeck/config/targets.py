@@ -13,7 +13,9 @@ from attrs import validators
 
 from profdeck.base.structuring import duration
 
-_URL = re.compile(r"https?://[^/\s?#]+\S*")
+SOCKET = "unix:"
+"""What the URL of a server begins with that listens at a Unix socket; the path follows."""
+_URL = re.compile(rf"https?://[^/\s?#]+\S*|{SOCKET}/\S+")
 _HOST = re.compile(r"[\w.*:-]+")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -49,7 +51,9 @@ class Policy(StrEnum):
 def _urls(_: object, attribute: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
     for url in urls:
         if not _URL.fullmatch(url):
-            raise ValueError(f"{attribute.name}: {url!r} is no URL of a server, such as http://127.0.0.1:8000")
+            raise ValueError(
+                f"{attribute.name}: {url!r} is no URL of a server, such as http://127.0.0.1:8000 or unix:/run/x.sock"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +61,7 @@ class TargetsConfig:
     """The engines of a role: servers by URL, those behind a router, those that a file lists, or Ray actors by name."""
 
     urls: tuple[str, ...] = attrs.field(default=(), validator=_urls)
-    """The servers, such as `http://127.0.0.1:8000`. Default: none."""
+    """The servers, such as `http://127.0.0.1:8000`, or `unix:/run/engine.sock` at a socket. Default: none."""
 
     router: str | None = attrs.field(default=None)
     """The URL of a router that lists its workers at `/workers`, as vllm-router and sglang-router do. Each worker is
@@ -101,6 +105,10 @@ class TargetsConfig:
     sample_by: SampleBy = SampleBy.NUMBER
     """Which: `number`, the same ones each time (default), or `load`, those to which the router has sent
     most, which routers count with `--policy cache_aware`."""
+
+    budget_gb: float | None = attrs.field(default=None, validator=validators.optional(validators.gt(0.0)))
+    """How much a capture of all targets is to write at most, in gigabytes: so many record as fit, by the size of an
+    earlier capture with the same options in `output`; one where there is none. Default: no limit."""
 
     policy: Policy = Policy.ANY
     """How many targets have to start: `any` (default), `all`, or `quorum`. When too few do, what has started is stopped

@@ -22,7 +22,7 @@ from profdeck.base.errors import CaptureError, ConfigError, TargetError
 from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
-from profdeck.config.targets import SampleBy, TargetsConfig, WorkerType
+from profdeck.config.targets import SOCKET, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.token import own_token
 from profdeck.records.request import BatchKind
@@ -166,7 +166,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
             replica=number[entry.url],
             worker_type=entry.worker_type,
             healthy=healthy.get(entry.url, True),
-            problem=trusted.refusal(entry.url) if own_token() else None,
+            problem=trusted.refusal(entry.url) if own_token() or entry.url.startswith(SOCKET) else None,
             model=model.get(entry.url),
             load=load.get(entry.url),
         )
@@ -228,7 +228,7 @@ def sampled(targets: list[Target], most: int | None, by: SampleBy = SampleBy.NUM
         if by is SampleBy.LOAD and any(target.load for target in able):
             chosen += sorted(able, key=lambda target: -(target.load or 0))[:count]
         else:
-            chosen += [able[number * len(able) // count] for number in range(count)]
+            chosen += spread(able, count)
         chosen += unable[: most - count]
     if len(chosen) == len(targets):
         return targets, []
@@ -236,6 +236,11 @@ def sampled(targets: list[Target], most: int | None, by: SampleBy = SampleBy.NUM
     if by is SampleBy.LOAD and not any(target.load for target in targets):
         notes.append("They are spread, as the router calls all idle: with --policy round_robin it always does.")
     return sorted(chosen, key=lambda target: target.replica), notes
+
+
+def spread(targets: Sequence[Target], count: int) -> list[Target]:
+    """Choose so many of at least as many targets, spread over their numbers."""
+    return [targets[number * len(targets) // count] for number in range(count)]
 
 
 async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:

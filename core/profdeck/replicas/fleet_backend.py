@@ -32,6 +32,7 @@ from profdeck.records.capture import CaptureState as Life
 from profdeck.records.status import Status
 from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, find_targets
+from profdeck.replicas.expected_size import within_budget
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
 from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, late_error, listed, shortened, target_key
@@ -168,8 +169,9 @@ class FleetBackend(EngineBackend):
         try:
             found, notes = await find_targets(self.config, self.given, self._numbers, self._ask)
             placed = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
-            targets, of_stages = at_their_stages(placed, capture.request.stages if capture.request else ())
-            capture.notes += [*notes, *of_stages]
+            able, of_stages = at_their_stages(placed, capture.request.stages if capture.request else ())
+            targets, of_budget = await within_budget(able, self.config, capture, self.options)
+            capture.notes += [*notes, *of_stages, *of_budget]
             here = {target_key(target.handle) for target in targets}
             self._backends = {key: bound for key, bound in self._backends.items() if key in here}
             self._members = [self._member(target, capture) for target in targets]

@@ -14,7 +14,7 @@ from profdeck.replicas.fan_out import fan_out
 
 async def reach_all(
     backend: type[EngineBackend], options: CommonOptions, config: TargetsConfig
-) -> Sequence[tuple[str, BaseException | None]]:
+) -> Sequence[tuple[Target, BaseException | None]]:
     """Reach each target as a capture would.
 
     Args:
@@ -23,7 +23,7 @@ async def reach_all(
         config: Where the targets are.
 
     Returns:
-        The name of each, and why it cannot be reached.
+        Each of them, and why it cannot be reached.
 
     Raises:
         ProfdeckError: A router or a file does not say what the targets are.
@@ -46,6 +46,6 @@ async def reach_all(
     limit_s = config.start_timeout_s / 2
     results = await fan_out(reach, targets, timeout_s=limit_s, each_timeout_s=limit_s)
     return [
-        (str(target.handle), result if isinstance(result, BaseException) else None)
+        (target, result if isinstance(result, BaseException) else None)
         for target, result in zip(targets, results, strict=True)
     ]

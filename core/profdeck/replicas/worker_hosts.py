@@ -12,6 +12,7 @@ import yarl
 
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
+from profdeck.config.targets import SOCKET
 from profdeck.engine.transport.token import TOKEN_VARIABLE
 
 
@@ -32,7 +33,14 @@ class WorkerHosts:
     def refusal(self, url: str) -> TargetError | None:
         """Return why a worker may not have the token; None if it may."""
         host = _host(url)
-        if host in self.named or any(_fits(host, pattern) for pattern in self.patterns):
+        if host in self.named:
+            return None
+        if host.startswith(SOCKET):
+            fix = "If it is one, give it in urls of its role's targets."
+            return TargetError(
+                f"{url}: only its router names it, and this socket may be anything. {fix}", Outcome.REFUSED, fix
+            )
+        if any(_fits(host, pattern) for pattern in self.patterns):
             return None
         fix = f"If it may have it, say so in its role's targets: worker_hosts: [{host or 'HOST'}], or [10.0.0.0/8]."
         text = f"{url}: only its router names it, and {TOKEN_VARIABLE} goes to no host that you have not named. {fix}"
@@ -40,8 +48,10 @@ class WorkerHosts:
 
 
 def _host(url: str) -> str:
-    """Return a URL's host, with one name for this host; empty if it is no URL."""
+    """Return a URL's host, with one name for this host, or all of it for a Unix socket; empty if it is no URL."""
     host = ""
+    if url.startswith(SOCKET):
+        return url
     with contextlib.suppress(ValueError):
         host = (yarl.URL(url).host or "").lower()
         return "localhost" if ipaddress.ip_address(host).is_loopback else host

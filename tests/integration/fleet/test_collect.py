@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from engine_servers import Server, Servers, SglangServer, sglang_command, up
-from servers import TOKEN, busy, call, command_line, finished
+from servers import TOKEN, busy, call, command_line, command_line_of_many, finished
 
 import simulated_servers
 from profdeck.base.errors import TargetError
@@ -57,9 +57,9 @@ def start(
     """Start servers without an engine, by the command of a prefix."""
     with Servers(tmp_path_factory.mktemp) as servers:
 
-        def run(output: Path, prefix: list[str | Path]) -> Server:
+        def run(output: Path, prefix: list[str | Path], *arguments: str | Path) -> Server:
             environ = os.environ | TOKEN | {"PYTHONPATH": python_path, "PROFDECK__OUTPUT": str(output)}
-            return up(servers.begin(Server, [*prefix, sys.executable, SERVER], environ))
+            return up(servers.begin(Server, [*prefix, sys.executable, SERVER, *arguments], environ))
 
         yield run
 
@@ -157,6 +157,31 @@ def test_the_command_line_brings_the_files_of_another_host(
     (target,) = report.targets
     assert target.notes[-1].startswith("Fetched 2 artifacts (")
     assert [artifact.kind for artifact in target.artifacts] == ["merged_trace"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_server_at_a_unix_socket(
+    start: Callable[..., Server],
+    other_host: Callable[[Path], list[str | Path]],
+    python_path: str,
+    tmp_path: Path,
+    *,
+    elsewhere: bool,
+) -> None:
+    """Its host may be another container: then its files come over the socket."""
+    (directory := tmp_path / "profiles").mkdir()
+    at = tmp_path / "engine.sock"
+    server = start(directory, other_host(directory) if elsewhere else [], "--uds", at)
+    own = ["--iterations", "3", "--ranks", "all", "--run", "run", "--output", str(directory)]
+    with iterating(server):
+        process = command_line_of_many("--url", f"unix:{at}", *own, PYTHONPATH=python_path)
+        out, err = finished(process, server)
+    assert process.returncode == 0, out + err
+    report = read_run(directory / "run")
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    (target,) = report.targets
+    assert target.target == f"unix:{at}"
+    assert any(note.startswith("Fetched 2 artifacts (") for note in target.notes) is elsewhere
 
 
 def test_what_cannot_be_fetched_is_listed_with_its_host(

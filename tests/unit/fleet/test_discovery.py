@@ -257,6 +257,11 @@ def test_the_token_goes_to_no_host_that_only_the_router_names(monkeypatch: pytes
     assert set(refused(urls=["http://10.0.0.2:9999"])) == {B, named, "http://[fd00::7]:8000", "no URL"}
     assert set(refused(worker_hosts=["10.0.0.9", "*.cluster.LOCAL", "fd00::/16"])) == {A, "no URL"}
     assert set(refused(worker_hosts=["10.0.0.0/28", "*:*"])) == {named, "no URL"}
+    at_socket = answer(worker("unix:/run/docker.sock"))
+    (target,) = from_router(at_socket, worker_hosts=["*"])
+    assert "this socket may be anything. If it is one, give it in urls" in str(target.problem)
+    (target,) = from_router(at_socket, urls=["unix:/run/docker.sock"])
+    assert target.problem is None
     (target,) = from_router(answer(worker(A)))
     assert isinstance(target.problem, TargetError)
     assert "only its router names it" in str(target.problem)

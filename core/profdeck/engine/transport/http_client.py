@@ -24,6 +24,7 @@ import yarl
 
 from profdeck.base.errors import ConfigError, TargetError
 from profdeck.base.outcome import Outcome
+from profdeck.config.targets import SOCKET
 from profdeck.engine.transport.file_transfer import NoAnswerError, Transfer, is_file
 from profdeck.engine.transport.tls import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, tls_context
 
@@ -32,6 +33,9 @@ _CONNECT_S = 10.0
 _LOOKS = 3
 """Turns of the event loop from the end of a connection to the moment when nobody takes it any more."""
 _MAX_BODY_BYTES = 8 << 20
+_UNIX = SOCKET.rstrip(":")
+_OF_SOCKETS = yarl.URL("http://localhost")
+"""What such a server is told that it was asked for."""
 
 Gate = Callable[[], Awaitable[None]]
 
@@ -93,13 +97,18 @@ class HttpClient:
             base = _parsed(url)
         except ValueError:
             raise ConfigError(
-                f"target: {url!r} is no URL of a server; expected a form such as http://127.0.0.1:8000."
+                f"target: {url!r} is no URL of a server; expected a form such as http://127.0.0.1:8000, or "
+                "unix:/run/engine.sock."
             ) from None
+        self.socket = base.path if base.scheme == _UNIX else None
+        """The path of the server's Unix socket, if it listens at one."""
+        self.url = base if self.socket else base.with_user(None)
+        """The URL without user and password."""
+        if self.socket:
+            base = _OF_SOCKETS
         self._has_password = base.user is not None or base.password is not None
         self._base = str(base).rstrip("/")
         self._path = base.raw_path.rstrip("/")
-        self.url = base.with_user(None)
-        """The URL without user and password."""
         self._tls = tls_context() if base.scheme == "https" else None
         self._timeout_s = timeout_s
         self._connect_s = min(timeout_s / 2, _CONNECT_S)
@@ -207,7 +216,7 @@ class HttpClient:
             pool = await anext(closing)
             pool.closing = closing
         pool.users.add(self)
-        return pool.session
+        return await pool.session(self.socket)
 
     async def _asked(
         self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None, read_s: float = 0
@@ -259,9 +268,27 @@ class HttpClient:
 class _Pool:
     """The connections of an event loop."""
 
-    session: aiohttp.ClientSession
+    opened: contextlib.AsyncExitStack
     users: WeakSet[HttpClient] = attrs.field(factory=WeakSet)
     closing: AsyncGenerator[_Pool] = attrs.field(init=False)
+    _sessions: dict[str | None, aiohttp.ClientSession] = attrs.field(factory=dict, init=False)
+    """By Unix socket; one for all servers of hosts."""
+
+    async def session(self, unix_socket: str | None) -> aiohttp.ClientSession:
+        """Return what sends requests to a Unix socket, or to hosts."""
+        if unix_socket not in self._sessions:
+            connector = (
+                aiohttp.UnixConnector(unix_socket, limit=0)
+                if unix_socket
+                else aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver())
+            )
+            # Nothing of the environment: no proxies, no .netrc.
+            session = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+            )
+            self._sessions[unix_socket] = session
+            await self.opened.enter_async_context(session)
+        return self._sessions[unix_socket]
 
 
 _pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
@@ -270,12 +297,8 @@ _pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
 async def _opened(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Pool]:
     """Yield a new pool. asyncio ends generators with their loop, and so closes it if nobody else does."""
-    connector = aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver())
-    # Nothing of the environment: no proxies, no .netrc.
-    async with aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
-    ) as session:
-        pool = _pools[loop] = _Pool(session)
+    async with contextlib.AsyncExitStack() as sessions:
+        pool = _pools[loop] = _Pool(sessions)
         try:
             yield pool
         finally:
@@ -289,6 +312,10 @@ def _parsed(text: str) -> yarl.URL:
         ValueError: it is no URL of a server.
     """
     url = yarl.URL(text)
+    if url.scheme == _UNIX:
+        if url.host or not url.path.startswith("/") or "\0" in url.path or url.raw_query_string or url.raw_fragment:
+            raise ValueError(text)
+        return url
     if url.scheme not in {"http", "https"} or not url.host or not url.port or url.raw_query_string or url.raw_fragment:
         raise ValueError(text)
     url.raw_host.encode("idna")  # type: ignore[union-attr]  # it has a host

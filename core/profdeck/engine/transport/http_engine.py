@@ -89,12 +89,14 @@ class HttpEngine(Engine):
 
     @final
     async def is_here(self) -> bool:
-        """Tell whether the server is on this host: it says so, and its URL has an address of this host.
+        """Tell whether the server is on this host: it says so, and its URL has an address or a socket of this host.
 
         Its word alone does not count, since then any server could choose where this process writes.
         """
         if (await self.known()).host != socket.gethostname():
             return False
+        if self._client.socket is not None:
+            return True
         host = self._client.url.host or ""
         if host not in _of_this_host:
             _of_this_host[host] = any(map(_is_local, await _addresses(host)))

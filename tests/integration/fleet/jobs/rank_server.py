@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--uds")
     arguments = parser.parse_args()
     app, routes, engine = FastAPI(), Routes("simulated"), Ranks()
     routes.engine = engine
@@ -53,7 +55,10 @@ def main() -> None:
     async def iterate() -> None:
         engine.recording.iterate(1)
 
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning")
+    listening = [socket.create_server((arguments.host, arguments.port))]
+    if arguments.uds:
+        listening.append(socket.create_server(arguments.uds, family=socket.AF_UNIX))
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(listening)
 
 
 if __name__ == "__main__":
