@@ -1,13 +1,13 @@
 """How long starting and stopping many servers takes beside the slowest of them, and how far apart the starts are.
 
 python -m benchmarks.fan_out [--quick] [--servers 8 64 512 1000] [--rounds 4] [--delay-ms 1000] [--directory DIRECTORY]
-                             [--json FILE]
+                             [--hosts 1] [--json FILE]
 
-Servers with profdeck's routes run in one other process (`benchmarks.fleet_servers`) and answer every request after a
-delay: by default a second, about what a real engine takes at the least until its files are whole. In each round a
-`Profiler` whose target is the list of servers captures one step: on new connections it asks all whether they have
-profdeck, starts them, and stops them; it writes a manifest per server and one of the fleet, and reads that of a rank
-per server.
+Servers with profdeck's routes run in one other process (`benchmarks.fleet_servers`), or with `--hosts` in one for each
+host, which has an address of its own (127.1.0.1 and so on). They answer every request after a delay: by default a
+second, about what a real engine takes at the least until its files are whole. In each round a `Profiler` whose target
+is the list of servers captures one step: on new connections it asks all whether they have profdeck, starts them, and
+stops them; it writes a manifest per server and one of the fleet, and reads that of a rank per server.
 
 All servers take the same time, which is the worst case: all answers come at once. Engines differ, and what is done for
 the early ones costs nothing while the late ones are awaited; so the number that has a goal is measured once more with
@@ -89,26 +89,34 @@ class Round:
 class Fleet:
     """Servers in a process of their own, and what captures them."""
 
-    def __init__(self, count: int, delay_s: float, directory: Path, *, spread: float = 0.0) -> None:
+    def __init__(self, count: int, delay_s: float, directory: Path, *, hosts: int = 1, spread: float = 0.0) -> None:
         raise_limit_of_files(count)
         self._directory = directory
-        self._child = Child(directory / "servers.log", {}, serve, count, delay_s, spread)
-        self._urls: list[str] = self._child.answer()
+        of_host = [len(range(host, count, hosts)) for host in range(min(hosts, count))]
+        self._children = [
+            Child(directory / f"servers{host}.log", {}, serve, f"127.1.0.{host + 1}", servers, delay_s, spread)
+            for host, servers in enumerate(of_host)
+        ]
+        self._urls: list[str] = [url for child in self._children for url in child.answer()]
         self._server_cpu_s = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.send(False)  # noqa: FBT003  # nothing more
-        self._child.__exit__()
+        for child in self._children:
+            child.send(False)  # noqa: FBT003  # nothing more
+            child.__exit__()
 
     def seen(self) -> Seen:
         """Return what the servers have seen since the last call, with what they have used since then."""
-        self._child.send(True)  # noqa: FBT003  # any message asks
-        seen: Seen = self._child.answer()
-        used_s, self._server_cpu_s = seen.cpu_s - self._server_cpu_s, seen.cpu_s
-        return attrs.evolve(seen, cpu_s=used_s)
+        for child in self._children:
+            child.send(True)  # noqa: FBT003  # any message asks
+        of_host: list[Seen] = [child.answer() for child in self._children]
+        requests = [of_server for seen in of_host for of_server in seen.requests]
+        cpu_s = sum(seen.cpu_s for seen in of_host)
+        used_s, self._server_cpu_s = cpu_s - self._server_cpu_s, cpu_s
+        return Seen(requests, used_s)
 
     def rounds(self, count: int) -> list[Round]:
         """Capture all servers so often, after one time that pays for what a process does once."""
@@ -242,6 +250,7 @@ def main() -> None:
     options.add_argument("--servers", type=int, nargs="+", metavar="N", help="how many")
     options.add_argument("--rounds", type=int, help="with each number, after one that is not counted")
     options.add_argument("--delay-ms", type=float, help="what a server takes to answer")
+    options.add_argument("--hosts", type=int, default=1, help="on how many hosts they are (254 at most)")
     options.add_argument("--directory", type=Path, help="where the run is written")
     options.add_argument("--quick", action="store_true", help="in some seconds, with few servers that are fast")
     options.set_defaults(servers=SERVERS, rounds=ROUNDS, delay_ms=DELAY_MS)
@@ -255,13 +264,18 @@ def main() -> None:
         with Fleet(ONE_BY_ONE, delay_s, Path(directory)) as few:
             each_s = [total_s / ONE_BY_ONE for total_s in few.one_by_one()]
         for count in sorted(chosen.servers):  # so that the peak of memory is that of the largest so far
-            with Fleet(count, delay_s, Path(directory)) as fleet:
+            with Fleet(count, delay_s, Path(directory), hosts=chosen.hosts) as fleet:
                 rows += rows_of(fleet.rounds(chosen.rounds), (each_s[0], each_s[1]))
             if count == GOAL_AT:
-                with Fleet(count, delay_s, Path(directory), spread=SPREAD) as fleet:
+                with Fleet(count, delay_s, Path(directory), hosts=chosen.hosts, spread=SPREAD) as fleet:
                     rows += rows_of(fleet.rounds(chosen.rounds), (each_s[0], each_s[1]), " that differ")
     loads = " ".join(f"{load:.1f}" for load in os.getloadavg())
-    about = {"delay_ms": f"{chosen.delay_ms:g}", "rounds": str(chosen.rounds), "load_average": loads}
+    about = {
+        "hosts": str(chosen.hosts),
+        "delay_ms": f"{chosen.delay_ms:g}",
+        "rounds": str(chosen.rounds),
+        "load_average": loads,
+    }
     report(rows, chosen.json, **about, directory=str(where or tempfile.gettempdir()))
 
 

@@ -1,9 +1,9 @@
 """Servers for `benchmarks.fan_out`: they have profdeck's routes, and cost as little as they can.
 
-All run on one thread of one process, without asyncio: a request is read, its time of arrival is kept, and a prepared
-answer is sent when its time has come. Between a stop and its answer a rank's manifest is written, as engines do, but
-no trace. So what a client is seen to take is its own, even where both share two cores. Engines that behave are in
-`tests.simulated_servers`; these here answer whatever they are asked.
+Those of a host run on one thread of one process, without asyncio: a request is read, its time of arrival is kept, and
+a prepared answer is sent when its time has come. Between a stop and its answer a rank's manifest is written, as engines
+do, but no trace. So what a client is seen to take is its own, even where both share two cores. Engines that behave are
+in `tests.simulated_servers`; these here answer whatever they are asked.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class Seen:
     """What the process of all servers has used."""
 
 
-def serve(connection: Connection, count: int, delay_s: float, spread: float) -> None:
-    """Run servers.
+def serve(connection: Connection, address: str, count: int, delay_s: float, spread: float) -> None:
+    """Run the servers of one host.
 
     Args:
         connection: gets their URLs, then what they have seen whenever it sends anything, until that is False.
+        address: of the host, one of loopback.
         count: how many.
         delay_s: how long the slowest takes to answer, in seconds.
         spread: by which share of that the fastest is faster; those between are in no order.
@@ -65,7 +66,7 @@ def serve(connection: Connection, count: int, delay_s: float, spread: float) -> 
     raise_limit_of_files(count)
     shares = [1 - spread * number / count for number in range(count)]
     random.Random(0).shuffle(shares)
-    _Servers(connection, [int(delay_s * share * 1e9) for share in shares]).run()
+    _Servers(connection, address, [int(delay_s * share * 1e9) for share in shares]).run()
 
 
 def raise_limit_of_files(count: int) -> None:
@@ -83,11 +84,11 @@ class _Client:
 
 
 class _Servers:
-    def __init__(self, connection: Connection, delays_ns: Sequence[int]) -> None:
+    def __init__(self, connection: Connection, address: str, delays_ns: Sequence[int]) -> None:
         count = len(delays_ns)
         self._parent = connection
         self._delays_ns = delays_ns
-        self._listening = [socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) for _ in range(count)]
+        self._listening = [socket.create_server((address, 0), backlog=_BACKLOG) for _ in range(count)]
         self._server_of = {one.fileno(): number for number, one in enumerate(self._listening)}
         self._clients: dict[int, _Client] = {}
         self._due: list[tuple[int, int, int, str, bytes, _Client]] = []
@@ -107,7 +108,7 @@ class _Servers:
         self._poll.register(connection.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        self._parent.send([f"http://127.0.0.1:{one.getsockname()[1]}" for one in self._listening])
+        self._parent.send(["http://{}:{}".format(*one.getsockname()) for one in self._listening])
         while True:
             left_ns = max(self._due[0][0] - time.monotonic_ns(), 0) if self._due else None
             found = self._poll.poll(0 if self._stopped else None if left_ns is None else left_ns / 1e9)

@@ -88,6 +88,25 @@ def test_both_hosts_are_captured_into_one_run(job: tuple[Path, int, list[int]], 
     assert len(list(elsewhere.glob("step_*/trainer/rank_*.trace.json.gz"))) == 2
 
 
+def test_what_the_config_selected_is_collected(job: tuple[Path, int, list[int]], tmp_path: Path) -> None:
+    """Nobody asked for it, so each host has its own part until somebody collects."""
+    hosts = job[0]
+    until((hosts / "host1" / "live" / "step_000005").exists)
+
+    def collected() -> str:
+        command = [sys.executable, "-m", "profdeck", "collect", str(hosts / "host0" / "live")]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    until(lambda: [*(hosts / "host0" / "live" / "step_000005" / "trainer").glob("rank_0001.*.gz")] or not collected())
+    assert "trainer rank 1: 0 artifacts fetched." in collected()
+    listed = [sys.executable, "-m", "profdeck", "ls", str(hosts / "host0" / "live"), "--json"]
+    found = json.loads(subprocess.run(listed, check=True, capture_output=True, text=True).stdout)
+    first = found["captures"][0]
+    assert (first["first_step"], [rank["status"] for rank in first["ranks"]]) == (5, ["complete", "complete"])
+
+
 def test_a_killed_requester_leaves_nothing_behind(job: tuple[Path, int, list[int]], ask: Ask) -> None:
     run = job[0] / "host0" / "live"
     killed = ask("--run", run, "--in", 100_000)

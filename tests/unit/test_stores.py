@@ -20,7 +20,7 @@ from profdeck.base.errors import ConfigError, MissingLibraryError, UnknownPlugin
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand import gathering, lookout, requests, stores
-from profdeck.on_demand.gathering import gather
+from profdeck.on_demand.gathering import Gathered, gather
 from profdeck.on_demand.lookout import FileCall, FileReply, answer
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
 from profdeck.on_demand.stores import FileStore, Store
@@ -184,7 +184,8 @@ def test_a_store_that_is_gone_costs_steps_nothing(start: Start, store: MemorySto
 
 
 def gathered(store: Store, run: Path) -> dict[str, str]:
-    return asyncio.run(gather(store, run, requests.read_processes(store), limit_s=30))
+    found = asyncio.run(gather(store, run, requests.read_processes(store), limit_s=30))
+    return {one.name: one.problem for one in found if one.problem}
 
 
 def test_the_files_of_all_hosts_come_into_one_run(start: Start, store: MemoryStore, tmp_path: Path) -> None:
@@ -339,3 +340,23 @@ def test_a_rank_of_another_host_is_gone_when_it_says_so(store: MemoryStore) -> N
     away = attrs.evolve(process, at=ProcessId(host="another-host"))
     assert not away.gone
     assert attrs.evolve(away, ended=True).gone
+
+
+def test_all_captures_are_collected_while_the_job_runs(start: Start, store: MemoryStore, tmp_path: Path) -> None:
+    """Those of the config, too, which nobody asked for and so nobody has fetched."""
+    ranks = start(steps=[1, 4])
+    step(ranks, *range(4))
+    run = tmp_path / "host0" / "run"
+
+    def collected() -> list[Gathered]:
+        return asyncio.run(gather(store, run, requests.read_processes(store), limit_s=30, everything=True))
+
+    assert collected() == [Gathered("trainer rank 1", 1, None)]
+    assert [rank.rank for capture in read_run(run).captures for rank in capture.ranks] == [0, 1]
+    for profiler in ranks:
+        profiler.start(4)
+    assert collected() == [Gathered("trainer rank 1", 0, None)]  # of what is under way nothing comes yet
+    for profiler in ranks:
+        profiler.stop()
+    assert collected() == [Gathered("trainer rank 1", 1, None)]
+    assert str(read_run(run).status) == "complete"

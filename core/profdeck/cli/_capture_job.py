@@ -254,7 +254,8 @@ class _Waiting:
 
         done = [process for process in processes if _captured(process, self.request)]
         with kit.progress("Fetching the files"):
-            return asyncio.run(gather(self.store, self.wish.run, done, limit_s=_FETCH_S))
+            found = asyncio.run(gather(self.store, self.wish.run, done, limit_s=_FETCH_S))
+        return {one.name: one.problem for one in found if one.problem}
 
     def _is_silent(self, process: JobProcess) -> bool:
         """Tell whether a process of a store has not looked for too long: nothing else tells that its host is gone."""

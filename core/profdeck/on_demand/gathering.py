@@ -40,61 +40,81 @@ _REPLY = JsonKind(FileReply)
 _AT_ONCE = 8
 
 
-async def gather(store: Store, run: Path, processes: Sequence[JobProcess], *, limit_s: float) -> dict[str, str]:
-    """Bring the captures that processes have made into a run here.
+@attrs.frozen
+class Gathered:
+    """What came of one process that writes elsewhere."""
+
+    name: str
+    """The process, in words."""
+    fetched: int
+    """How many artifacts have come."""
+    problem: str | None
+    """Why some of its files are not here."""
+
+
+async def gather(
+    store: Store, run: Path, processes: Sequence[JobProcess], *, limit_s: float, everything: bool = False
+) -> list[Gathered]:
+    """Bring the captures that processes have made into a run here; what is here is not fetched again.
 
     Args:
         store: that of the job.
         run: the run directory here.
         processes: those that have answered.
         limit_s: how long that may take.
+        everything: whether to bring all that have ended, and not those of the last request alone.
 
     Returns:
-        By the name of a process, why some of its files are not here.
+        What came of each process whose captures are not written here.
     """
     until, slots = time.monotonic() + limit_s, asyncio.Semaphore(_AT_ONCE)
-    left: dict[str, str] = {}
 
-    async def bring(process: JobProcess) -> None:
+    async def bring(process: JobProcess) -> Gathered:
         async with slots:
             try:
-                problems = await _bring(store, run, process, until)
+                fetched, problems = await _bring(store, run, process, until, everything=everything)
             except (ProfdeckError, OSError) as error:
-                problems = [describe(error)]
-        if problems:
-            where = f"its files are on {process.at.host}, below {process.output}"
-            left[process.name] = f"{where}: {' '.join(problems)}"
+                fetched, problems = 0, [describe(error)]
+        where = f"its files are on {process.at.host}, below {process.output}"
+        return Gathered(process.name, fetched, f"{where}: {' '.join(problems)}" if problems else None)
 
     here = await in_thread(_written_here, run)
-    away = [process for process in processes if not {(_who(process), id_) for id_ in process.captures} <= here]
-    await asyncio.gather(*map(bring, away))
-    return left
+    if everything:
+        writers = {who for who, _ in here}
+        away = [process for process in processes if _who(process) not in writers]
+    else:
+        away = [process for process in processes if not {(_who(process), id_) for id_ in process.captures} <= here]
+    return await asyncio.gather(*map(bring, away))
 
 
-async def _bring(store: Store, run: Path, process: JobProcess, until: float) -> list[str]:
-    """Bring the files of one process; returns why some are not here."""
+async def _bring(
+    store: Store, run: Path, process: JobProcess, until: float, *, everything: bool
+) -> tuple[int, list[str]]:
+    """Bring the files of one process; returns how many came, and why some are not here."""
     files = StoreFiles(store, process)
-    found = await files.about()
+    found = await files.about(everything=everything)
     await in_thread(_make_run, run, found.run_file)
-    if not found.manifests:
+    if not found.manifests and not everything:
         raise CaptureError("it has none of its captures any more")
     downloader = Downloader(files, FileHost(found.host, found.output), until, "there was no time left")
-    problems = []
+    is_it = _is_own if everything else _is_of
+    fetched, problems = 0, list[str]()
     for place in map(PurePosixPath, found.manifests):
         inside = PurePosixPath(*place.parts[1:])
         if place.parts[:1] != (run.name,) or ".." in place.parts or not is_manifest(Path(place.name)):
             problems.append(f"it names {str(place)!r}, which is no manifest of this run")
             continue
         try:
-            brought = await downloader.bring(place, run / inside, functools.partial(_is_of, process))
+            brought = await downloader.bring(place, run / inside, functools.partial(is_it, process))
         except (ProfdeckError, OSError) as error:
             problems.append(f"{place.name}: {describe(error)}")
             continue
         if brought is None:
             problems.append(f"{place.name} is of another capture now")
         else:
+            fetched += len(brought.sizes_bytes)
             problems += [f"{name}: {reason}" for name, reason in brought.left.items()]
-    return problems
+    return fetched, problems
 
 
 def _make_run(run: Path, run_file: str) -> None:
@@ -108,6 +128,12 @@ def _make_run(run: Path, run_file: str) -> None:
 def _is_of(process: JobProcess, manifest: Manifest) -> bool:
     """Tell whether a manifest is of what a process captured."""
     return bool({manifest.capture, manifest.request} & set(process.captures))
+
+
+def _is_own(process: JobProcess, manifest: Manifest) -> bool:
+    """Tell whether a manifest is of a process, or of an engine that it drives."""
+    own = (manifest.replica, manifest.rank) == (process.replica, process.rank) and manifest.role == process.role
+    return own or process.target is not None
 
 
 _Who: TypeAlias = tuple[str, int | None, int, str, int]
@@ -136,9 +162,9 @@ class StoreFiles:
     _process: JobProcess
     _one_at_a_time: asyncio.Lock = attrs.field(factory=asyncio.Lock)
 
-    async def about(self) -> FileReply:
-        """Ask where its files are, and for the manifests of what it has captured."""
-        reply, _ = await self._ask(captures=self._process.captures)
+    async def about(self, *, everything: bool = False) -> FileReply:
+        """Ask where its files are, and for the manifests of what it has captured, for the last request or in all."""
+        reply, _ = await self._ask(captures=self._process.captures, everything=everything)
         return reply
 
     async def source(self) -> FileHost:
@@ -180,9 +206,9 @@ class StoreFiles:
         return reply, content
 
     async def _ask(
-        self, *, place: str = "", offset: int = 0, captures: tuple[str, ...] = ()
+        self, *, place: str = "", offset: int = 0, captures: tuple[str, ...] = (), everything: bool = False
     ) -> tuple[FileReply, bytes]:
-        call = FileCall(secrets.token_hex(8), place, offset, captures)
+        call = FileCall(secrets.token_hex(8), place, offset, captures, everything)
         async with self._one_at_a_time:
             return await in_thread(self._answered, call)
 

@@ -32,8 +32,9 @@ from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import BEAT, LOST_S, REQUEST, JobProcess, OnDemandRequest, decode
 from profdeck.on_demand.stores import Store
-from profdeck.records.manifest import is_manifest, read_manifest
-from profdeck.records.run_directory import RUN_FILE
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.run_directory import RUN_FILE, step_directories
+from profdeck.records.status import Status
 
 logger = logging.getLogger("profdeck")
 
@@ -57,6 +58,8 @@ class FileCall(msgspec.Struct):
     offset: int = 0
     captures: tuple[str, ...] = ()
     """With no place: of which captures the manifests are wanted."""
+    everything: bool = False
+    """With no place: whether those of all its captures are wanted that have ended."""
 
 
 _CALL = JsonKind(FileCall)
@@ -199,7 +202,8 @@ def answer(call: FileCall, run: Path, process: JobProcess) -> tuple[FileReply, b
     reply = FileReply(call.nonce)
     if not call.place:
         reply.host, reply.output = socket.gethostname(), str(run.parent)
-        reply.manifests = tuple(_manifests(run, process, set(call.captures)))
+        files = _ended(run, process) if call.everything else _manifests(run, process, set(call.captures))
+        reply.manifests = tuple(file.relative_to(run.parent).as_posix() for file in files)
         with contextlib.suppress(OSError):
             reply.run_file = (run / RUN_FILE).read_text(encoding="utf-8")
         return reply, b""
@@ -219,13 +223,28 @@ def answer(call: FileCall, run: Path, process: JobProcess) -> tuple[FileReply, b
         return reply, found.read(max(call.offset, 0), PART_BYTES)
 
 
-def _manifests(run: Path, process: JobProcess, captures: set[str]) -> Iterator[str]:
-    """Yield where the manifests of some captures of a process are: its own, or those of the engines that it drives."""
+def _manifests(run: Path, process: JobProcess, captures: set[str]) -> Iterator[Path]:
+    """Yield the manifests of some captures of a process."""
     for step in {f"step_{int(found[1]):06d}" for id_ in captures if (found := _STEP.match(id_))}:
-        for file in filter(is_manifest, (run / step).glob("**/*.json")):
-            with contextlib.suppress(ProfdeckError):  # its reader reports it
-                one = read_manifest(file)
-                own = (one.role, one.replica, one.rank) == (process.role, process.replica, process.rank)
-                driven = one.role == process.role or one.role.startswith(f"{process.role}-")
-                if (own or (driven and process.target)) and {one.capture, one.request} & captures:
-                    yield str(file.relative_to(run.parent))
+        for file, one in _of_process(run / step, process):
+            if {one.capture, one.request} & captures:
+                yield file
+
+
+def _ended(run: Path, process: JobProcess) -> Iterator[Path]:
+    """Yield the manifests of all captures of a process that have ended."""
+    for step in step_directories(run):
+        for file, one in _of_process(step, process):
+            if one.status is not Status.RECORDING:
+                yield file
+
+
+def _of_process(directory: Path, process: JobProcess) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the manifests of a process: its own, or those of the engines that it drives."""
+    for file in filter(is_manifest, directory.glob("**/*.json")):
+        with contextlib.suppress(ProfdeckError):  # its reader reports it
+            one = read_manifest(file)
+            own = (one.role, one.replica, one.rank) == (process.role, process.replica, process.rank)
+            driven = one.role == process.role or one.role.startswith(f"{process.role}-")
+            if own or (driven and process.target):
+                yield file, one

@@ -17,6 +17,7 @@ from profdeck.base.files import replace
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
+from profdeck.base.progress import Progress
 from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
 from profdeck.engine.transport.http_engine import HttpEngine
@@ -48,7 +49,7 @@ class Collected:
     """Why the capture is not complete now."""
 
 
-async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
+async def collect_run(run: Path, *, limit_s: float, on_progress: Progress | None = None) -> list[Collected]:
     """Fetch what is missing here of the captures of servers, and write into their manifests what is here now.
 
     A file that is here is not fetched again, so that this can be repeated as often as needed.
@@ -56,23 +57,22 @@ async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
     Args:
         run: the run directory.
         limit_s: how long that may take, in seconds.
+        on_progress: called with the number of targets that are done and in all.
 
     Returns:
         What came of each target of which something was missing.
     """
-    run = run.absolute()  # noqa: ASYNC240  # which asks no file system
-    of_ranks: defaultdict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
-    found: dict[Path, Manifest] = {}
-    for file in sorted(filter(is_manifest, run.glob("step_*/**/*.json"))):
-        manifest = _readable(file)
-        if manifest is not None and manifest.target is None:
-            of_ranks[file.parent].append((file, manifest))
-        elif manifest is not None and not manifest.under_way:
-            found[file] = manifest
-    wanted = [file for file, one in found.items() if not one.targets and _lacks(one, of_ranks[file.parent])]
+    found, wanted = _of_targets(run.absolute())  # noqa: ASYNC240  # which asks no file system
+    done = 0
 
     async def collect(file: Path) -> Collected:
-        return await _collect(run, file, found[file], limit_s)
+        nonlocal done
+        try:
+            return await _collect(run.absolute(), file, found[file], limit_s)  # noqa: ASYNC240  # as above
+        finally:
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(wanted))
 
     results = await fan_out(collect, wanted, timeout_s=limit_s, each_timeout_s=limit_s)
     collected = []
@@ -86,6 +86,19 @@ async def collect_run(run: Path, *, limit_s: float) -> list[Collected]:
         if manifest.targets:
             _tell_fleet(file, manifest, {one.manifest for one in collected})
     return collected
+
+
+def _of_targets(run: Path) -> tuple[dict[Path, Manifest], list[Path]]:
+    """Return the manifests of targets in a run by their files, and the files of those of which something is missing."""
+    of_ranks: defaultdict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
+    found: dict[Path, Manifest] = {}
+    for file in sorted(filter(is_manifest, run.glob("step_*/**/*.json"))):
+        manifest = _readable(file)
+        if manifest is not None and manifest.target is None:
+            of_ranks[file.parent].append((file, manifest))
+        elif manifest is not None and not manifest.under_way:
+            found[file] = manifest
+    return found, [file for file, one in found.items() if not one.targets and _lacks(one, of_ranks[file.parent])]
 
 
 def _readable(file: Path) -> Manifest | None:
