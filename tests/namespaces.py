@@ -1,4 +1,4 @@
-"""Hosts of a test's own: network, mount and UTS namespaces with a link between them, and clocks that are set apart."""
+"""Hosts of a test's own: network, mount, UTS and time namespaces with a link between them, and clocks set apart."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from processes import ending
 
 _SWITCH = "ip link set lo up; ip link add switch type bridge; ip link set switch up; echo ready; exec cat"
 _HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
+_APART_S = 1_000_000
+"""By how much the clocks of two hosts differ that nobody sets."""
 _CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -80,7 +82,8 @@ class Host:
 def linked_hosts(count: int, own: Path) -> Iterator[list[Host]]:
     """Make hosts that share a network, and all files but those below one directory, which is empty on each.
 
-    Skips the test where namespaces are not allowed.
+    Each was started at another time, as its monotonic clock and that since the boot say, where the kernel has
+    namespaces of time. Skips the test where other namespaces are not allowed.
     """
     if shutil.which("ip") is None:
         pytest.skip("there are no other hosts: ip(8) of iproute2 is not installed")
@@ -98,15 +101,19 @@ def linked_hosts(count: int, own: Path) -> Iterator[list[Host]]:
 
         switch = unshared("--net", "sh", "-c", _SWITCH)
         hosts = []
+        has_time = not subprocess.run(["unshare", "--time", "true"], check=False, stderr=subprocess.DEVNULL).returncode
         for number in range(count):
             name = f"host-{number}"
-            pid = unshared("--net", "--mount", "--uts", "sh", "-c", _HOST, name, str(own))
+            since = str(_APART_S * (number + 1))
+            time = ["--time", "--monotonic", since, "--boottime", since] if has_time else []
+            pid = unshared("--net", "--mount", "--uts", *time, "sh", "-c", _HOST, name, str(own))
             port = ["name", f"port{number}", "netns", switch]
             link = ["ip", "link", "add", "eth0", "netns", pid, "type", "veth", "peer", *port]
             subprocess.run(link, check=True)
             in_switch = ["nsenter", "-t", switch, "--net", "--", "ip", "link", "set", f"port{number}"]
             subprocess.run([*in_switch, "master", "switch", "up"], check=True)
-            enter = ("nsenter", "-t", pid, "--net", "--mount", "--uts", "--")
+            entered = ["--net", "--mount", "--uts", *(["--time"] if has_time else [])]
+            enter = ("nsenter", "-t", pid, *entered, "--")
             address = f"10.77.0.{number + 1}"
             subprocess.run([*enter, "ip", "address", "add", f"{address}/24", "dev", "eth0"], check=True)
             hosts.append(Host(name, address, enter))

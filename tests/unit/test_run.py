@@ -88,20 +88,21 @@ def test_a_rank_that_left_nothing_is_missing(record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "status", "problem"),
+    ("damage", "status", "problem", "is_there"),
     [
-        (lambda path: path.unlink(), Status.MISSING, "the file is gone"),
-        (lambda path: path.write_bytes(b""), Status.MISSING, "empty"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-3]), Status.PARTIAL, ""),
-        (lambda path: path.write_text('{"traceEvents": []}'), Status.PARTIAL, "no event"),
-        (lambda path: path.write_bytes(path.read_bytes() + b" "), Status.PARTIAL, "bytes where"),
+        (lambda path: path.unlink(), Status.MISSING, "the file is gone", False),
+        (lambda path: path.write_bytes(b""), Status.MISSING, "empty", False),
+        (lambda path: path.write_bytes(path.read_bytes()[:-3]), Status.PARTIAL, "", False),
+        (lambda path: path.write_text('{"traceEvents": []}'), Status.PARTIAL, "no event", False),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), Status.PARTIAL, "bytes where", True),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "no regular file", False),
     ],
 )
-def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem: str) -> None:
+def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem: str, *, is_there: bool) -> None:
     run = record(0)
     damage(files(run, "*.trace.json")[0])
     rank = read_run(run).captures[0].ranks[0]
-    assert rank.status is status
+    assert (rank.status, rank.events > 0) == (status, is_there)
     assert problem in " ".join(rank.problems)
 
 

@@ -75,8 +75,7 @@ class Prover:
             return found
         if report.kind != TRACE or (proof := self._proofs.get(report.path)) is None:
             return report
-        events = report.events if proof.events is None else proof.events
-        return attrs.evolve(report, events=events, whole=proof.whole, problem=proof.problem, kept=proof.kept)
+        return attrs.evolve(report, events=proof.events, whole=proof.whole, problem=proof.problem, kept=proof.kept)
 
     def sha256(self, path: Path) -> str | None:
         """Return the SHA-256 of a file; ``None`` if it cannot be read."""

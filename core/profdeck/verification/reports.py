@@ -55,7 +55,7 @@ class RankReport:
 
     @property
     def events(self) -> int:
-        """The trace events in all artifacts."""
+        """The trace events in all artifacts that are here and can be read."""
         return sum(artifact.events or 0 for artifact in self.artifacts)
 
 

@@ -286,6 +286,24 @@ def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> Non
     ]
 
 
+def test_a_link_that_is_away_for_longer_than_a_transfer_waits(cluster: Cluster) -> None:
+    host, url, run = cluster.hosts[2], cluster.servers["host-2"], cluster.output / "away"
+    own = ("--url", url, "--iterations", "20", "--warmup-requests", "1", "--run", run.name, "--output", run.parent)
+    coming = [*cluster.hosts[0].enter, "find", run, "-name", ".*.trace.json.gz.*.tmp"]
+    process = cluster.profdeck("capture", *own, "--set", "server.options.rpc_timeout_s=10")
+    host.limit("100kbit")
+    try:
+        until(lambda: subprocess.run(coming, check=False, capture_output=True).stdout, timeout_s=240)
+        host.link("down")
+        out, error = process.communicate(timeout=240)
+    finally:
+        host.link("up")
+        host.limit(None)
+    assert process.returncode == 1, out + error
+    assert "Files of rank 0 (rank_0000.step0.trace.json.gz) are on host-2" in out
+    assert "1 of 1 complete" in cluster.done("collect", run)
+
+
 SEARCH = """
 import gzip, sys
 from pathlib import Path
