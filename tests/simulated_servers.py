@@ -31,10 +31,10 @@ from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
-from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.http_engine import About, HttpEngine
+from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
 from profdeck.records.capture import Capture
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState

@@ -14,7 +14,7 @@ import pytest
 from profdeck.backends.recording import adopt, reserve
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
-from profdeck.engine.server.served_files import NotServedError, ServedFile, find
+from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import ManifestWriter

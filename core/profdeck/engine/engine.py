@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 import attrs
@@ -55,8 +56,12 @@ class Engine(ABC):
         if self.gate is not None:
             await self.gate()
 
-    def files(self) -> RemoteFiles | None:
-        """Return what fetches files of its ranks from their host; None where nothing can."""
+    def files(self, output: Path) -> RemoteFiles | None:  # noqa: ARG002  # where a server does not say another one
+        """Return what fetches files of its ranks from their host; None where nothing can.
+
+        Args:
+            output: the output directory that its ranks were asked to write below.
+        """
         return None
 
     async def close(self) -> None:  # noqa: B027  # most keep nothing

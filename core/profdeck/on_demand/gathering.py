@@ -10,22 +10,23 @@ import asyncio
 import functools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import msgspec
 
 from profdeck.base.blocking import in_thread
 from profdeck.base.errors import CaptureError, ProfdeckError, TargetError, describe
-from profdeck.base.files import write_all, write_new
+from profdeck.base.files import write_new
 from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.engine.control.downloads import Downloader
 from profdeck.engine.engine import FileHost
-from profdeck.on_demand.lookout import PART_BYTES, FileCall, FileReply
+from profdeck.engine.transport.file_parts import PART_BYTES, FilePart, PartedFiles
+from profdeck.on_demand.lookout import FileCall, FileReply
 from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.stores import Store
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -155,8 +156,8 @@ def _written_here(run: Path) -> set[tuple[_Who, str]]:
 
 
 @attrs.define
-class StoreFiles:
-    """The files of one process, through the store; see `profdeck.engine.engine.RemoteFiles`."""
+class StoreFiles(PartedFiles):
+    """The files of one process, through the store."""
 
     _store: Store
     _process: JobProcess
@@ -172,38 +173,17 @@ class StoreFiles:
         reply = await self.about()
         return FileHost(reply.host, reply.output)
 
-    async def listed(self, place: str) -> Mapping[str, int] | None:
-        """Ask for the files in a directory."""
-        reply, _ = await self._ask(place=place)
-        if reply.pending:
-            return None
-        if reply.error or reply.sizes is None:
-            raise self._refused(reply.error or f"{place} is no directory")
-        return reply.sizes
-
-    async def read(self, place: str) -> bytes:
-        """Ask for a small file."""
-        _, content = await self._part(place, 0)
-        return content
-
-    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
-        """Ask for a file, part by part."""
-        written, tag = 0, None
-        while True:
-            reply, content = await self._part(place, written)
-            if tag not in (None, reply.tag) or reply.size_bytes > size_bytes or written + len(content) > size_bytes:
-                raise self._refused(f"{place} has changed, or is larger than its manifest says")
-            tag = reply.tag
-            await in_thread(write_all, file, content)
-            written += len(content)
-            if written >= reply.size_bytes or not content:
-                return
-
-    async def _part(self, place: str, offset: int) -> tuple[FileReply, bytes]:
+    async def part(self, place: str, offset: int) -> FilePart:
+        """Ask for a part of a file, or for what is in a directory."""
         reply, content = await self._ask(place=place, offset=offset)
-        if reply.error or reply.sizes is not None:
-            raise self._refused(reply.error or f"{place} is no file")
-        return reply, content
+        return FilePart(
+            sizes=reply.sizes,
+            content=content,
+            size_bytes=reply.size_bytes,
+            tag=reply.tag,
+            error=reply.error,
+            pending=reply.pending,
+        )
 
     async def _ask(
         self, *, place: str = "", offset: int = 0, captures: tuple[str, ...] = (), everything: bool = False
@@ -235,7 +215,3 @@ class StoreFiles:
         except OSError as error:
             raise TargetError(describe(error), Outcome.UNREACHABLE) from None
         raise TargetError(f"it has not answered for {answer_s:g} seconds", Outcome.TIMED_OUT)
-
-    @staticmethod
-    def _refused(text: str) -> TargetError:
-        return TargetError(text, Outcome.REFUSED)

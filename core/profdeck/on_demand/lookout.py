@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +27,7 @@ import msgspec
 
 from profdeck.base.errors import ProfdeckError, describe
 from profdeck.base.json_files import JsonKind
-from profdeck.engine.server.served_files import NotServedError, ServedFile, find
+from profdeck.engine.transport.file_parts import part_of
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import BEAT, LOST_S, REQUEST, JobProcess, OnDemandRequest, decode
 from profdeck.on_demand.stores import Store
@@ -38,8 +37,6 @@ from profdeck.records.status import Status
 
 logger = logging.getLogger("profdeck")
 
-PART_BYTES = 1 << 22
-"""As much of a file goes through the store at once. Source: it takes 8 MiB, MAX_PAYLOAD_LENGTH of torch's libuv one."""
 _POLL_S = 0.5
 _RETRY_S = 5.0
 _PROCESSES_PER_S = 2000
@@ -207,20 +204,13 @@ def answer(call: FileCall, run: Path, process: JobProcess) -> tuple[FileReply, b
         with contextlib.suppress(OSError):
             reply.run_file = (run / RUN_FILE).read_text(encoding="utf-8")
         return reply, b""
-    try:
-        if call.place.split("/")[0] != run.name:
-            reply.error = f"{call.place} is of another run"
-            return reply, b""
-        found = find(run.parent, call.place)
-    except NotServedError as error:
-        reply.error, reply.pending = str(error), error.status is HTTPStatus.CONFLICT
+    if call.place.split("/")[0] != run.name:
+        reply.error = f"{call.place} is of another run"
         return reply, b""
-    if not isinstance(found, ServedFile):
-        reply.sizes = dict(found)
-        return reply, b""
-    with contextlib.closing(found):
-        reply.size_bytes, reply.tag = found.size_bytes, found.tag
-        return reply, found.read(max(call.offset, 0), PART_BYTES)
+    part = part_of(run.parent, call.place, call.offset)
+    reply.sizes, reply.size_bytes, reply.tag = part.sizes, part.size_bytes, part.tag
+    reply.error, reply.pending = part.error, part.pending
+    return reply, part.content
 
 
 def _manifests(run: Path, process: JobProcess, captures: set[str]) -> Iterator[Path]:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,9 +65,16 @@ def ray_cluster(directory: Path, environ: Mapping[str, str], *, cpus: int = 2) -
 
 
 @contextmanager
-def ray_node(cluster: Cluster, environ: Mapping[str, str], ip: str) -> Iterator[int]:
-    """Let a node with one CPU join a cluster, and end its processes; returns their session."""
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--address", cluster.address, "--block"]
+def ray_node(cluster: Cluster, environ: Mapping[str, str], ip: str, enter: Sequence[str] = ()) -> Iterator[int]:
+    """Let a node with one CPU join a cluster, and end its processes; returns their session.
+
+    Args:
+        cluster: the cluster.
+        environ: the environment of all processes.
+        ip: its address, in the network namespace of the cluster.
+        enter: what a command begins with that is to run there, if that is a host of its own.
+    """
+    command = [*enter, str(Path(sys.executable).parent / "ray"), "start", "--address", cluster.address, "--block"]
     command += ["--node-ip-address", ip, "--disable-usage-stats", "--object-store-memory", "80000000"]
     with _up([*command, "--num-cpus", "1"], environ) as process:
         yield process.pid

@@ -21,6 +21,7 @@ from engine_servers import vllm_environment
 from fleet.clusters import Cluster, ray_cluster, ray_environment
 
 from profdeck.base.outcome import Outcome
+from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 from profdeck.verification.reports import CaptureReport, TargetReport
@@ -91,6 +92,38 @@ def ours(cluster: Cluster, environ: dict[str, str], tmp_path_factory: pytest.Tem
 def vllm(cluster: Cluster, environ: dict[str, str], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     """What came of engines of vLLM."""
     return driven("actors_vllm", environ, tmp_path_factory.mktemp("vllm"), cluster.address, str(model))
+
+
+# Where they are on another host.
+
+
+def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
+    environ: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    network = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if subprocess.run([*network, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no second node: unshare is not allowed to make network namespaces here")
+    (output := tmp_path / "profiles").mkdir()
+    command = [*network, sys.executable, HERE / "jobs" / "actors_elsewhere.py", output, tmp_path_factory.mktemp("ray")]
+    own = {"PYTHONPATH": os.pathsep.join([environ["PYTHONPATH"], str(HERE.parent)])}
+    done = subprocess.run(
+        command, env=environ | own, capture_output=True, text=True, timeout=DRIVER_S, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    first, second = json.loads(done.stdout.splitlines()[-1])
+    assert first["status"] == "complete"
+    run = Driven(output / "run", {})
+    for capture in run.captures(1):
+        (rank,) = capture.ranks
+        assert (rank.status, rank.host, rank.events > 0) == (Status.COMPLETE, "elsewhere", True)
+        assert rank.manifest is not None
+        assert read_manifest(rank.manifest).collected_from == f"elsewhere:{rank.manifest}"
+    assert len(run.captures(1)) == 2
+    assert second["status"] == "partial"
+    for outcome, reason in second["targets"].values():
+        assert outcome == "files_missing"
+        assert "Files of rank 0 are on elsewhere, in " in reason
+        assert "The option collect is off." in reason
 
 
 # What works.

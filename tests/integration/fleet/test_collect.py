@@ -349,7 +349,7 @@ def test_a_file_that_is_cut_off_while_it_is_sent(
     async def main() -> None:
         engine = HttpEngine(server.url, timeout_s=30)
         with Watched(tmp_path / "copy") as file:
-            transfer = asyncio.create_task(engine.files().fetch(place, file, SPARSE_BYTES))
+            transfer = asyncio.create_task(engine.files(Path()).fetch(place, file, SPARSE_BYTES))
             await file.begun.wait()
             os.truncate(sparse, 1000)
             with contextlib.suppress(TargetError):  # or it begins anew, and gets what there is now
@@ -367,10 +367,10 @@ from profdeck.engine.transport.http_engine import HttpEngine
 
 async def main(url, place, path):
     engine = HttpEngine(url, timeout_s=60)
-    await engine.files().read(place.replace(".trace.json", ".json"))
+    await engine.files(Path()).read(place.replace(".trace.json", ".json"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Path(path).open("xb", buffering=0) as file:
-        await engine.files().fetch(place, file, 1 << 40)
+        await engine.files(Path()).fetch(place, file, 1 << 40)
     await engine.close()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
@@ -413,7 +413,7 @@ def test_a_server_that_is_killed_while_it_sends(
     async def main() -> None:
         engine = HttpEngine(server.url, timeout_s=30)
         with Watched(tmp_path / "copy") as file:
-            transfer = asyncio.create_task(engine.files().fetch(place, file, SPARSE_BYTES))
+            transfer = asyncio.create_task(engine.files(Path()).fetch(place, file, SPARSE_BYTES))
             await file.begun.wait()
             server.process.kill()
             with pytest.raises(TargetError) as caught:

@@ -132,7 +132,7 @@ class RankFiles:
         self._silent -= {manifest.rank for manifest in here.values() if manifest.role == self.asked.role}
         unseen = [one for one in wanted if one.path not in here]
         shared = any(manifest.collected_from is None for manifest in here.values())
-        files = engine.files() if unseen or (self._silent and not shared) else None
+        files = engine.files(self.asked.output) if unseen or (self._silent and not shared) else None
         if files is not None and fetch:
             await self._fetch(files, unseen, until, late)
         else:

@@ -6,7 +6,7 @@
 ``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are whole, or after ``wait_s``
                                 seconds
 ``GET /profdeck/files/PLACE``   a file of a capture, by its path below the output directory; of a directory,
-                                the files in it (see `profdeck.engine.server.served_files`)
+                                the files in it (see `profdeck.engine.transport.served_files`)
 ==============================  ===============================================================================
 
 Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
@@ -45,9 +45,9 @@ from profdeck.engine.options import Auth, EngineOptions
 from profdeck.engine.server.following import Following
 from profdeck.engine.server.metrics import prometheus_metrics
 from profdeck.engine.server.request_spans import join_request_traces
-from profdeck.engine.server.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import About
+from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens
 from profdeck.records.host_clock import Times
 from profdeck.records.request import Answer, CaptureRequest

@@ -8,6 +8,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, BinaryIO, final
 from urllib.parse import quote
 
@@ -132,7 +133,7 @@ class HttpEngine(Engine):
             idempotent=idempotent or method == "GET",
         )
 
-    def files(self) -> RemoteFiles:
+    def files(self, output: Path) -> RemoteFiles:  # noqa: ARG002  # its own counts
         """Return what fetches files of its ranks, by our routes."""
         return _RemoteFiles(self, self._client)
 
@@ -195,7 +196,7 @@ class HttpEngine(Engine):
 
 @attrs.frozen
 class _RemoteFiles:
-    """The files below the output directory of a server; see `profdeck.engine.server.served_files`."""
+    """The files below the output directory of a server; see `profdeck.engine.transport.served_files`."""
 
     _engine: HttpEngine
     _client: HttpClient

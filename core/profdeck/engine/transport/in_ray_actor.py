@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.base.version import __version__
 from profdeck.engine.engine import Connects, Engine
+from profdeck.engine.transport.file_parts import part_of
 
 _PLAIN = str | bytes | int | float | bool | None
 
@@ -95,6 +97,12 @@ def take(_: object, ticket: str) -> dict[str, Any]:
 def forget(_: object, ticket: str) -> None:
     """Give up the result of a call. The call itself goes on: engines do not expect that theirs are cancelled."""
     _under_way.pop(ticket, None)
+
+
+def give(_: object, output: str, place: str, offset: int) -> dict[str, Any]:
+    """Return a part of a file of a capture, or what is in a directory, below an output directory of this node."""
+    called_ns = time.time_ns()
+    return _said(called_ns, part=attrs.asdict(part_of(Path(output), place, offset)))
 
 
 async def _called(engine: Engine, call: Mapping[str, Any]) -> Any:

@@ -14,7 +14,8 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -23,9 +24,10 @@ from profdeck.base.errors import ConfigError, ProfdeckError, TargetError, descri
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.base.version import __version__
-from profdeck.engine.engine import Engine
+from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport import in_ray_actor
+from profdeck.engine.transport.file_parts import FilePart, PartedFiles
 from profdeck.records.host_clock import Times, better, compare
 from profdeck.records.request import Answer
 
@@ -111,14 +113,30 @@ class RayEngine(Engine):
         except ProfdeckError as error:
             raise TargetError(f"{self.name} answers as another version of profdeck: {error}", Outcome.REFUSED) from None
 
+    def files(self, output: Path) -> RemoteFiles:
+        """Return what fetches files of its ranks from the node of the actor."""
+        return _ActorFiles(self, output)
+
+    async def part(self, output: Path, place: str, offset: int) -> FilePart:
+        """Ask for a part of a file below the output directory on the actor's node."""
+        async with self._in_time():
+            answer = await self._received(in_ray_actor.give, str(output), place, offset)
+        self._host = answer["host"]
+        return FilePart(**answer["part"])
+
     async def arrive(self) -> None:
         """Do nothing: what starts waits for the gate."""
 
     async def is_here(self) -> bool:
         """Tell whether the engine's files are on this host."""
+        return await self.host() == socket.gethostname()
+
+    async def host(self) -> str:
+        """Return the host of the actor."""
         if self._host is None:
             await self.has_profdeck()
-        return self._host == socket.gethostname()
+        assert self._host is not None  # noqa: S101  # an answer has told it
+        return self._host
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         """Forward what captures by the engine's own profiler ask of it, such as ``start_profile``."""
@@ -151,20 +169,25 @@ class RayEngine(Engine):
         }
         if starts and self.gate is not None:
             await self.gate()
+        async with self._in_time():
+            answer = await self._answered(call)
+        self._host = answer["host"]
+        if "error" not in answer:
+            return answer["value"]
+        kind = in_ray_actor.NoEngineError if answer["no_engine"] else TargetError
+        raise kind(answer["error"], Outcome(answer["outcome"]), answer["fix"])
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                answer = await self._answered(call)
+                yield
         except TimeoutError:
             if not limit.expired():
                 raise
             text = f"{self.name} did not answer within rpc_timeout_s={self._timeout_s:g} seconds."
             fix = f"{_BUSY} If it is only slow, raise rpc_timeout_s."
             raise TargetError(text, Outcome.TIMED_OUT, fix) from None
-        self._host = answer["host"]
-        if "error" not in answer:
-            return answer["value"]
-        kind = in_ray_actor.NoEngineError if answer["no_engine"] else TargetError
-        raise kind(answer["error"], Outcome(answer["outcome"]), answer["fix"])
 
     async def _answered(self, call: Mapping[str, Any]) -> dict[str, Any]:
         ticket, pause_s = secrets.token_hex(8), _FIRST_POLL_S
@@ -217,6 +240,22 @@ class RayEngine(Engine):
                 f"Install profdeck {__version__} on the node of the actor, or in its runtime_env.",
             )
         return TargetError(f"{self.name}: {describe(cause)}", Outcome.REFUSED)
+
+
+@attrs.frozen
+class _ActorFiles(PartedFiles):
+    """The files on the node of an actor."""
+
+    _engine: RayEngine
+    _output: Path
+
+    async def source(self) -> FileHost:
+        """Return where they are."""
+        return FileHost(await self._engine.host(), str(self._output))
+
+    async def part(self, place: str, offset: int) -> FilePart:
+        """Ask for a part of a file, or for what is in a directory."""
+        return await self._engine.part(self._output, place, offset)
 
 
 def _short(error: Exception) -> str:

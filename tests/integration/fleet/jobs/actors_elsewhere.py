@@ -1,0 +1,67 @@
+"""Captures engines of actors whose node shares no files with this one; to be run in a network namespace of its own.
+
+python actors_elsewhere.py OUTPUT RAY_DIRECTORY
+
+It prints the captures' status, problems and notes, as JSON, the last line of its output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import held_engines
+import ray
+from fleet.clusters import LOOPBACK, ray_cluster, ray_environment, ray_node
+
+from profdeck import Profiler
+from profdeck.base.errors import CaptureError
+
+OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs own "$0"; exec "$@"']
+
+
+def captured(actors: list[Any], step: int, output: Path, **own: Any) -> dict[str, Any]:
+    """Capture a step of all actors."""
+    settings: dict[str, Any] = {"output": str(output), "run": "run", "steps": [step], "on_error": "raise"}
+    settings |= {"on_demand": False, "rollout.backend": "held", "rollout.iterations": {"count": 2}}
+    options = {"device_options": {"thread_bound": False}, **own}
+    profiler = Profiler.from_config(settings=settings | {"rollout.options": options}, role="rollout", target=actors)
+    capture = None
+    try:
+        with profiler.capture(step) as capture:
+            ray.get([actor.iterate.remote(2) for actor in actors])
+    except CaptureError as error:
+        sys.stderr.write(f"{error}\n")
+    assert capture is not None
+    assert capture.fleet is not None
+    told = {one.replica: [str(one.outcome), one.reason] for one in capture.fleet.targets}
+    return {"status": str(capture.status), "notes": capture.notes, "targets": told}
+
+
+def main(output: Path, directory: Path) -> None:
+    """Start a cluster of two nodes, of which the second one has a directory of its own in the place of the output."""
+    for name in LOOPBACK:
+        os.environ.pop(name, None)
+    environ = ray_environment(nodes=2)
+    os.environ.update(environ)
+    with (
+        ray_cluster(directory, environ, cpus=0) as cluster,
+        ray_node(cluster, environ, "127.0.0.2", [*OTHER_HOST, str(output)]),
+    ):
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", namespace="rollouts")
+        kinds = [held_engines.AsyncActor, held_engines.SyncActor]
+        actors = [
+            ray.remote(num_cpus=0.5)(kind).options(name=f"rollout_{number}").remote()
+            for number, kind in enumerate(kinds)
+        ]
+        ray.get([actor.make.remote() for actor in actors])
+        found = [captured(actors, 1, output), captured(actors, 2, output, collect=False)]
+        sys.stdout.write(json.dumps(found) + "\n")
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
