@@ -16,6 +16,7 @@ import pytest
 
 from namespaces import linked_hosts
 from processes import ending, free_port, until
+from profdeck import Profiler
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
 from profdeck_torch.tcp_store import connect
@@ -187,10 +188,15 @@ def test_a_process_that_dies_in_mid_capture_is_named(ask: Ask, tmp_path: Path) -
     assert asking.returncode == 1
     assert "The job was asked, and cannot be reached any more" in error
     assert "frame #" not in error
-    said = subprocess.run(
-        [sys.executable, "-m", "profdeck", "ls", runs[0]], check=False, capture_output=True, text=True
-    ).stdout
-    assert "rank 1: It should have recorded and left nothing" in said
+    said = {}
+    for command in ("ls", "collect"):
+        done = subprocess.run(
+            [sys.executable, "-m", "profdeck", command, runs[0]], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        said[command] = done.stdout + done.stderr
+    assert "rank 1: It should have recorded and left nothing" in said["ls"]
+    assert "error: The job of this run cannot be asked, and may have ended" in said["collect"]
 
 
 def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None:
@@ -220,6 +226,18 @@ def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None
 
         subprocess.run([*hosts[0].enter, "touch", str(tmp_path / "host0" / "stop")], check=True)
         assert [process.wait(60) for process in nodes] == [0, 0]
+
+
+def test_what_is_whole_needs_no_job(tmp_path: Path) -> None:
+    """Of a job that has ended, whose ranks share a directory."""
+    run = tmp_path / "live"
+    settings = {"output": str(tmp_path), "run": "live", "steps": [0], "trainer.backend": "torch"}
+    with Profiler.from_config(settings=settings) as profiler, profiler.capture(0):
+        pass
+    (run / "on_demand.json").write_text(json.dumps({"store": f"tcpstore:127.0.0.1:{free_port()}"}))
+    command = [sys.executable, "-m", "profdeck", "collect", run]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Nothing is missing that a server could send.\n"), done.stderr
 
 
 def test_a_store_keeps_its_promises_and_no_threads(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,60 +4,86 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import attrs
 import typer
 
 from profdeck.base.errors import describe
 from profdeck.base.words import plural, sentence
 from profdeck.cli import kit
+from profdeck.cli._ray_actors import join_cluster
 from profdeck.cli.kit import ExitCode
 from profdeck.on_demand.gathering import Gathered, gather
 from profdeck.on_demand.requests import read_processes
 from profdeck.on_demand.stores import open_store
-from profdeck.verification.reading import read_about
+from profdeck.records.status import Status
+from profdeck.replicas.late_collection import Collected, collect_run
+from profdeck.replicas.ray_actors import find_called
+from profdeck.verification.reading import read_about, read_run
 
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help="A run; latest: the newest one.")],
     *,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Ask actors, too, in the cluster of RAY_ADDRESS or of this host.")
+    ] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long that may take.")
     ] = 1800.0,
 ) -> None:
     """Fetch what other hosts still have; exit with 1 if incomplete.
 
-    Servers are asked, and through its store a job that runs. What is here is not fetched again. PROFDECK_TOKEN goes to
-    the servers that the run names.
+    Servers are asked, and through its store a job that runs; with --ray actors. What is here is not fetched again.
+    PROFDECK_TOKEN goes to the servers that the run names.
     """
-    from profdeck.replicas.late_collection import collect_run
-
     read_about(run)
-    of_job, problem = _of_job(run, timeout_s)
-    with kit.progress("Asking servers") as on_progress:
-        found = asyncio.run(collect_run(run, limit_s=timeout_s, on_progress=on_progress))
-    left = len([one for one in of_job if one.problem])
-    for process in of_job:
-        came = plural(process.fetched, "artifact")
-        typer.echo(f"{process.name}: {came} fetched.")
-        if process.problem:
-            kit.say(f"error: {sentence(process.problem)}")
-    if not found and not of_job and not problem:
-        typer.echo("Nothing is missing that a server could send.")
+    of_job, no_job = _of_job(run, timeout_s)
+    with contextlib.ExitStack() as until_done:
+        actors = None
+        if ray:
+            join_cluster(until_done)
+            actors = find_called()
+        on_progress = until_done.enter_context(kit.progress("Asking engines"))
+        of_engines = asyncio.run(collect_run(run, limit_s=timeout_s, actors=actors, on_progress=on_progress))
+    if no_job and read_run(run, contents=False).status is Status.COMPLETE:
+        no_job = None  # whoever took part is here
+    found = [*map(_of_process, of_job), *map(_of_engine, of_engines)]
     for one in found:
-        left += bool(one.problems)
-        about = " ".join(one.notes) or ("Nothing was fetched." if one.problems else "All is here now.")
-        typer.echo(f"{one.role_and_replica} {one.capture}: {about}")
+        typer.echo(f"{one.who}: {one.came}")
         for problem in one.problems:
             kit.say(f"error: {problem}")
-    if found or of_job:
-        asked = len(found) + len(of_job)
-        typer.echo(f"{asked - left} of {asked} complete. Next: profdeck ls {kit.short(run)}")
-    if problem:
-        kit.say(f"error: {problem}")
-    if left or problem:
+    left = sum(bool(one.problems) for one in found)
+    if found:
+        typer.echo(f"{len(found) - left} of {len(found)} complete. Next: profdeck ls {kit.short(run)}")
+    elif not no_job:
+        typer.echo("Nothing is missing that a server could send.")
+    if no_job:
+        kit.say(f"error: {no_job}")
+    if left or no_job:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+@attrs.frozen
+class _Found:
+    """What came of who was asked."""
+
+    who: str
+    came: str
+    problems: Sequence[str]
+
+
+def _of_process(process: Gathered) -> _Found:
+    problems = [sentence(process.problem)] if process.problem else []
+    return _Found(process.name, f"{plural(process.fetched, 'artifact')} fetched.", problems)
+
+
+def _of_engine(engine: Collected) -> _Found:
+    came = " ".join(engine.notes) or ("Nothing was fetched." if engine.problems else "All is here now.")
+    return _Found(f"{engine.role_and_replica} {engine.capture}", came, engine.problems)
 
 
 def _of_job(run: Path, limit_s: float) -> tuple[list[Gathered], str | None]:

@@ -20,7 +20,10 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.progress import Progress
 from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
+from profdeck.engine.engine import Engine
+from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.engine.transport.ray_engine import RayActor, RayEngine
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest
@@ -49,7 +52,9 @@ class Collected:
     """Why the capture is not complete now."""
 
 
-async def collect_run(run: Path, *, limit_s: float, on_progress: Progress | None = None) -> list[Collected]:
+async def collect_run(
+    run: Path, *, limit_s: float, actors: Mapping[str, RayActor] | None = None, on_progress: Progress | None = None
+) -> list[Collected]:
     """Fetch what is missing here of the captures of servers, and write into their manifests what is here now.
 
     A file that is here is not fetched again, so that this can be repeated as often as needed.
@@ -57,6 +62,7 @@ async def collect_run(run: Path, *, limit_s: float, on_progress: Progress | None
     Args:
         run: the run directory.
         limit_s: how long that may take, in seconds.
+        actors: those of a Ray cluster that can be asked, by what manifests call them; None without a cluster.
         on_progress: called with the number of targets that are done and in all.
 
     Returns:
@@ -68,7 +74,7 @@ async def collect_run(run: Path, *, limit_s: float, on_progress: Progress | None
     async def collect(file: Path) -> Collected:
         nonlocal done
         try:
-            return await _collect(run.absolute(), file, found[file], limit_s)  # noqa: ASYNC240  # as above
+            return await _collect(run.absolute(), file, found[file], limit_s, actors)  # noqa: ASYNC240  # as above
         finally:
             done += 1
             if on_progress is not None:
@@ -131,7 +137,9 @@ def _lacks(manifest: Manifest, of_ranks: Iterable[tuple[Path, Manifest]]) -> boo
     )
 
 
-async def _collect(run: Path, file: Path, manifest: Manifest, limit_s: float) -> Collected:
+async def _collect(
+    run: Path, file: Path, manifest: Manifest, limit_s: float, actors: Mapping[str, RayActor] | None
+) -> Collected:
     assert manifest.target is not None  # noqa: S101  # as the caller looked
     assert manifest.request_token is not None  # noqa: S101
     capture = Capture(
@@ -154,10 +162,9 @@ async def _collect(run: Path, file: Path, manifest: Manifest, limit_s: float) ->
         token=manifest.request_token,
     )
     try:
-        engine = HttpEngine(manifest.target, timeout_s=min(limit_s, _ANSWER_S))
-    except ConfigError:
-        text = f"{manifest.target} was an engine in the host's process, and no server that could send its files."
-        return _about(file, manifest, (), (text,))
+        engine = _engine(manifest.target, min(limit_s, _ANSWER_S), actors)
+    except CaptureError as error:
+        return _about(file, manifest, (), (str(error),))
     files = RankFiles(capture, asked)
     try:
         answer = await _last_answer(engine, asked)
@@ -179,8 +186,32 @@ async def _collect(run: Path, file: Path, manifest: Manifest, limit_s: float) ->
     return _about(file, manifest, tuple(capture.notes), problems)
 
 
-async def _last_answer(engine: HttpEngine, asked: CaptureRequest) -> Answer:
-    """Return what the processes say of the capture, and nothing if they have recorded another one since."""
+def _engine(target: str, answer_s: float, actors: Mapping[str, RayActor] | None) -> Engine:
+    """Return what can send the files of a target.
+
+    Raises:
+        CaptureError: nothing can.
+    """
+    try:
+        return HttpEngine(target, timeout_s=answer_s)
+    except ConfigError:
+        if not target.startswith("Actor("):
+            text = f"{target} was an engine in the host's process, and no server that could send its files."
+            raise CaptureError(text) from None
+    if actors is None:
+        raise CaptureError(f"{target} is an actor of Ray: on a node of its cluster, --ray asks it.")
+    if target not in actors:
+        raise CaptureError(f"{target} is not there any more, or has no name by which others can find it.")
+    return RayEngine(actors[target], backend="", options=EngineOptions(rpc_timeout_s=answer_s))
+
+
+async def _last_answer(engine: Engine, asked: CaptureRequest) -> Answer:
+    """Return what the processes say of the capture, and nothing if they have recorded another one since.
+
+    An actor is not asked, as it may be at work in its engine: its ranks' manifests tell.
+    """
+    if isinstance(engine, RayEngine):
+        return Answer(ranks=())
     if not await engine.has_profdeck():
         raise CaptureError(f"{engine.name} has no routes of profdeck, so it cannot send files.")
     answer = await engine.command("status", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
@@ -114,6 +115,23 @@ def namespaces_of_jobs(patterns: Sequence[str]) -> list[str]:
     living = _living("Actors are found by name")
     found = {of for of, name, _ in living if matches(name, patterns) and not of.startswith(_NOT_OF_JOBS)}
     return sorted(found)
+
+
+def find_called() -> dict[str, RayActor]:
+    """Return the living actors that have a name, by what manifests call them. It asks the cluster, and blocks.
+
+    Raises:
+        TargetError: as `find_matching`.
+    """
+    what = "Actors are found by name"
+    found: dict[str, RayActor] = {}
+    for namespace, name, _ in [row for row in _living(what) if row[1] and not row[0].startswith(_NOT_OF_JOBS)]:
+        with contextlib.suppress(ValueError):  # it has just ended
+            handle = _cluster(what).get_actor(name, namespace=namespace)
+            for actor in (RayActor.of(handle), RayActor.of(handle, name=name)):  # as it was given, or found
+                assert actor is not None  # noqa: S101  # it is a handle
+                found[str(actor)] = actor
+    return found
 
 
 def is_pattern(name: str) -> bool:

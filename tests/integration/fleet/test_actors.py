@@ -110,7 +110,7 @@ def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
         command, env=environ | own, capture_output=True, text=True, timeout=DRIVER_S, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    first, second = json.loads(done.stdout.splitlines()[-1])
+    first, second, *collected = json.loads(done.stdout.splitlines()[-1])
     assert first["status"] == "complete"
     run = Driven(output / "run", {})
     for capture in run.captures(1):
@@ -124,6 +124,11 @@ def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
         assert outcome == "files_missing"
         assert "Files of rank 0 are on elsewhere, in " in reason
         assert "The option collect is off." in reason
+    assert [one["code"] for one in collected] == [1, 0, 0]
+    assert collected[0]["said"].count("is an actor of Ray: on a node of its cluster, --ray asks it.") == 2
+    assert "2 of 2 complete." in collected[1]["said"]
+    assert "Nothing is missing" in collected[2]["said"]
+    assert read_run(run.run).status is Status.COMPLETE
 
 
 # What works.

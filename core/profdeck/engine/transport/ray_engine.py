@@ -250,7 +250,8 @@ class _ActorFiles(PartedFiles):
     _output: Path
 
     async def source(self) -> FileHost:
-        """Return where they are."""
+        """Return where they are, which any answer tells."""
+        await self.part("", 0)
         return FileHost(await self._engine.host(), str(self._output))
 
     async def part(self, place: str, offset: int) -> FilePart:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ def main(output: Path, directory: Path) -> None:
         ]
         ray.get([actor.make.remote() for actor in actors])
         found = [captured(actors, 1, output), captured(actors, 2, output, collect=False)]
+        collect = [sys.executable, "-m", "profdeck", "collect", output / "run"]
+        own = os.environ | {"RAY_ADDRESS": cluster.address}
+        for options in ([], ["--ray"], ["--ray"]):
+            done = subprocess.run([*collect, *options], env=own, capture_output=True, text=True, check=False)
+            found.append({"code": done.returncode, "said": done.stdout + done.stderr})
         sys.stdout.write(json.dumps(found) + "\n")
         ray.shutdown()
 
