@@ -343,7 +343,7 @@ def _skew(group: GroupSkew, of_run: str, width: int, limit: int | None) -> _Tabl
     lines: _Table = []
     if any(rank.collectives for rank in group.ranks):
         what = label_of(group.role, group.replica, None, "") + of_run
-        who = "no rank stands out" if group.straggler is None else f"rank {group.straggler} arrives last most often"
+        who = "no rank stands out" if group.straggler is None else f"the others wait for rank {group.straggler}"
         lines.append(Text(f"Collectives{f' of {what}' if what else ''}: {who}", style="bold"))
         rows = [
             [

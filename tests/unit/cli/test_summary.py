@@ -169,7 +169,7 @@ def test_what_an_npu_recorded_is_printed(cli: Cli, tmp_path: Path) -> None:
     assert "calls total ms transit ms wait ms sync ms idle ms group communication" in lines
     assert "6 2.400 0.600 1.800 0.000 0.000 445 allReduce" in lines
     assert "HCCS 120.0 MB 0.600 200.0 120 50.0% 445 allReduce" in lines
-    assert "Collectives: rank 1 arrives last most often" in lines
+    assert "Collectives: the others wait for rank 1" in lines
     assert "arrives last at" in result.stdout  # the finding
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from profdeck.traces.analysis.alignment import Alignment, Shifts, align
 from profdeck.traces.analysis.clocks import OffsetSource, clock_offsets
@@ -411,6 +412,35 @@ def collectives_of(path: Path) -> Collectives:
         start_ns=start,
         end_ns=start + np.array([kernel["dur"] * 1000 for kernel in kernels]),
     )
+
+
+def arriving(late_ns: NDArray[np.int64]) -> list[Collectives]:
+    """Ranks that arrive so late at each collective: a row a rank."""
+    ranks, calls = late_ns.shape
+    start = EPOCH_NS + np.arange(calls) * 10_000_000 + late_ns
+    end = start.max(axis=0) + 20_000 + np.zeros_like(start)
+    template = run(ranks, calls)
+    return [attrs.evolve(one, start_ns=start[row], end_ns=end[row]) for row, one in enumerate(template)]
+
+
+def test_who_makes_the_others_wait_is_named_though_others_are_last_as_often() -> None:
+    """A rank is late by 4 ms at each third collective; at the others chance decides, by microseconds."""
+    late_ns = np.random.default_rng(0).integers(0, 40_000, (4, 90))
+    late_ns[2, ::3] += 4_000_000
+    (group,) = skew_of(arriving(late_ns))
+    assert group.straggler == 2
+    last = [rank.last for rank in group.ranks]
+    assert last[2] < 0.6 * sum(last)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_once_late_is_no_habit_and_chance_names_nobody(seed: int) -> None:
+    late_ns = np.random.default_rng(seed).integers(0, 40_000, (4, 90))
+    (group,) = skew_of(arriving(late_ns))
+    assert group.straggler is None
+    late_ns[1, 40] += 1_000_000_000
+    (group,) = skew_of(arriving(late_ns))
+    assert group.straggler is None
 
 
 # Ranks without devices.

@@ -308,7 +308,7 @@ class GroupSkew:
     collectives: tuple[CollectiveSkew, ...]
     ranks: tuple[RankSkew, ...]
     straggler: int | None
-    """The rank that arrived last most often; ``None`` if no rank stands out."""
+    """The rank that the others waited for; ``None`` if no rank stands out."""
     note: str | None
     """Why something could not be told."""
 

@@ -8,6 +8,7 @@ collectives that a library carries out as messages are collectives only where th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,10 +18,12 @@ from profdeck.traces.analysis.clock_shift import MIN_NOISE_NS
 from profdeck.traces.analysis.clocks import ClockOffset, OffsetSource, offsets_of
 from profdeck.traces.analysis.collectives import Collectives, MatchedGroup, RankTeam, matched_groups, team_of
 from profdeck.traces.analysis.model import CollectiveSkew, GroupSkew, RankSkew
+from profdeck.traces.reading.intervals import Int
 
 _NS_PER_US = 1000
 # Out of less nobody is called a straggler.
 _MIN_CONTESTS = 5
+_NO_TIMES = np.empty(0, dtype=np.int64)
 
 
 def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
@@ -29,7 +32,8 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     A rank arrives at a collective when its kernel starts. A collective counts if all ranks of its process group that
     are here took part, at the same time. The last to arrive is named only if it is later than the one before by more
     than ends differ, and by 1 us: less is noise. A straggler was the last of at least five collectives, more often
-    than half-way between chance and always.
+    than half-way between chance and always; or else by that much of the time for which the others waited for the last,
+    without the tenth of its waits that were longest.
     """
     teams: dict[RankTeam, list[Collectives]] = {}
     for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)):
@@ -87,6 +91,8 @@ class _Tally:
         self.wait_ns = [0] * ranks
         self._contests = [0] * ranks
         self._by_chance = [0.0] * ranks
+        self._margins_ns: list[list[Int]] = [[] for _ in range(ranks)]
+        """By how much each was later than the one before it, where it was the last."""
         self._of_name: dict[str, list[float]] = {}
 
     def add(self, group: MatchedGroup, offset_ns: Sequence[int], noise_ns: int) -> None:
@@ -104,7 +110,8 @@ class _Tally:
         last = start.argmax(axis=0)
         others = start.copy()
         others[last, np.arange(len(last))] = -1
-        contested = arrived - others.max(axis=0) > noise_ns
+        margin_ns = arrived - others.max(axis=0)
+        contested = margin_ns > noise_ns
         lost = np.bincount(last[contested], minlength=len(members))
         contests = int(np.count_nonzero(contested))
         for row, member in enumerate(members):
@@ -114,6 +121,7 @@ class _Tally:
             self.wait_ns[member] += int((arrived - start[row]).sum())
             self._contests[member] += contests
             self._by_chance[member] += contests / len(members)
+            self._margins_ns[member].append(margin_ns[contested & (last == row)])
         transfer = np.maximum(np.median(end, axis=0) - arrived, 0)
         name = group.members[group.leader].name[everywhere][together]
         counts = np.bincount(name)
@@ -140,7 +148,18 @@ class _Tally:
             for rank, contests in enumerate(self._contests)
             if contests >= _MIN_CONTESTS and 2 * self.last[rank] > contests + self._by_chance[rank]
         ]
-        return max(slow, key=lambda rank: self.last[rank], default=None)
+        return max(slow, key=lambda rank: self.last[rank], default=self._straggler_by_time())
+
+    def _straggler_by_time(self) -> int | None:
+        margins = [np.sort(np.concatenate([_NO_TIMES, *parts])) for parts in self._margins_ns]
+        # Once late by a second is no habit.
+        made_wait_ns = [int(of_rank[: len(of_rank) - math.ceil(len(of_rank) / 10)].sum()) for of_rank in margins]
+        all_ns = sum(made_wait_ns)
+        for rank, (waited_ns, contests) in enumerate(zip(made_wait_ns, self._contests, strict=True)):
+            often = len(margins[rank]) >= _MIN_CONTESTS
+            if often and 2 * waited_ns > all_ns * (1 + self._by_chance[rank] / contests):
+                return rank
+        return None
 
 
 def _note(

@@ -21,7 +21,7 @@ _STYLES = {"slower": "poor", "faster": "good"}
 
 def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
     """Return which rank of a group arrived last, and what the others waited."""
-    who = "No rank stands out" if group.straggler is None else f"Rank {group.straggler} arrives last most often"
+    who = "No rank stands out" if group.straggler is None else f"The others wait for rank {group.straggler}"
     return {
         "id": f"skew{place}",
         "text": f"{label_of(group.role, group.replica, None, 'All ranks')}{of_run}: {who}. {group.note or ''}",
