@@ -40,7 +40,9 @@ def _one(team: list[RankFinding], ranks: int, noun: str) -> Finding:
     in_order = sorted(team, key=lambda draft: (-(draft.share or 0.0), -(draft.gain_us or 0.0), draft.label))
     worst = in_order[0]
     of_many = dict.fromkeys(draft.label for draft in in_order)
-    if len(of_many) > 1:
+    if worst.of_all:
+        who = ""
+    elif len(of_many) > 1:
         which = f"{len(of_many)} of {ranks}" if len(of_many) < ranks else "both" if ranks == _PAIR else f"all {ranks}"
         who = f" ({which} {noun}, most on {worst.label})"
     else:

@@ -21,6 +21,8 @@ class RankFinding:
     key: str = ""
     """What it is about besides the rule, such as a kernel: ranks that share it have one finding."""
     evidence: Evidence | None = None
+    of_all: bool = False
+    """Whether it is true of all ranks alike, so that none is named."""
 
     @property
     def share(self) -> float | None:

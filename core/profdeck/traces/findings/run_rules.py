@@ -88,13 +88,14 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
         elif group.straggler is None and skew_us > 0.3 * total_us:
             yield RankFinding(
                 rule="imbalance",
-                text=f"Ranks wait for each other {percent(skew_us / total_us)} of the time in collectives "
+                text=f"Ranks{f' of {group.role}' if group.role else ''} wait for each other {percent(skew_us / total_us)} of the time in collectives "
                 f"({ms(gain_us)} a step), no rank more than the others",
                 do="balance the work: sequence lengths, micro-batches, experts",
                 label=view.label,
                 gain_us=gain_us,
                 step_us=view.step_us,
                 evidence=view.evidence(),
+                of_all=True,
             )
 
 
