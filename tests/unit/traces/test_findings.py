@@ -179,3 +179,21 @@ def test_findings_are_the_same_wherever_ranks_come_in(tmp_path: Path) -> None:
     }
     assert len(said) == 1
     assert attrs.asdict(read(directory).findings[0])["rule"] == "straggler"
+
+
+def test_ranks_that_wait_for_each_other_by_turns_name_nobody(tmp_path: Path) -> None:
+    """Of two ranks without devices each is late at every other collective, by 5 of 10 ms."""
+    for rank in range(2):
+        events: list[dict[str, Any]] = []
+        for call in range(40):
+            late_us = 5000 if call % 2 == rank else 0
+            name = {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2}
+            events.append(name | {"ts": 10_000 * call + late_us, "dur": 6000 - late_us})
+            step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{call}", "pid": 1, "tid": 1}
+            events.append(step | {"ts": 10_000 * call, "dur": 10_000})
+        about = {"rank": rank, "world_size": 2, "pg_count": 1}
+        path = tmp_path / f"rank{rank}.trace.json"
+        path.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
+    (found,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
+    waited = "83% of the time in collectives (5.00 ms a step)"
+    assert found.text == f"Ranks wait for each other {waited}, no rank more than the others."

@@ -86,9 +86,10 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
                 evidence=view.evidence(),
             )
         elif group.straggler is None and skew_us > 0.3 * total_us:
+            whose = f"Ranks of {group.role}" if group.role else "Ranks"
             yield RankFinding(
                 rule="imbalance",
-                text=f"Ranks{f' of {group.role}' if group.role else ''} wait for each other {percent(skew_us / total_us)} of the time in collectives "
+                text=f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
                 f"({ms(gain_us)} a step), no rank more than the others",
                 do="balance the work: sequence lengths, micro-batches, experts",
                 label=view.label,
