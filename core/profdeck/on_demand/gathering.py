@@ -98,7 +98,7 @@ async def _bring(
     if not found.manifests and not everything:
         raise CaptureError("it has none of its captures any more")
     downloader = Downloader(files, FileHost(found.host, found.output), until, "there was no time left")
-    is_it = _is_own if everything else _is_of
+    is_it = JobProcess.made if everything else _is_of
     fetched, problems = 0, list[str]()
     for place in map(PurePosixPath, found.manifests):
         inside = PurePosixPath(*place.parts[1:])
@@ -129,12 +129,6 @@ def _make_run(run: Path, run_file: str) -> None:
 def _is_of(process: JobProcess, manifest: Manifest) -> bool:
     """Tell whether a manifest is of what a process captured."""
     return bool({manifest.capture, manifest.request} & set(process.captures))
-
-
-def _is_own(process: JobProcess, manifest: Manifest) -> bool:
-    """Tell whether a manifest is of a process, or of an engine that it drives."""
-    own = (manifest.replica, manifest.rank) == (process.replica, process.rank) and manifest.role == process.role
-    return own or process.target is not None
 
 
 _Who: TypeAlias = tuple[str, int | None, int, str, int]

@@ -234,7 +234,5 @@ def _of_process(directory: Path, process: JobProcess) -> Iterator[tuple[Path, Ma
     for file in filter(is_manifest, directory.glob("**/*.json")):
         with contextlib.suppress(ProfdeckError):  # its reader reports it
             one = read_manifest(file)
-            own = (one.role, one.replica, one.rank) == (process.role, process.replica, process.rank)
-            driven = one.role == process.role or one.role.startswith(f"{process.role}-")
-            if own or (driven and process.target):
+            if process.made(one):
                 yield file, one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from profdeck.replicas.discovery import Target, spread
 
 _MOST_RUNS = 20
 _MOST_FILES = 256
-"""How many manifests of ranks are read of one capture, from the first target on."""
+"""How many manifests are read of one capture, from the first target on."""
 _BYTES_PER_GB = 10**9
 
 
@@ -52,12 +51,16 @@ def expected_size(
     """
     for run in runs_below(output)[:_MOST_RUNS]:
         for step in reversed(_steps(run)):
-            written = defaultdict[str, float](float)
-            for one in _of_ranks(step / role, unstructure(options)):
-                written[str(one.request_token)] += sum(_scaled(artifact, iterations) for artifact in one.artifacts)
-            if written:
-                mean = sum(written.values()) / len(written)
-                return ExpectedSize(run=run, targets=len(written), target_bytes=mean)
+            found = [*_of_targets(step / role, unstructure(options))]
+            with_ranks = {one.request_token for one in found if one.target is None}
+            sizes = [
+                _scaled(artifact, iterations)
+                for one in found
+                if one.request_token in with_ranks
+                for artifact in one.artifacts
+            ]
+            if with_ranks:
+                return ExpectedSize(run=run, targets=len(with_ranks), target_bytes=sum(sizes) / len(with_ranks))
     return None
 
 
@@ -78,8 +81,9 @@ async def within_budget(
     Raises:
         CaptureError: A single target is more than the budget.
     """
-    if config.budget_gb is None or capture.request is None:
+    if config.budget_gb is None:
         return targets, []
+    assert capture.request is not None  # noqa: S101  # core makes it for targets
     output, role, iterations = capture.request.output, capture.identity.role, capture.iterations
     size = await in_thread(lambda: expected_size(output, role, iterations=iterations, options=options))
     able = [target for target in targets if target.healthy and target.problem is None]
@@ -107,15 +111,16 @@ def _steps(run: Path) -> Sequence[Path]:
         return ()
 
 
-def _of_ranks(directory: Path, options: Mapping[str, Any]) -> Iterator[Manifest]:
-    files = sorted(filter(is_manifest, directory.glob("**/rank_*.json")))
+def _of_targets(directory: Path, options: Mapping[str, Any]) -> Iterator[Manifest]:
+    """Yield the complete manifests of ranks, and of targets, which have merged them, with these options."""
+    files = sorted(filter(is_manifest, directory.glob("**/*.json")))
     for file in files[:_MOST_FILES]:
         try:
             one = read_manifest(file)
         except ProfdeckError:  # `profdeck ls` reports it
             continue
         same = all(options[name] == value for name, value in one.options.items() if name in options)
-        if one.request_token is not None and one.status is Status.COMPLETE and same:
+        if one.request_token is not None and one.status is Status.COMPLETE and same and not one.targets:
             yield one
 
 
