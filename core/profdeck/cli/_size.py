@@ -23,10 +23,15 @@ def words(config: Config, name: str, targets: int) -> str:
     size = _expected(config, name)
     if size is None:
         return "not known before a capture with these options; --measure records one iteration"
-    window = config.roles[name].iterations
+    role = config.roles[name]
+    assert role.targets is not None  # noqa: S101  # the caller has looked
+    window, budget_gb = role.iterations, role.targets.budget_gb
+    within = ""
+    if budget_gb is not None:
+        within = f"; {size.fitting(budget_gb, targets)} of {targets} fit into budget_gb: {budget_gb:g}"
     each = f"{kit.size(round(size.target_bytes))} each, by {plural(size.targets, 'target')} in {kit.short(size.run)}"
     iterations = "" if window is None else f" of {plural(window.count, 'iteration')}"
-    return f"{kit.size(round(targets * size.target_bytes))} for {plural(targets, 'target')}{iterations}: {each}"
+    return f"{kit.size(round(targets * size.target_bytes))} for {plural(targets, 'target')}{iterations}: {each}{within}"
 
 
 def _expected(config: Config, name: str) -> ExpectedSize | None:

@@ -37,6 +37,10 @@ class ExpectedSize:
     target_bytes: float
     """The mean of what each wrote, in as many iterations as are wanted now where both are known."""
 
+    def fitting(self, budget_gb: float, targets: int) -> int:
+        """Return how many of some targets a budget allows."""
+        return min(targets, int(budget_gb * _BYTES_PER_GB / self.target_bytes)) if self.target_bytes else targets
+
 
 def expected_size(
     output: Path, role: str, *, iterations: Iterations | None, options: CommonOptions
@@ -90,13 +94,11 @@ async def within_budget(
     if size is None:
         most, why = 1, "nothing tells yet how much one of them writes. The next capture knows"
     else:
-        each_gb = size.target_bytes / _BYTES_PER_GB
-        most = int(config.budget_gb / each_gb) if each_gb else len(able)
-        why = f"each is expected to write {each_gb:.3g} GB, as in {size.run}"
-        if not most:
-            raise CaptureError(
-                f"One target is more than budget_gb={config.budget_gb:g}: {why}. Record fewer iterations, or raise it."
-            )
+        most = size.fitting(config.budget_gb, len(able))
+        why = f"each is expected to write {size.target_bytes / _BYTES_PER_GB:.3g} GB, as in {size.run}"
+        if able and not most:
+            text = f"One target is more than budget_gb={config.budget_gb:g}: {why}."
+            raise CaptureError(f"{text} Record fewer iterations, or raise budget_gb.")
     if most >= len(able):
         return targets, []
     left_out = {target.replica for target in able} - {target.replica for target in spread(able, most)}

@@ -93,10 +93,13 @@ def test_what_cannot_be_asked_takes_nothing_of_the_budget(build: Build, manifest
 def checked(tmp_path: Path, simulated: None, recording: Callable[..., Any]) -> Callable[..., dict[str, str]]:
     """Run `profdeck check --connect` of three servers that run iterations all the while, or none."""
 
-    def check(*options: str, busy: bool = True) -> dict[str, str]:
+    def check(*options: str, busy: bool = True, **of_targets: float) -> dict[str, str]:
         async def main() -> dict[str, str]:
             async with simulated_servers(3) as servers:
-                role: dict[str, Any] = {"backend": "simulated", "targets": {"urls": [one.url for one in servers]}}
+                role: dict[str, Any] = {
+                    "backend": "simulated",
+                    "targets": {"urls": [one.url for one in servers], **of_targets},
+                }
                 config = tmp_path / "profdeck.yaml"
                 config.write_text(
                     json.dumps({"output": str(tmp_path), "roles": {"rollout": role | {"iterations": {"count": 4}}}})
@@ -127,6 +130,8 @@ def test_the_size_is_said_before(checked: Callable[..., dict[str, str]]) -> None
     each = round(4 * bytes_of_a_target(Path(run[1])))
     expected = f"{kit.size(3 * each)} for 3 targets of 4 iterations: {kit.size(each)} each, by 1 target in {run[1]}"
     assert found["roles.rollout.size"] == checked()["roles.rollout.size"] == expected
+    limited = checked(budget_gb=2.5 * each / 1e9)["roles.rollout.size"]
+    assert limited.startswith(f"{expected}; 2 of 3 fit into budget_gb: ")
 
 
 def test_idle_engines_cannot_be_measured(
