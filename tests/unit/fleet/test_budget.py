@@ -49,7 +49,7 @@ def captured(build: Build, recording: Callable[..., Any], manifest: Read) -> Cal
 
 def bytes_of_a_target(run: Path) -> float:
     """Return what a target wrote in the last step of a run, by its manifests."""
-    found = [*map(read_manifest, filter(is_manifest, step_directories(run)[-1].rglob("rank_*.json")))]
+    found = [*map(read_manifest, filter(is_manifest, step_directories(run)[-1].rglob("replica_*/*.json")))]
     sizes = [sum(artifact.size_bytes for artifact in one.artifacts) for one in found]
     return sum(sizes) / len({one.request_token for one in found})
 
@@ -70,6 +70,15 @@ def test_as_many_record_as_fit(captured: Callable[..., list[int]], manifest: Rea
     assert captured(5, eight, budget_gb=4.1 * each_gb) == [0, 3]
     # of captures with other options nothing is known
     assert captured(6, FOUR | {"rollout.options": {"with_stack": True}}, budget_gb=1.0) == [0]
+
+
+def test_what_is_merged_counts(captured: Callable[..., list[int]], manifest: Read, tmp_path: Path) -> None:
+    own = FOUR | {"rollout.options": {"merge": True}}
+    assert captured(1, own, budget_gb=1.0) == [0]
+    (merged,) = manifest(1, 0).artifacts
+    each = bytes_of_a_target(tmp_path / "run")
+    assert each > 2 * merged.size_bytes > 0
+    assert captured(2, own, budget_gb=2.5 * each / 1e9) == [0, 3]
 
 
 def test_what_cannot_be_asked_takes_nothing_of_the_budget(build: Build, manifest: Read) -> None:
