@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -53,11 +54,13 @@ def interrupted(call: Callable[[], object], at: int) -> bool:
             signal.raise_signal(signal.SIGUSR1)
         return trace
 
+    gc.disable()  # of what a callback of the collection raises Python says so, and goes on
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(None)
+        gc.enable()
     return lines > at
 
 

@@ -68,10 +68,10 @@ def map_on_ray(
         try:
             if ours:
                 _join_cluster(ray, address)
-            _on_cluster(ray, function, job)
+            _on_cluster(ray, function, job, cancels=not ours)
         finally:
             if ours:
-                ray.shutdown()
+                ray.shutdown()  # which ends our tasks, too
     return job.results()
 
 
@@ -106,7 +106,7 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
     )
 
 
-def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R]) -> None:
+def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, cancels: bool) -> None:
     # Ray does not try again: what killed a worker, as want of memory, would kill the next.
     task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
     streams: dict[Any, int] = {}
@@ -135,7 +135,8 @@ def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R]) -> None
                 if report is None or job.take(index, report):
                     del streams[stream]
     finally:
-        for stream in streams:
+        # Ray 2.60 may end this process if it is shut down while it cancels.
+        for stream in streams if cancels else ():
             ray.cancel(stream, force=True)
 
 
