@@ -87,7 +87,7 @@ class Round:
 
 
 class Fleet:
-    """Servers in a process of their own, and what captures them."""
+    """Servers in a process for each host, and what captures them."""
 
     def __init__(self, count: int, delay_s: float, directory: Path, *, hosts: int = 1, spread: float = 0.0) -> None:
         raise_limit_of_files(count)

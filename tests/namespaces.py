@@ -13,6 +13,9 @@ import pytest
 
 from processes import ending
 
+OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs own "$0"; exec "$@"']
+"""What a command begins with, with a directory behind it, to run on a host with another name and nothing in that."""
+_OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 _SWITCH = "ip link set lo up; ip link add switch type bridge; ip link set switch up; echo ready; exec cat"
 _HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
 _APART_S = 1_000_000
@@ -76,6 +79,16 @@ class Host:
         """Let it send so much in a second at most, such as ``1mbit``, or as much as there is."""
         shape = ["root", "tbf", "rate", rate, "burst", "16kbit", "latency", "400ms"] if rate else ["root"]
         subprocess.run([*self.enter, "tc", "qdisc", "replace" if rate else "del", "dev", "eth0", *shape], check=True)
+
+
+def own_network() -> list[str]:
+    """Return what a command begins with that is to run in a network namespace of its own, where Ray joins nodes.
+
+    Skips the test where that is not allowed.
+    """
+    if subprocess.run([*_OWN_NETWORK, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no second node: unshare is not allowed to make network namespaces here")
+    return _OWN_NETWORK
 
 
 @contextmanager

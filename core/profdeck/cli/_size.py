@@ -13,30 +13,25 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.words import plural
 from profdeck.cli import _capture_servers, kit
 from profdeck.config.model import Config
-from profdeck.replicas.expected_size import ExpectedSize, expected_size
+from profdeck.replicas.expected_size import expected_size
 
 _MEASURE_S = 60.0
 
 
 def words(config: Config, name: str, targets: int) -> str:
     """Say how much a capture of so many targets of a role will write."""
-    size = _expected(config, name)
-    if size is None:
-        return "not known before a capture with these options; --measure records one iteration"
-    role = config.roles[name]
+    role, options = config.roles[name], build_backend(config, name).options
     assert role.targets is not None  # noqa: S101  # the caller has looked
     window, budget_gb = role.iterations, role.targets.budget_gb
+    size = expected_size(config.output.absolute(), name, iterations=window, options=options)
+    if size is None:
+        return "not known before a capture with these options; --measure records one iteration"
     within = ""
     if budget_gb is not None:
         within = f"; {size.fitting(budget_gb, targets)} of {targets} fit into budget_gb: {budget_gb:g}"
     each = f"{kit.size(round(size.target_bytes))} each, by {plural(size.targets, 'target')} in {kit.short(size.run)}"
     iterations = "" if window is None else f" of {plural(window.count, 'iteration')}"
     return f"{kit.size(round(targets * size.target_bytes))} for {plural(targets, 'target')}{iterations}: {each}{within}"
-
-
-def _expected(config: Config, name: str) -> ExpectedSize | None:
-    options = build_backend(config, name).options
-    return expected_size(config.output.absolute(), name, iterations=config.roles[name].iterations, options=options)
 
 
 def measure(name: str, file: Path, settings: Mapping[str, Any]) -> str:

@@ -110,8 +110,8 @@ def _checks(  # noqa: PLR0913 - as above
             yield _attempt(f"roles.{name}.targets", _targets, config, name, targets)
             if measure:
                 yield _attempt(f"roles.{name}.measure", _size.measure, name, file, settings)
-            count = len(sampled(targets, chosen.targets.sample)[0])
-            yield _attempt(f"roles.{name}.size", _size.words, config, name, count)
+            if count := len(sampled(targets, chosen.targets.sample)[0]):
+                yield _attempt(f"roles.{name}.size", _size.words, config, name, count)
 
 
 def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:

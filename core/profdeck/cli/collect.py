@@ -1,4 +1,4 @@
-"""`profdeck collect`: fetches into a run what the servers that recorded it still have."""
+"""`profdeck collect`: fetches into a run what servers, actors and the processes of its job still have."""
 
 from __future__ import annotations
 

@@ -56,6 +56,11 @@ class Target:
     load: float | None = None
     """How many requests its router has sent there that are not answered yet; None where nothing tells."""
 
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether nothing is known that keeps it from recording."""
+        return self.healthy and self.problem is None
+
 
 @attrs.frozen(kw_only=True)
 class _Listed:
@@ -222,8 +227,8 @@ def sampled(targets: list[Target], most: int | None, by: SampleBy = SampleBy.NUM
         kinds[target.worker_type or WorkerType.REGULAR, target.model].append(target)
     chosen: list[Target] = []
     for of_kind in kinds.values():
-        able = [target for target in of_kind if target.healthy and target.problem is None]
-        unable = [target for target in of_kind if not target.healthy or target.problem is not None]
+        able = [target for target in of_kind if target.can_be_asked]
+        unable = [target for target in of_kind if not target.can_be_asked]
         count = min(most, len(able))
         if by is SampleBy.LOAD and any(target.load for target in able):
             chosen += sorted(able, key=lambda target: -(target.load or 0))[:count]

@@ -90,7 +90,7 @@ async def within_budget(
     assert capture.request is not None  # noqa: S101  # core makes it for targets
     output, role, iterations = capture.request.output, capture.identity.role, capture.iterations
     size = await in_thread(lambda: expected_size(output, role, iterations=iterations, options=options))
-    able = [target for target in targets if target.healthy and target.problem is None]
+    able = [target for target in targets if target.can_be_asked]
     if size is None:
         most, why = 1, "nothing tells yet how much one of them writes. The next capture knows"
     else:

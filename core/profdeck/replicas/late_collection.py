@@ -1,4 +1,4 @@
-"""Brings into a run what servers still have of its captures, long after these have ended."""
+"""Brings into a run what servers and actors still have of its captures, long after these have ended."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import pytest
 from engine_servers import vllm_environment
 from fleet.clusters import Cluster, ray_cluster, ray_environment
 
+from namespaces import own_network
 from profdeck.base.outcome import Outcome
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
@@ -100,11 +101,14 @@ def vllm(cluster: Cluster, environ: dict[str, str], model: Path, tmp_path_factor
 def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
     environ: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    network = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    if subprocess.run([*network, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("there is no second node: unshare is not allowed to make network namespaces here")
     (output := tmp_path / "profiles").mkdir()
-    command = [*network, sys.executable, HERE / "jobs" / "actors_elsewhere.py", output, tmp_path_factory.mktemp("ray")]
+    command = [
+        *own_network(),
+        sys.executable,
+        HERE / "jobs" / "actors_elsewhere.py",
+        output,
+        tmp_path_factory.mktemp("ray"),
+    ]
     own = {"PYTHONPATH": os.pathsep.join([environ["PYTHONPATH"], str(HERE.parent)])}
     done = subprocess.run(
         command, env=environ | own, capture_output=True, text=True, timeout=DRIVER_S, check=False, cwd=tmp_path

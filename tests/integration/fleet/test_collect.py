@@ -21,6 +21,7 @@ from engine_servers import Server, Servers, SglangServer, sglang_command, up
 from servers import TOKEN, busy, call, command_line, command_line_of_many, finished
 
 import simulated_servers
+from namespaces import OTHER_HOST
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.http_engine import HttpEngine
@@ -28,8 +29,6 @@ from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
-# Its name is another one, and what it writes into a directory is nowhere but there.
-OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs other "$0"; exec "$@"']
 SERVER = Path(__file__).parent / "jobs" / "rank_server.py"
 SPARSE_BYTES = 300 << 20
 HEADERS = {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}

@@ -94,18 +94,17 @@ class HttpClient:
             ConfigError: it is no URL of HTTP, or a file for TLS is wrong.
         """
         try:
-            base = _parsed(url)
+            given = _parsed(url)
         except ValueError:
             raise ConfigError(
                 f"target: {url!r} is no URL of a server; expected a form such as http://127.0.0.1:8000, or "
                 "unix:/run/engine.sock."
             ) from None
-        self.socket = base.path if base.scheme == _UNIX else None
+        self.socket = given.path if given.scheme == _UNIX else None
         """The path of the server's Unix socket, if it listens at one."""
-        self.url = base if self.socket else base.with_user(None)
+        self.url = given if self.socket else given.with_user(None)
         """The URL without user and password."""
-        if self.socket:
-            base = _OF_SOCKETS
+        base = _OF_SOCKETS if self.socket else given
         self._has_password = base.user is not None or base.password is not None
         self._base = str(base).rstrip("/")
         self._path = base.raw_path.rstrip("/")

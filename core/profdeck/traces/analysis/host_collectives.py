@@ -22,9 +22,8 @@ _MEETS_ALL = re.compile(r"gloo:(?:(?:sparse_)?all_?(?:reduce|gather|to_all)\w*|_
 def host_collectives(trace: Trace) -> Columns:
     """Return the collectives of hosts in a trace; none where they may be of several process groups."""
     marks = trace.marks
-    names = trace.tables.names_of_categories(frozenset({ANNOTATION}))
-    only_group = trace.process_groups == 1
-    names[names] = [
-        only_group and _MEETS_ALL.fullmatch(trace.tables.names[code]) is not None for code in np.flatnonzero(names)
-    ]
-    return marks[names[marks.name]]
+    if trace.process_groups != 1:
+        return marks[:0]
+    meets = trace.tables.names_of_categories(frozenset({ANNOTATION}))
+    meets[meets] = [_MEETS_ALL.fullmatch(trace.tables.names[code]) is not None for code in np.flatnonzero(meets)]
+    return marks[meets[marks.name]]

@@ -148,7 +148,7 @@ class _Tally:
             for rank, contests in enumerate(self._contests)
             if contests >= _MIN_CONTESTS and 2 * self.last[rank] > contests + self._by_chance[rank]
         ]
-        return max(slow, key=lambda rank: self.last[rank], default=self._straggler_by_time())
+        return max(slow, key=lambda rank: self.last[rank]) if slow else self._straggler_by_time()
 
     def _straggler_by_time(self) -> int | None:
         margins = [np.sort(np.concatenate([_NO_TIMES, *parts])) for parts in self._margins_ns]

@@ -18,10 +18,9 @@ import held_engines
 import ray
 from fleet.clusters import LOOPBACK, ray_cluster, ray_environment, ray_node
 
+from namespaces import OTHER_HOST
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
-
-OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs own "$0"; exec "$@"']
 
 
 def captured(actors: list[Any], step: int, output: Path, **own: Any) -> dict[str, Any]:
