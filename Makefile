@@ -1,14 +1,19 @@
-# Two commands do all set-up: `make demo` and `make test`. Both need Python 3.11 or later and nothing else.
+# `make demo` and `make test` do all set-up. They need Python 3.11 or later.
 PYTHON ?= python3
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/profdeck
 NOX := $(CACHE)/nox-$(firstword $(shell cksum requirements/nox.txt))/bin/nox
+# Runs nox, then prints a table of the sessions.
+RUN_SESSIONS = $(dir $(NOX))python tests/run_sessions.py
 
-.PHONY: demo test lint bench
+.PHONY: demo test test-engines lint bench
 demo: $(NOX)
 	@$(NOX) --session demo
 
 test: $(NOX)
-	@$(NOX)
+	@$(RUN_SESSIONS)
+
+test-engines: $(NOX)
+	@$(RUN_SESSIONS) --tags engines
 
 lint: $(NOX)
 	@$(NOX) --session lint

@@ -1,0 +1,79 @@
+"""Run nox sessions and print a table of their results.
+
+Usage: ``python tests/run_sessions.py [NOX OPTION...]`` in the directory of the noxfile, with the Python that has nox.
+The exit status is nox's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+RESULTS = Path(".nox", "results")  # below the noxfile's directory, which is the working directory
+WIDTH = 80
+MAX_FAILURES = 20  # listed per session; pytest's own output lists all
+
+
+def main(options: list[str]) -> int:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for file in RESULTS.iterdir():
+        file.unlink()
+    report = RESULTS / "nox.json"
+    status = subprocess.run([sys.executable, "-m", "nox", "--report", report, *options], check=False).returncode
+    if report.exists():  # nox writes no report if an option is wrong
+        sessions = json.loads(report.read_text(encoding="utf-8"))["sessions"]
+        sys.stdout.write("\n".join(["", *table(sessions), ""]))
+    return status
+
+
+def table(sessions: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table of sessions, which are entries of a report by nox."""
+    yield f"{'session':<10}{'result':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'minutes':>9}"
+    for session in sessions:
+        name, minutes = session["name"], session["duration"] / 60
+        passed, failed, reasons = outcomes(name)
+        counts = (len(passed), len(failed), len(reasons)) if passed or failed or reasons else ("-", "-", "-")
+        yield f"{name:<10}{session['result']:<10}{counts[0]:>8}{counts[1]:>8}{counts[2]:>9}{minutes:>9.1f}"
+        if session["reason"]:
+            yield from _indent(session["reason"])
+        for test in failed[:MAX_FAILURES]:
+            yield from _indent(f"failed: {test}")
+        if len(failed) > MAX_FAILURES:
+            yield from _indent(f"and {len(failed) - MAX_FAILURES} more failed")
+        for reason, count in sorted(Counter(reasons).items()):
+            yield from _indent(f"{count} skipped: {reason}")
+    yield f"{'total':<45}{sum(session['duration'] for session in sessions) / 60:>9.1f}"
+
+
+def outcomes(session: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the passed tests of a session, the failed ones, and the reasons of the skipped ones."""
+    passed, failed, reasons = [], [], []
+    for file in sorted(RESULTS.glob(f"{session}.*.xml")):
+        tests: dict[str, dict[str, str]] = {}
+        for case in ET.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote it in this run
+            # A failing fixture adds a second test case with the same name.
+            outcome = tests.setdefault(f"{case.get('classname')}::{case.get('name')}", {})
+            outcome.update({element.tag: element.get("message", "") for element in case})
+        for test, outcome in tests.items():
+            if "failure" in outcome or "error" in outcome:
+                failed.append(test)
+            elif "skipped" in outcome:
+                reasons.append(outcome["skipped"])
+            else:
+                passed.append(test)
+    return passed, failed, reasons
+
+
+def _indent(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

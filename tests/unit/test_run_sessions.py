@@ -1,0 +1,89 @@
+"""The table of sessions that `make test` prints last."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "run_sessions.py"
+NOXFILE = """
+import sys
+import nox
+
+nox.options.default_venv_backend = "none"
+
+@nox.session
+def style(session): pass
+
+@nox.session
+def unit(session):
+    options = ("-p", "no:cacheprovider", "--override-ini=addopts=", "--rootdir=.")
+    session.run(sys.executable, "-m", "pytest", *options, "--junitxml=.nox/results/unit.py3.xml", "cases.py")
+
+@nox.session
+def device(session): session.skip("There is no device.")
+
+@nox.session
+def engine(session): session.error("The environment cannot be built.")
+"""
+CASES = """
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError
+
+def test_passes(): pass
+def test_fails(): assert False
+def test_fails_and_cannot_be_cleaned_up(broken): assert False
+def test_needs_a_gpu(): pytest.skip("needs a CUDA device")
+def test_needs_the_same_gpu(): pytest.skip("needs a CUDA device")
+"""
+
+
+def run(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, *options], cwd=directory, check=False, capture_output=True, text=True
+    )
+
+
+def test_the_table_has_counts_failures_and_reasons(tmp_path: Path) -> None:
+    pytest.importorskip("nox")
+    (tmp_path / "noxfile.py").write_text(NOXFILE)
+    (tmp_path / "cases.py").write_text(CASES)
+    (tmp_path / ".nox" / "results").mkdir(parents=True)
+    (tmp_path / ".nox" / "results" / "style.of_an_earlier_run.xml").write_text("<")
+
+    done = run(tmp_path)
+
+    assert done.returncode == 1, done.stderr
+    table = done.stdout[done.stdout.rindex("\nsession ") :].strip()
+    assert re.sub(r" +\d+\.\d$", " MINUTES", table, flags=re.MULTILINE).splitlines() == [
+        "session   result      passed  failed  skipped  minutes",
+        "style     success          -       -        - MINUTES",
+        "unit      failed           1       2        2 MINUTES",
+        "  failed: cases::test_fails",
+        "  failed: cases::test_fails_and_cannot_be_cleaned_up",
+        "  2 skipped: needs a CUDA device",
+        "device    skipped          -       -        - MINUTES",
+        "  There is no device.",
+        "engine    aborted          -       -        - MINUTES",
+        "  The environment cannot be built.",
+        "total MINUTES",
+    ]
+
+
+def test_a_wrong_option_is_reported_by_nox_alone(tmp_path: Path) -> None:
+    pytest.importorskip("nox")
+    (tmp_path / "noxfile.py").write_text(NOXFILE)
+
+    done = run(tmp_path, "--session", "unknown")
+
+    assert done.returncode != 0
+    assert "unknown" in done.stderr
+    assert "minutes" not in done.stdout
