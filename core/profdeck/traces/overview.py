@@ -1,13 +1,14 @@
 """The numbers that people see first, per role: stages, device time, kernels and steps, over all of its ranks.
 
 The terminal and the report show these; each comes from the summary alone. Times are microseconds per step, the mean
-of the ranks; of a role without steps, of the whole recording.
+of the ranks; for a role without steps, of the recording. All captures of a rank count as one rank, weighted by steps.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
@@ -22,7 +23,7 @@ from profdeck.traces.findings.rank_view import RankView, views_of
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 NOTHING = "nothing recorded"
-_MOST_CAPTURES, _MOST_NAMED = 3, 4
+_MAX_LISTED = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -80,22 +81,23 @@ class StepRow:
 
     name: str
     count: int
-    """Of the rank that has most."""
+    """In all captures of the rank with the most steps."""
     median_us: float
     min_us: float
     max_us: float
     tokens_per_s: float | None
-    """Per second of wall time, the sum of the ranks that have tokens of their own."""
+    """Per second of wall time, of the fastest rank and capture."""
 
 
 @attrs.frozen(kw_only=True)
 class Team:
-    """The ranks of one role, of all replicas, in one capture; of more than three captures, in all of them."""
+    """The ranks of one role, in all replicas and captures."""
 
     name: str
-    """The role, with the capture where there are several; empty where the traces have no role."""
+    """The role, with the run if there are several runs; empty if the traces have no role."""
     role: str | None
     views: tuple[RankView, ...]
+    """One view per rank and capture."""
     unit: str
     """What times are per: ``step``, ``iteration`` or ``recording``."""
     step_us: float
@@ -108,29 +110,22 @@ class Team:
     steps: tuple[StepRow, ...]
 
     @property
-    def has_device(self) -> bool:
-        """Whether a rank has work on a device."""
-        return bool(self.device)
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(_by_rank(self.views))
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
-    """Return the roles of a run in the order of the ranks."""
-    captures: dict[tuple[str | None, str | None], dict[str | None, None]] = {}
-    for rank in run.ranks:
-        captures.setdefault((rank.run, rank.role), {})[rank.capture] = None
-    groups: dict[tuple[object, ...], list[RankView]] = {}
-    names: dict[tuple[object, ...], str] = {}
-    alone, runs = strangers(run.ranks), runs_of(run.ranks)
+    """Return the roles of a run, sorted by rank."""
+    groups: dict[tuple[str | None, ...], list[RankView]] = {}
+    unrelated, runs = strangers(run.ranks), runs_of(run.ranks)
     for view in views_of(run):
-        rank = view.rank
-        count = len(captures[rank.run, rank.role])
-        apart = rank.capture if 1 < count <= _MOST_CAPTURES else None
-        key = rank.run, rank.role, apart, rank.path if rank.path in alone else None
+        key = view.rank.run, view.rank.role, view.rank.path if view.rank.path in unrelated else None
         groups.setdefault(key, []).append(view)
-        what = view.label if rank.path in alone else rank.role or ""
-        what += of_run(rank.run, runs)
-        names[key] = f"{what}, {apart}" if apart else f"{what}, {count} captures" if count > 1 else what
-    return tuple(_team(names[key], views) for key, views in groups.items())
+    return tuple(
+        _team((views[0].label if path else role or "") + of_run(directory, runs), views)
+        for (directory, role, path), views in groups.items()
+    )
 
 
 def first_of(teams: Sequence[Team], most: int) -> list[Team]:
@@ -148,23 +143,24 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         role=views[0].rank.role,
         views=tuple(views),
         unit=unit,
-        step_us=statistics.fmean(view.step_us for view in views),
+        step_us=_mean(views, lambda view: view.step_us),
         stages=_stages(views),
         device=_device(views),
-        kernels=_work([_kernels(view) for view in views], views),
-        operators=_work([_operators(view) for view in views], views),
-        steps=_steps(views),
+        kernels=_work(views, _kernels),
+        operators=_work(views, _operators, _steps_on_host),
+        steps=_step_rows(views),
     )
 
 
 def about(run: RunSummary, teams: Sequence[Team]) -> str:
-    """Say what there is: captures, ranks, steps, events, and whether all is whole where nothing else is wrong."""
+    """Return one line on the number of captures, ranks, steps and events, and whether the traces are complete."""
     runs = runs_of(run.ranks)
     captures = {(rank.run, rank.capture) for rank in run.ranks if rank.capture}
     parts = [plural(len(runs), "run")] if len(runs) > 1 else []
     parts += [plural(len(captures), "capture")] if captures else []
     ranked = any(rank.rank is not None for rank in run.ranks) and not strangers(run.ranks)
-    parts.append(plural(len(run.ranks), "rank" if ranked else "trace") + _of_roles(teams))
+    count = sum(team.ranks for team in teams)
+    parts.append(plural(count, "rank" if ranked else "trace") + _of_roles(teams))
     if numbers := [step.step for rank in run.ranks for step in rank.steps if step.step is not None]:
         parts.append(f"step{'s' if len(set(numbers)) > 1 else ''} {ranges(numbers)}")
     events = [rank.events for rank in run.ranks if rank.events is not None]
@@ -177,13 +173,13 @@ def about(run: RunSummary, teams: Sequence[Team]) -> str:
 
 
 def _of_roles(teams: Sequence[Team]) -> str:
-    roles: dict[str, int] = {}
+    ranks: Counter[str] = Counter()
     for team in teams:
         if team.role:
-            roles[team.role] = max(roles.get(team.role, 0), len(team.views))
-    if len(roles) < 2:  # noqa: PLR2004 - one needs no count
-        return "".join(f" of {name}" for name in roles)
-    return f" ({', '.join(f'{count} {name}' for name, count in roles.items())})"
+            ranks[team.role] += team.ranks
+    if len(ranks) < 2:  # noqa: PLR2004 - one needs no count
+        return "".join(f" of {name}" for name in ranks)
+    return f" ({', '.join(f'{count} {name}' for name, count in ranks.items())})"
 
 
 def not_complete(run: RunSummary) -> list[tuple[str, str]]:
@@ -198,12 +194,42 @@ def not_complete(run: RunSummary) -> list[tuple[str, str]]:
             poor.setdefault((capture.status, who), []).append(f"step {capture.first_step}{what}")
     lines = []
     for (status, who), which in poor.items():
-        more = f" and {len(which) - _MOST_NAMED} more" if len(which) > _MOST_NAMED else ""
-        lines.append((status, f"{status}: {who} {', '.join(which[:_MOST_NAMED])}{more}"))
+        more = f" and {len(which) - _MAX_LISTED} more" if len(which) > _MAX_LISTED else ""
+        lines.append((status, f"{status}: {who} {', '.join(which[:_MAX_LISTED])}{more}"))
     lines += [("missing", f"missing: {role}, which recorded nothing") for role in run.silent_roles]
     if not run.captures:
-        lines += [("partial", f"damaged: {rank.path}") for rank in run.ranks if rank.problem][:_MOST_NAMED]
+        lines += [("partial", f"damaged: {rank.path}") for rank in run.ranks if rank.problem][:_MAX_LISTED]
     return lines
+
+
+def _by_rank(views: Iterable[RankView]) -> list[list[RankView]]:
+    """Group the captures of each rank."""
+    ranks: dict[tuple[str, int], list[RankView]] = {}
+    # Traces of one target in one capture may have the same label: they have no rank, but are not the same rank.
+    namesakes: Counter[tuple[str, str | None]] = Counter()
+    for view in views:
+        key = view.label, view.rank.capture
+        ranks.setdefault((view.label, namesakes[key]), []).append(view)
+        namesakes[key] += 1
+    return [*ranks.values()]
+
+
+def _steps(view: RankView) -> int:
+    return view.count
+
+
+def _weighted(views: Sequence[RankView], steps: Callable[[RankView], int] = _steps) -> Iterator[tuple[RankView, float]]:
+    """Yield each view with its weight in a mean over ranks, in which a rank's captures count by their steps."""
+    ranks = _by_rank(views)
+    for captures in ranks:
+        total = sum(map(steps, captures)) * len(ranks)
+        yield from ((view, steps(view) / total) for view in captures)
+
+
+def _mean(
+    views: Sequence[RankView], value: Callable[[RankView], float], steps: Callable[[RankView], int] = _steps
+) -> float:
+    return sum(value(view) * weight for view, weight in _weighted(views, steps))
 
 
 def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
@@ -212,18 +238,20 @@ def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
         return ()
     names = dict.fromkeys(stage.name for view in timed for stage in view.stages)
 
+    ranks = _by_rank(timed)
+    step_us = _mean(timed, lambda view: view.host_step_us, _steps_on_host)
+
     def row(name: str, value: Callable[[RankView], float], *, is_stage: bool) -> StageRow:
-        of_ranks = tuple(map(value, timed))
+        of_ranks = tuple(_mean(captures, value, _steps_on_host) for captures in ranks)
         mean_us = statistics.fmean(of_ranks)
-        slowest = timed[of_ranks.index(max(of_ranks))].rank
-        step_us = statistics.fmean(view.host_step_us for view in timed)
+        slowest = ranks[of_ranks.index(max(of_ranks))][0].rank
         return StageRow(
             name=name,
             is_stage=is_stage,
             mean_us=mean_us,
             share=mean_us / step_us,
             of_ranks_us=of_ranks,
-            slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if len(timed) > 1 else None,
+            slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if len(ranks) > 1 else None,
         )
 
     rows = [row(name, lambda view, name=name: _of_stage(view, name), is_stage=True) for name in names]  # type: ignore[misc]  # bound
@@ -256,15 +284,15 @@ def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
     with_device = [view for view in views if view.rank.devices]
     if not with_device:
         return ()
-    step_us = statistics.fmean(view.step_us for view in with_device)
+    step_us = _mean(with_device, lambda view: view.step_us)
     work: dict[str, float] = {}
     idle: dict[str, float] = {}
-    for view in with_device:
+    for view, weight in _weighted(with_device):
         for of in view.rank.categories:
-            work[of.category] = work.get(of.category, 0.0) + view.per_step(of.total_us) / len(with_device)
-        known = view.idle or {NOT_READ: view.idle_us}
-        for cause, idle_us in known.items():
-            idle[cause] = idle.get(cause, 0.0) + idle_us / len(with_device)
+            work[of.category] = work.get(of.category, 0.0) + view.per_step(of.total_us) * weight
+        causes = view.idle or {NOT_READ: view.idle_us}
+        for cause, idle_us in causes.items():
+            idle[cause] = idle.get(cause, 0.0) + idle_us * weight
     rows = [
         TimeRow(name=name, is_idle=is_idle, mean_us=time_us, share=time_us / step_us if step_us else 0.0)
         for is_idle, of_kind in ((False, work), (True, idle))
@@ -285,15 +313,19 @@ def _operators(view: RankView) -> list[_Work]:
     return [(of.name, "", (of.self_us or 0.0) / steps, of.count, of.max_us) for of in view.rank.operators]
 
 
-def _work(of_ranks: Sequence[Sequence[_Work]], views: Sequence[RankView]) -> tuple[WorkRow, ...]:
+def _work(
+    views: Sequence[RankView],
+    work: Callable[[RankView], Iterable[_Work]],
+    steps: Callable[[RankView], int] = _steps,
+) -> tuple[WorkRow, ...]:
     per_step: dict[str, list[float]] = {}
     categories: dict[str, str] = {}
-    for rows, view in zip(of_ranks, views, strict=True):
-        for name, category, of_step_us, count, max_us in rows:
+    for view, weight in _weighted(views, steps):
+        for name, category, of_step_us, count, max_us in work(view):
             sums = per_step.setdefault(name, [0.0, 0.0, 0.0, 0.0])
             categories[name] = category
-            sums[0] += of_step_us / len(views)
-            sums[1] += count / view.count / len(views)
+            sums[0] += of_step_us * weight
+            sums[1] += count / steps(view) * weight
             sums[2] = max(sums[2], max_us)
             sums[3] += count
     all_us = sum(sums[0] for sums in per_step.values())
@@ -312,12 +344,13 @@ def _work(of_ranks: Sequence[Sequence[_Work]], views: Sequence[RankView]) -> tup
     return tuple(sorted(found, key=lambda row: (-row.mean_us, row.name)))
 
 
-def _steps(views: Sequence[RankView]) -> tuple[StepRow, ...]:
+def _step_rows(views: Sequence[RankView]) -> tuple[StepRow, ...]:
     durations: dict[tuple[str, str | None], list[list[float]]] = {}
-    for view in views:
+    for captures in _by_rank(views):
         of_rank: dict[tuple[str, str | None], list[float]] = {}
-        for step in view.rank.steps:
-            of_rank.setdefault((_name(view, step.kind), step.stage), []).append(step.duration_us)
+        for view in captures:
+            for step in view.rank.steps:
+                of_rank.setdefault((_name(view, step.kind), step.stage), []).append(step.duration_us)
         for key, times in of_rank.items():
             durations.setdefault(key, []).append(times)
     rows = []

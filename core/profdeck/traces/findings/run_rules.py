@@ -51,7 +51,7 @@ def few_steps(views: Sequence[RankView]) -> Iterator[Finding]:
             counts[view.label] += len(view.steps)
     if counts and max(counts.values()) < _FEWEST_STEPS:
         yield _notice(
-            f"Only {plural(max(counts.values()), 'step')} recorded: no telling what is usual",
+            f"Only {plural(max(counts.values()), 'step')} recorded; step-to-step variation is unknown",
             "record at least three steps in a row",
             rule="few-steps",
         )

@@ -29,8 +29,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
     """
     few = 1 if ranks <= _MANY_RANKS else 4
     per = "ms" if team.unit == "recording" else f"ms/{team.unit}"
-    views = team.views
-    labels = [view.label for view in views]
+    labels = list(dict.fromkeys(view.label for view in team.views))
     stages = [
         [
             Cell(("" if row.is_stage else "of all: ") + row.name),
@@ -45,7 +44,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
     shown = labels if 1 < of_ranks <= _MANY_RANKS and of_ranks == len(labels) else []
     found = {
         "id": f"role{place}",
-        "heading": f"{team.name or 'Trace'}" + (f", {len(views)} ranks" if len(views) > 1 else ""),
+        "heading": f"{team.name or 'Trace'}" + (f", {team.ranks} ranks" if team.ranks > 1 else ""),
         "unit": team.unit,
         "stages": stages,
         "stage_columns": [
@@ -74,7 +73,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
         ],
         "kernels": [_work(row, kernel=True) for row in team.kernels[: _MOST_ROWS // few]],
         "kernel_columns": _work_columns("kernel", per),
-        "histogram": svg.histogram(views[0].rank.kernel_durations),
+        "histogram": svg.histogram(team.views[0].rank.kernel_durations),
         "operators": [_work(row, kernel=False) for row in team.operators[: _MOST_ROWS // few]],
         "operator_columns": _work_columns("operator", per),
         **_stacks(team),
