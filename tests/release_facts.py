@@ -269,9 +269,9 @@ def differences(committed: dict[str, Any], wheel: dict[str, Any]) -> list[str]:
     return lines
 
 
-def dumps(facts: dict[str, Any], depth: int = 0) -> str:
+def dumps(facts: Any, depth: int = 0) -> str:
     """Format facts as JSON with sorted keys and one fact per line."""
-    if depth == 5 or not isinstance(facts, dict) or not facts:
+    if not isinstance(facts, dict) or not facts:
         return json.dumps(facts, sort_keys=True, ensure_ascii=False)
     indent = " " * (depth + 1)
     items = [f"{indent}{json.dumps(key)}: {dumps(value, depth + 1)}" for key, value in sorted(facts.items())]
@@ -286,7 +286,7 @@ def _flat(facts: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
         for symbol, values in (symbols or {}).items():
             yield (path, symbol, "exists"), values is not None
             for name, value in (values or {}).items():
-                if name in KEYED_FACTS:
+                if isinstance(value, dict) and value:
                     yield from (((path, symbol, name, key), answer) for key, answer in value.items())
                 else:
                     yield (path, symbol, name), value
