@@ -1,14 +1,14 @@
-"""What the SGLang plugin hooks, reads and calls is there in the oldest supported release and in later ones."""
+"""SGLang interfaces that the plugin hooks, reads and calls, from the oldest supported release on."""
 
 from __future__ import annotations
 
 import pytest
 from packaging.version import Version
 
-# The oldest that is supported, and then releases of each kind; the last is the one that requirements/sglang.txt pins.
+# The oldest supported release, then releases of each kind. requirements/sglang.txt pins the last.
 RELEASES = ["0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0.5.20", "0.5.22", "0.5.23"]
 
-# The releases that begin what the plugin has to tell apart.
+# First releases with a feature that the plugin detects.
 PLUGINS = "0.5.11"
 STEP_SPANS = "0.5.11"
 PROFILER_MANAGER = "0.5.13"
@@ -38,205 +38,226 @@ def wheel(code, version: str):
 
 @pytest.fixture
 def scheduler(wheel):
-    return wheel("managers/scheduler.py").classes["Scheduler"]
+    return wheel("managers/scheduler.py")["Scheduler"]
 
 
 @pytest.fixture
 def control(wheel, since):
-    """What gives TokenizerManager its commands."""
+    """The mixin with TokenizerManager's commands."""
     if since(PLUGINS):
-        return wheel("managers/tokenizer_control_mixin.py").classes["TokenizerControlMixin"]
-    return wheel("managers/tokenizer_communicator_mixin.py").classes["TokenizerCommunicatorMixin"]
+        return wheel("managers/tokenizer_control_mixin.py")["TokenizerControlMixin"]
+    return wheel("managers/tokenizer_communicator_mixin.py")["TokenizerCommunicatorMixin"]
 
 
-def test_a_plugin_can_wrap_methods_and_see_that_it_did(wheel, since) -> None:
+def test_a_plugin_can_wrap_methods_and_verify_the_patch(wheel, since) -> None:
     if not since(PLUGINS):
         with pytest.raises(KeyError):
             wheel("plugins/__init__.py")
         return
-    assert wheel("plugins/__init__.py").constants["GENERAL_PLUGINS_GROUP"] == "'sglang.srt.plugins'"
-    found = wheel("plugins/hook_registry.py").classes
-    assert {"AROUND", "AFTER"} <= found["HookType"].constants.keys()
-    registry = found["HookRegistry"]
-    assert registry.functions["register"].parameters == ["target", "hook", "hook_type", "source"]
-    assert [argument.arg for argument in registry.functions["register"].node.args.kwonlyargs] == ["source"]
-    assert "classmethod" in registry.functions["register"].decorators
-    assert registry.fields["_patched"] == "set[str]"
-    assert "cls._patched.add" in registry.functions["apply_hooks"].calls
+    assert wheel("plugins/__init__.py").constant("GENERAL_PLUGINS_GROUP") == "'sglang.srt.plugins'"
+    module = wheel("plugins/hook_registry.py")
+    assert module["HookType"].constant("AROUND")
+    assert module["HookType"].constant("AFTER")
+    registry = module["HookRegistry"]
+    assert registry["register"].parameters == ["target", "hook", "hook_type", "*", "source"]
+    assert "classmethod" in registry["register"].decorators
+    assert registry.annotation("_patched") == "set[str]"
+    assert registry["apply_hooks"].call("cls._patched.add") is not None
 
 
-def test_the_processes_load_plugins_before_they_make_what_is_wrapped(wheel, since) -> None:
-    lines = wheel("managers/scheduler.py").functions["run_scheduler_process"].calls
-    assert ("load_plugins" in lines) == since(PLUGINS)
-    assert lines.get("load_plugins", 0) < lines["Scheduler"]
-    lines = wheel("entrypoints/engine.py").classes["Engine"].functions["__init__"].calls
-    assert ("load_plugins" in lines) == since(PLUGINS)
-    # Until then an object that only a plugin can take must not be sent to the detokenizer: it ends at one.
-    lines = wheel("managers/detokenizer_manager.py").functions["run_detokenizer_process"].calls
-    assert ("load_plugins" in lines) == since(PLUGINS_IN_EVERY_PROCESS)
-    lines = wheel("managers/data_parallel_controller.py").functions["run_data_parallel_controller_process"].calls
-    assert ("load_plugins" in lines) == since(PLUGINS_IN_EVERY_PROCESS)
+def test_processes_load_plugins_before_they_create_the_patched_objects(wheel, since) -> None:
+    scheduler = wheel("managers/scheduler.py")["run_scheduler_process"]
+    engine = wheel("entrypoints/engine.py")["Engine.__init__"]
+    for process in (scheduler, engine):
+        assert (process.call("load_plugins") is not None) == since(PLUGINS)
+    if since(PLUGINS):
+        assert scheduler.call("load_plugins") < scheduler.call("Scheduler")
+    # A detokenizer without plugins crashes if it receives an object that only a plugin can unpickle.
+    detokenizer = wheel("managers/detokenizer_manager.py")["run_detokenizer_process"]
+    controller = wheel("managers/data_parallel_controller.py")["run_data_parallel_controller_process"]
+    for process in (detokenizer, controller):
+        assert (process.call("load_plugins") is not None) == since(PLUGINS_IN_EVERY_PROCESS)
 
 
-def test_the_profile_command_of_a_scheduler_is_one_method(wheel, scheduler, since) -> None:
+def test_one_scheduler_method_handles_profile_commands(wheel, scheduler, since) -> None:
     if since(PROFILER_MANAGER):
-        found = wheel("managers/scheduler_components/profiler_manager.py").classes["SchedulerProfilerManager"]
+        profiler = wheel("managers/scheduler_components/profiler_manager.py")["SchedulerProfilerManager"]
         name, prefix = "_profile", "self.profiler_manager."
-        # Looked up with each command, so that it does not matter when the class was patched.
-        assert "(ProfileReq, lambda req: self.profiler_manager._profile(req))" in str(scheduler)
-        assert "SchedulerProfilerManager" in scheduler.assigned["self.profiler_manager"]
+        # A lambda looks up the method for each command, so the class can be patched at any time.
+        assert scheduler.call("self.profiler_manager._profile") is not None
+        assert scheduler.values("self.profiler_manager") == ["SchedulerProfilerManager(...)"]
     else:
-        found = wheel("managers/scheduler_profiler_mixin.py").classes["SchedulerProfilerMixin"]
+        profiler = wheel("managers/scheduler_profiler_mixin.py")["SchedulerProfilerMixin"]
         name, prefix = "profile", "self."
-        assert "(ProfileReq, self.profile)" in str(scheduler)
+        assert scheduler.uses("self.profile")
         assert "SchedulerProfilerMixin" in scheduler.bases
-    assert found.functions[name].parameters == ["recv_req"]
-    assert found.functions["_profile_batch_predicate"].parameters == ["batch"]
-    assert f"{prefix}_profile_batch_predicate" in scheduler.functions["run_batch"].calls
+    assert scheduler.uses("ProfileReq")
+    assert profiler[name].parameters == ["recv_req"]
+    assert profiler["_profile_batch_predicate"].parameters == ["batch"]
+    assert scheduler["run_batch"].call(f"{prefix}_profile_batch_predicate") is not None
 
 
 def test_a_step_is_one_call_that_a_scheduler_counts(scheduler) -> None:
-    assert scheduler.functions["__init__"].parameters[:2] == ["server_args", "port_args"]
-    assert scheduler.functions["run_batch"].parameters == ["batch", "pp_proxy_tensors"]
-    assert "self.forward_ct += 1" in str(scheduler.functions["run_batch"])
-    assert scheduler.assigned["self.forward_ct"] == "0"
+    assert scheduler["__init__"].parameters[:2] == ["server_args", "port_args"]
+    assert scheduler["run_batch"].parameters == ["batch", "pp_proxy_tensors"]
+    assert scheduler["run_batch"].values("self.forward_ct") == ["+= 1"]
+    assert "0" in scheduler.values("self.forward_ct")
 
 
-def test_a_scheduler_knows_its_ranks(wheel, scheduler, since) -> None:
+def test_a_scheduler_has_its_ranks(wheel, scheduler, since) -> None:
     names = ["tp_rank", "pp_rank", "dp_rank", "moe_ep_rank"]
     if not since(PROFILER_MANAGER):
-        assert {f"self.{name}" for name in names} <= scheduler.assigned.keys()
+        assert all(scheduler.values(f"self.{name}") for name in names)
     elif not since(GLOBAL_RANKS):
-        assert scheduler.assigned["self.ps"].startswith("ParallelState(")
-        state = wheel("distributed/parallel_state_wrapper.py").classes["ParallelState"]
-        assert set(names) <= state.fields.keys()
+        assert scheduler.values("self.ps") == ["ParallelState(...)"]
+        state = wheel("distributed/parallel_state_wrapper.py")["ParallelState"]
+        assert all(state.annotation(name) for name in names)
     else:
-        assert "self.ps" not in scheduler.assigned
-        assert "get_parallel().tp_rank" in str(scheduler)
-        assert "get_parallel" in wheel("runtime_context.py").functions
+        assert scheduler.values("self.ps") == []
+        assert scheduler.uses("get_parallel().tp_rank")
+        assert "get_parallel" in wheel("runtime_context.py")
 
 
-def test_the_modes_of_a_batch_can_be_told_apart(wheel) -> None:
-    mode = wheel("model_executor/forward_batch_info.py").classes["ForwardMode"]
-    assert {"EXTEND", "DECODE", "MIXED", "IDLE", "TARGET_VERIFY", "PREBUILT"} <= mode.constants.keys()
-    kinds = ["extend", "prefill", "decode", "mixed", "idle", "target_verify", "prebuilt"]
-    # Some take arguments, which have defaults.
-    needed = {kind: mode.functions[f"is_{kind}"].node.args for kind in kinds}
-    assert all(len(found.args) - len(found.defaults) == 1 for found in needed.values())
+def test_a_batch_has_a_mode(wheel) -> None:
+    mode = wheel("model_executor/forward_batch_info.py")["ForwardMode"]
+    for name in ("EXTEND", "DECODE", "MIXED", "IDLE", "TARGET_VERIFY", "PREBUILT"):
+        assert mode.constant(name) is not None
+    for kind in ("extend", "prefill", "decode", "mixed", "idle", "target_verify", "prebuilt"):
+        method = mode[f"is_{kind}"]
+        assert set(method.parameters) == method.defaults.keys()  # all are optional
 
 
-def test_a_profile_command_and_its_answer_have_fields_that_we_know(wheel, since) -> None:
-    found = wheel("managers/io_struct.py").classes
+def test_a_profile_command_and_its_reply_have_the_fields_we_use(wheel, since) -> None:
+    module = wheel("managers/io_struct.py")
+    request, reply = module["ProfileReq"], module["ProfileReqOutput"]
     first = "req_type" if since(STRUCTS) else "type"
     more = ["detailed_annotations"] * since(DETAILED_ANNOTATIONS)
-    assert list(found["ProfileReq"].fields) == [first, *PROFILE_FIELDS, *more]
-    assert found["ProfileReqOutput"].fields == {"success": "bool", "message": "str"}
-    assert found["ProfileReq"].bases == found["ProfileReqOutput"].bases == ["BaseReq"]
-    assert found["BaseReq"].bases == (["msgspec.Struct"] if since(STRUCTS) else ["ABC"])
-    assert found["ProfileReq"].decorators == ([] if since(STRUCTS) else ["dataclass"])
-    assert {"START_PROFILE", "STOP_PROFILE"} <= found["ProfileReqType"].constants.keys()
+    assert request.field_names == [first, *PROFILE_FIELDS, *more]
+    assert reply.field_names == ["success", "message"]
+    assert (reply.annotation("success"), reply.annotation("message")) == ("bool", "str")
+    assert request.bases == reply.bases == ["BaseReq"]
+    assert module["BaseReq"].bases == (["msgspec.Struct"] if since(STRUCTS) else ["ABC"])
+    assert request.decorators == ([] if since(STRUCTS) else ["dataclass"])
+    for name in ("START_PROFILE", "STOP_PROFILE"):
+        assert module["ProfileReqType"].constant(name) is not None
 
 
-def test_the_front_end_sends_profile_commands_and_waits_for_all_replicas(wheel, control, since) -> None:
-    manager = wheel("managers/tokenizer_manager.py").classes["TokenizerManager"]
-    assert manager.bases[0] == control.node.name
-    assert manager.functions["__init__"].parameters[:2] == ["server_args", "port_args"]
-    assert manager.functions["auto_create_handle_loop"].parameters == []
-    assert manager.functions["sigterm_watchdog"].is_async
-    # The answer of the first replica alone decides.
-    assert "(await self.profile_communicator(req))[0]" in str(control.functions["_execute_profile"])
-    made = str(control.functions["init_communicators"])
+def test_the_front_end_sends_profile_commands_to_all_replicas(wheel, control, since) -> None:
+    manager = wheel("managers/tokenizer_manager.py")["TokenizerManager"]
+    assert manager.bases[0] == control.symbol
+    assert manager["__init__"].parameters[:2] == ["server_args", "port_args"]
+    assert manager["auto_create_handle_loop"].parameters == []
+    assert manager["sigterm_watchdog"].is_async
+    assert control["_execute_profile"].call("self.profile_communicator") is not None
+    init = control["init_communicators"]
     if not since(PLUGINS):
-        assert "self.profile_communicator = _Communicator(self.send_to_scheduler, server_args.dp_size)" in made
+        assert init.values("self.profile_communicator") == ["_Communicator(...)"]
+        assert init.uses("server_args.dp_size")
         return
-    assert "setattr(self, f'{name}_communicator', comm)" in made
+    assert init.has_literal("{name}_communicator")
     assert any(
-        size in made for size in ("server_args.dp_size", "get_parallel().dp_size", "get_parallel().num_dp_ranks")
+        init.uses(size) for size in ("server_args.dp_size", "get_parallel().dp_size", "get_parallel().num_dp_ranks")
     )
-    specifications = wheel("managers/tokenizer_control_mixin.py").constants["_COMMUNICATOR_SPECS"]
-    assert "('profile', ProfileReqOutput)" in specifications
-    communicator = wheel("managers/communicator.py").classes["FanOutCommunicator"]
-    assert communicator.functions["__call__"].is_async
-    assert communicator.assigned["self._fan_out"] == "fan_out"
+    communicator = wheel("managers/communicator.py")["FanOutCommunicator"]
+    assert communicator["__call__"].is_async
+    assert "fan_out" in communicator.values("self._fan_out")
 
 
-def test_the_profiler_of_the_front_end_takes_what_we_give(wheel, control, since) -> None:
-    start, stop = control.functions["start_profile"], control.functions["stop_profile"]
+@pytest.mark.wheels
+def test_the_first_replica_decides_the_result_of_a_profile_command(wheel, control, since) -> None:
+    assert "(await self.profile_communicator(req))[0]" in control["_execute_profile"].text
+    if since(PLUGINS):
+        assert "('profile', ProfileReqOutput)" in wheel("managers/tokenizer_control_mixin.py").text
+
+
+def test_the_front_end_profiler_accepts_our_arguments(control, since) -> None:
+    start, stop = control["start_profile"], control["stop_profile"]
     assert start.is_async
     assert stop.is_async
     assert stop.parameters == []
     if since(STRUCTS):
         assert start.parameters == ["req"]
-        assert "req.profile_id or" in str(start)
+        assert start.uses("req.profile_id")
     else:
-        # The name of a profile cannot be chosen.
+        # The caller cannot choose the profile's name.
         assert set(start.parameters) == set(PROFILE_FIELDS) - {"profile_id"}
 
 
-def test_an_engine_has_what_we_call(wheel) -> None:
-    engine = wheel("entrypoints/engine.py").classes["Engine"]
-    assert engine.functions["start_profile"].node.args.kwarg.arg == "kwargs"
-    assert engine.functions["start_profile"].parameters == engine.functions["stop_profile"].parameters == []
-    assert engine.functions["shutdown"].parameters == []
-    assert {"self.loop", "self.tokenizer_manager"} <= engine.assigned.keys()
-    assert "self.loop.run_until_complete" in engine.functions["start_profile"].calls
+def test_an_engine_has_the_methods_we_call(wheel) -> None:
+    engine = wheel("entrypoints/engine.py")["Engine"]
+    assert engine["start_profile"].parameters == ["**kwargs"]
+    assert engine["stop_profile"].parameters == engine["shutdown"].parameters == []
+    assert engine.values("self.loop")
+    assert engine.values("self.tokenizer_manager")
+    assert engine["start_profile"].call("self.loop.run_until_complete") is not None
 
 
-def test_the_detokenizer_looks_up_what_it_gets_by_type(wheel, code, version: str) -> None:
-    manager = wheel("managers/detokenizer_manager.py").classes["DetokenizerManager"]
-    assert manager.functions["__init__"].parameters == ["server_args", "port_args"]
-    assert manager.assigned["self._request_dispatcher"].startswith("TypeBasedDispatcher(")
-    dispatcher = code("sglang", version, "sglang/utils.py").classes["TypeBasedDispatcher"]
-    assert dispatcher.assigned["self._mapping"] == "OrderedDict(mapping)"
-    # It answers nobody who asked for nothing.
-    assert "if output is not None" in str(manager.functions["event_loop"])
+def test_the_detokenizer_dispatches_by_type(wheel, code, version: str) -> None:
+    manager = wheel("managers/detokenizer_manager.py")["DetokenizerManager"]
+    assert manager["__init__"].parameters == ["server_args", "port_args"]
+    assert manager.values("self._request_dispatcher") == ["TypeBasedDispatcher(...)"]
+    dispatcher = code("sglang", version, "sglang/utils.py")["TypeBasedDispatcher"]
+    assert "OrderedDict(...)" in dispatcher.values("self._mapping")
+
+
+@pytest.mark.wheels
+def test_the_detokenizer_does_not_reply_to_none(wheel) -> None:
+    assert "if output is not None" in wheel("managers/detokenizer_manager.py")["DetokenizerManager.event_loop"].text
 
 
 def test_a_scheduler_can_send_to_the_detokenizer(wheel, scheduler, since) -> None:
     if since(PROFILER_MANAGER):
-        assert "self.ipc_channels.send_to_detokenizer.send_output(recv_req, recv_req)" in str(scheduler)
-        channels = wheel("managers/scheduler_components/ipc_channels.py").classes["SchedulerIpcChannels"]
-        assert channels.fields["send_to_detokenizer"] == "SenderWrapper"
-        wrapper = wheel("managers/scheduler_components/output_sender.py").classes["SenderWrapper"]
+        assert scheduler.call("self.ipc_channels.send_to_detokenizer.send_output") is not None
+        channels = wheel("managers/scheduler_components/ipc_channels.py")["SchedulerIpcChannels"]
+        assert channels.annotation("send_to_detokenizer") == "SenderWrapper"
     else:
-        assert "self.send_to_detokenizer.send_output(recv_req, recv_req)" in str(scheduler)
-        wrapper = wheel("managers/scheduler.py").classes["SenderWrapper"]
-    assert wrapper.functions["send_output"].parameters == ["output", "recv_obj"]
-    # Ranks without a socket have a sender too, which sends nothing.
-    assert "if self.socket is None:\n        return" in str(wrapper.functions["send_output"])
+        assert scheduler.call("self.send_to_detokenizer.send_output") is not None
 
 
-def test_steps_have_spans_with_names_that_we_read(wheel, since) -> None:
+@pytest.fixture
+def send_output(wheel, since):
+    module = "managers/scheduler_components/output_sender.py" if since(PROFILER_MANAGER) else "managers/scheduler.py"
+    return wheel(module)["SenderWrapper.send_output"]
+
+
+def test_the_sender_accepts_our_arguments(send_output) -> None:
+    assert send_output.parameters == ["output", "recv_obj"]
+
+
+@pytest.mark.wheels
+def test_the_sender_of_a_rank_without_a_socket_sends_nothing(send_output) -> None:
+    assert "if self.socket is None:\n        return" in send_output.text
+
+
+def test_step_spans_have_the_names_we_parse(wheel, since) -> None:
     runner = wheel("model_executor/model_runner.py")
+    name = "build_step_span_name" if since(SPANS_OF_DRAFTS) else "_build_step_span_name"
+    assert (runner.call(name) is not None) == since(STEP_SPANS)
     if not since(STEP_SPANS):
-        assert "step_span" not in str(runner)
         return
-    (called,) = [name for name in runner.calls if name.endswith("build_step_span_name")]
-    (built,) = [
-        str(module.functions[called])
-        for module in (runner, wheel("utils/profile_utils.py"))
-        if called in module.functions
-    ]
-    assert f"({called}(forward_batch" in str(runner)
-    assert {"profile_range", "torch.profiler.record_function"} & runner.calls.keys()
-    mode = "stage" if since(SPANS_OF_DRAFTS) else "mode.name"
-    assert f"step[{{{mode}}} bs={{bs}}" in built
-    assert "toks={ext_toks}" in built
-    assert ("'VERIFY'" in built) == ("'DRAFT'" in built) == since(SPANS_OF_DRAFTS)
+    assert runner.call("profile_range") is not None or runner.call("torch.profiler.record_function") is not None
+    if since(SPANS_OF_DRAFTS):
+        build = wheel("utils/profile_utils.py")[name]
+        literals = ("DRAFT", "VERIFY", "step[{stage} bs={bs} toks={ext_toks}", "step[{stage} bs={bs}")
+    else:
+        build = runner[name]
+        literals = ("step[EXTEND bs={bs} toks={ext_toks}]", "step[{mode.name} bs={bs}]")
+    assert build.parameters[0] == "forward_batch"
+    assert all(build.has_literal(literal) for literal in literals)
 
 
-def test_the_server_is_one_app_that_tells_about_itself(wheel, since) -> None:
+def test_the_server_has_the_routes_we_request(wheel, since) -> None:
     server = wheel("entrypoints/http_server.py")
-    assert server.constants["app"].startswith("FastAPI(")
-    routes = {decorator: function for function in server.functions.values() for decorator in function.decorators}
-    about = str(routes["app.get('/server_info')"])
-    assert "'internal_states'" in about
-    assert "'version'" in about
-    assert "server_info" in routes["app.get('/get_server_info')"].calls
-    start = routes["app.api_route('/start_profile', methods=['GET', 'POST'])"]
-    assert "app.api_route('/stop_profile', methods=['GET', 'POST'])" in routes
+    assert server.constant("app") == "FastAPI(...)"
+    info = server[server.decorated("app.get('/server_info')")]
+    assert info.has_literal("internal_states")
+    assert info.has_literal("version")
+    assert server[server.decorated("app.get('/get_server_info')")].call("server_info") is not None
+    start, stop = (server[server.decorated(f"app.api_route('/{name}_profile')")] for name in ("start", "stop"))
+    assert "app.api_route('/start_profile', methods=['GET', 'POST'])" in start.decorators
+    assert "app.api_route('/stop_profile', methods=['GET', 'POST'])" in stop.decorators
     body = "ProfileReq" if since(STRUCTS) else "ProfileReqInput"
-    assert f"Optional[{body}]" in str(start)
-    fields = wheel("managers/io_struct.py").classes[body].fields.keys()
+    assert f"Optional[{body}]" in start.annotation("obj")
+    fields = set(wheel("managers/io_struct.py")[body].field_names)
     assert set(PROFILE_FIELDS) - {"profile_id"} <= fields
     assert ("profile_id" in fields) == since(STRUCTS)

@@ -1,68 +1,57 @@
-"""What the torch backend calls is there in the oldest supported release and in later ones."""
+"""PyTorch interfaces that the torch backend calls, from the oldest supported release on."""
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from profdeck_torch import TorchBackend
 
-# The release that requirements/torch.txt pins is not read but run, by the tests marked torch.
+# The tests marked `torch` run the release pinned in requirements/torch.txt.
 RELEASES = ["2.6.0", "2.9.0", "2.11.0"]
 
 pytestmark = pytest.mark.parametrize("version", RELEASES)
 
 
-def functions(tree: ast.AST) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+@pytest.fixture
+def wheel(code, version: str):
+    return lambda path: code("torch", version, f"torch/{path}")
 
 
-def classes(tree: ast.AST) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
-def arguments(function: ast.FunctionDef) -> set[str]:
-    return {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
-
-
-def test_the_profiler_takes_our_arguments_and_has_our_methods(source, version: str) -> None:
-    found = classes(source("torch", version, "torch/profiler/profiler.py"))
-    profile, base = functions(found["profile"]), functions(found["_KinetoProfile"])
+def test_the_profiler_accepts_our_arguments_and_has_the_methods_we_call(wheel) -> None:
+    module = wheel("profiler/profiler.py")
+    profile, base = module["profile"], module["_KinetoProfile"]
     assert {
         "activities", "schedule", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
-    } <= arguments(profile["__init__"])  # fmt: skip
-    assert {"start", "stop", "step"} <= profile.keys()
-    assert {"preset_metadata_json", "export_chrome_trace"} <= base.keys()
-    assert arguments(base["preset_metadata_json"]) == {"self", "key", "value"}
+    } <= set(profile["__init__"].parameters)  # fmt: skip
+    assert all(name in profile for name in ("start", "stop", "step"))
+    assert "export_chrome_trace" in base
+    assert base["preset_metadata_json"].parameters == ["key", "value"]
     # The recorder sets step_num before start() and reads current_action after it.
-    attributes = {node.attr for node in ast.walk(profile["__init__"]) if isinstance(node, ast.Attribute)}
-    assert {"step_num", "current_action"} <= attributes
-    assert "ProfilerStep#" in {node.value for node in ast.walk(profile["start"]) if isinstance(node, ast.Constant)}
+    assert profile["__init__"].uses("self.step_num")
+    assert profile["__init__"].uses("self.current_action")
+    assert profile["start"].has_literal("ProfilerStep#")
 
 
-def test_an_active_profiler_can_be_asked_for(source, version: str) -> None:
-    tree = source("torch", version, "torch/autograd/__init__.py")
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert "_profiler_enabled" in names
+def test_an_active_profiler_can_be_detected(wheel) -> None:
+    assert wheel("autograd/__init__.py").imported_from("_profiler_enabled")
 
 
-def test_optimizers_tell_of_their_steps(source, version: str) -> None:
-    assert "register_optimizer_step_post_hook" in functions(source("torch", version, "torch/optim/optimizer.py"))
+def test_optimizers_have_a_step_hook(wheel) -> None:
+    assert "register_optimizer_step_post_hook" in wheel("optim/optimizer.py")
 
 
-def test_the_allocator_history_is_where_we_call_it(source, version: str) -> None:
-    found = functions(source("torch", version, "torch/cuda/memory.py"))
-    assert "enabled" in arguments(found["_record_memory_history"])
-    assert "max_entries" in arguments(found["_record_memory_history_impl"])
-    assert "_dump_snapshot" in found
+def test_the_allocator_history_has_the_functions_we_call(wheel) -> None:
+    memory = wheel("cuda/memory.py")
+    assert "enabled" in memory["_record_memory_history"].parameters
+    assert "max_entries" in memory["_record_memory_history_impl"].parameters
+    assert "_dump_snapshot" in memory
 
 
-def test_the_release_is_in_the_range_that_the_backend_declares(version: str) -> None:
-    from packaging.specifiers import SpecifierSet
-
+def test_the_backend_declares_support_for_the_release(version: str) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     (requirement,) = project["project"]["optional-dependencies"]["torch"]
     assert version in SpecifierSet(TorchBackend.libraries[0].versions)

@@ -1,0 +1,153 @@
+"""Recorded facts: the queries, the files, and the messages about differences."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from release_facts import Code, CommittedFacts, MissingFactError, Wheel, differences, dumps, facts_file
+
+SOURCE = '''
+from .base import Base
+LIMIT: int = 3
+FILES = ["a.json", make(LIMIT)]
+
+class Engine(Base):
+    size: int
+    def start(self, request, *, wait: bool = True, **options):
+        """Start."""
+        self.count = 0
+        self.count += 1
+        self.path = f"rank_{self.rank}_{os.getpid()}.json"
+        prepare(request)
+        send(prepare(request), wait=wait)
+        if not self.path:
+            raise ValueError
+
+@app.get("/start", tags=["profile"])
+async def start_engine(): ...
+'''
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Wheel:
+    file = tmp_path / "engine-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("engine.py", SOURCE)
+    return Wheel(file, "engine", "1.0")
+
+
+def open_module(release: Wheel | CommittedFacts) -> Code:
+    assert release.defines("engine.py", "<module>")
+    return Code(release, "engine.py")
+
+
+def read_facts(module: Code) -> dict[str, object]:
+    engine = module["Engine"]
+    start = engine["start"]
+    return {
+        "bases": engine.bases,
+        "size": engine.annotation("size"),
+        "parameters": start.parameters,
+        "defaults": start.defaults,
+        "raises": start.raises,
+        "count": start.values("self.count"),
+        "path": start.values("self.path"),
+        "attributes": start.attributes_set,
+        "order": start.call("prepare") < start.call("send"),
+        "missing call": start.call("stop"),
+        "keyword": start.keyword("wait"),
+        "name": start.uses("self.rank"),
+        "literal": start.has_literal("rank_{self.rank}_{}.json"),
+        "limit": module.constant("LIMIT"),
+        "files": module.constant("FILES"),
+        "import": module.imported_from("Base"),
+        "route": module.decorated("app.get('/start')"),
+        "async": module["start_engine"].is_async,
+        "stop": "stop" in engine,
+    }
+
+
+FACTS = {
+    "bases": ["Base"],
+    "size": "int",
+    "parameters": ["request", "*", "wait", "**options"],
+    "defaults": {"wait": "True"},
+    "raises": True,
+    "count": ["0", "+= 1"],
+    "path": ["'rank_{self.rank}_{}.json'"],
+    "attributes": ["self.count", "self.path"],
+    "order": True,
+    "missing call": None,
+    "keyword": ["wait"],
+    "name": True,
+    "literal": True,
+    "limit": "3",
+    "files": "['a.json', make(...)]",
+    "import": ".base",
+    "route": "start_engine",
+    "async": True,
+    "stop": False,
+}
+
+
+@pytest.fixture
+def committed(wheel: Wheel, tmp_path: Path) -> CommittedFacts:
+    """Facts that `read_facts` recorded."""
+    read_facts(open_module(wheel))
+    facts_file(tmp_path, "engine", "1.0").write_text(dumps(wheel.facts))
+    return CommittedFacts(tmp_path, "engine", "1.0")
+
+
+def test_committed_facts_equal_those_of_the_wheel(wheel: Wheel, committed: CommittedFacts) -> None:
+    assert read_facts(open_module(wheel)) == read_facts(open_module(committed)) == FACTS
+
+
+def test_the_file_identifies_the_wheel_and_has_no_statements(committed: CommittedFacts) -> None:
+    text = committed.file.read_text()
+    facts = json.loads(text)
+    assert (facts["distribution"], facts["version"]) == ("engine", "1.0")
+    assert facts["wheel"] == "engine-1.0-py3-none-any.whl"
+    assert len(facts["sha256"]) == 64
+    assert "prepare(request)" not in text
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (lambda module: module["Engine"].constant("LIMIT"), "engine.py: Engine: constants"),
+        (lambda module: module.constant("OTHER"), "engine.py: <module>: constants: OTHER"),
+        (lambda module: "Other" in module, "engine.py: Other"),
+        (lambda module: module.release.defines("other.py", "<module>"), "other.py"),
+    ],
+)
+def test_a_missing_fact_is_an_error(committed: CommittedFacts, query, message: str) -> None:
+    with pytest.raises(MissingFactError, match=f"has no fact {message}. Run `nox -s contract_facts`"):
+        query(open_module(committed))
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(MissingFactError, match="engine-2.0.json does not exist. Run `nox -s contract_facts`"):
+        CommittedFacts(tmp_path, "engine", "2.0")
+
+
+def test_source_text_needs_the_wheel(committed: CommittedFacts) -> None:
+    with pytest.raises(MissingFactError, match="engine.py: Engine: a test reads source text. Mark it with `wheels`."):
+        _ = open_module(committed)["Engine"].text
+
+
+def test_each_difference_names_the_fact(wheel: Wheel, committed: CommittedFacts) -> None:
+    facts = json.loads(committed.file.read_text())
+    engine = facts["files"]["engine.py"]["Engine"]
+    engine["bases"] = ["Other"]
+    engine["is_async"] = False
+    del engine["annotations"]
+    facts["sha256"] = "0"
+    size, base, unused, digest = sorted(differences(facts, wheel.facts))
+    assert base == 'engine 1.0: engine.py: Engine: bases: ["Other"] in the committed facts, ["Base"] in the wheel'
+    assert unused == "engine 1.0: engine.py: Engine: is_async: no test reads this fact"
+    assert size == 'engine 1.0: engine.py: Engine: annotations: size: "int" in the wheel, not in the committed facts'
+    assert digest.startswith('engine 1.0: sha256: "0" in the committed facts, ')
