@@ -33,6 +33,7 @@ def test_the_profiler_takes_our_arguments_and_has_our_methods(source, version: s
     profile, base = functions(found["profile"]), functions(found["_KinetoProfile"])
     assert {
         "activities", "schedule", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
+        "acc_events",
     } <= arguments(profile["__init__"])  # fmt: skip
     assert {"start", "stop", "step"} <= profile.keys()
     assert {"preset_metadata_json", "export_chrome_trace"} <= base.keys()
@@ -41,6 +42,14 @@ def test_the_profiler_takes_our_arguments_and_has_our_methods(source, version: s
     attributes = {node.attr for node in ast.walk(profile["__init__"]) if isinstance(node, ast.Attribute)}
     assert {"step_num", "current_action"} <= attributes
     assert "ProfilerStep#" in {node.value for node in ast.walk(profile["start"]) if isinstance(node, ast.Constant)}
+
+
+def test_the_stop_reads_what_the_recorder_sets(source, version: str) -> None:
+    """Of `torch.autograd.profiler.profile`: whether events are parsed, and which device is synchronized."""
+    profile = classes(source("torch", version, "torch/autograd/profiler.py"))["profile"]
+    (stop,) = (node for node in profile.body if isinstance(node, ast.FunctionDef) and node.name == "__exit__")
+    tests = {ast.unparse(node.test) for node in ast.walk(stop) if isinstance(node, ast.If)}
+    assert {"self.acc_events", "self.use_device and hasattr(torch, self.use_device)"} <= tests
 
 
 def test_an_active_profiler_can_be_asked_for(source, version: str) -> None:
