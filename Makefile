@@ -3,7 +3,7 @@ PYTHON ?= python3
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/profdeck
 NOX := $(CACHE)/nox-$(firstword $(shell cksum requirements/nox.txt))/bin/nox
 
-.PHONY: demo test lint bench
+.PHONY: demo test lint bench gpu
 demo: $(NOX)
 	@$(NOX) --session demo
 
@@ -15,6 +15,10 @@ lint: $(NOX)
 
 bench: $(NOX)
 	@$(NOX) --session bench
+
+# Over the torch of PYTHON; arguments of the runner in GPU, such as GPU="--budget 400 training".
+gpu: $(NOX)
+	@$(NOX) --session gpu -- --python $(PYTHON) $(GPU)
 
 $(NOX): requirements/nox.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "profdeck needs Python 3.11 or later; name one: make PYTHON=python3.11 $(MAKECMDGOALS)")'

@@ -157,7 +157,7 @@ def test_a_window_writes_a_trace_per_cycle_and_flushes_the_last(build, model, tm
 
 
 def test_a_first_capture_as_torch_2_11_records_it(build, model, tmp_path: Path, monkeypatch: Any) -> None:
-    """torch 2.11 and 2.12 warn in the first cycle of a process. Parsing events in Python takes seconds."""
+    """Torch 2.11 and 2.12 warn in the first cycle of a process. Parsing events in Python takes seconds."""
     prepare_trace = torch.profiler.profile.prepare_trace
 
     def warn_as_torch_2_11(self: Any) -> None:

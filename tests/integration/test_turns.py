@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from processes import python_path
 from profdeck import Status
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.reading import read_run
@@ -231,7 +231,7 @@ def fake_device(tmp_path_factory: pytest.TempPathFactory) -> str:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-fake\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[profdeck.backends]\ntorch-fake = torch_fake:FakeDevice\n")
     (site / "torch_fake.py").write_text(FAKE_DEVICE)
-    return f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return python_path(site)
 
 
 def recorded_ns(path: Path, role: str) -> tuple[int, int]:
