@@ -44,8 +44,8 @@ PARTS = (
         command=("-m", "gpu.probe"),
     ),
     Part(
-        name="cuda_tests", backend="torch", feature="Tests marked `cuda`", limit_s=75, needs=("torch", "cuda", "pytest"),
-        command=(*PYTEST, "-m", "cuda", "tests/integration/test_cuda.py"),
+        name="cuda_tests", backend="torch", feature="Tests marked `cuda`", limit_s=75,
+        needs=("torch", "cuda", "pytest"), command=(*PYTEST, "-m", "cuda", "tests/integration/test_cuda.py"),
     ),
     Part(
         name="training", backend="torch", feature="Training in bf16: stacks, memory snapshot, windows", limit_s=90,
