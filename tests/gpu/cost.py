@@ -1,4 +1,4 @@
-"""A benchmark as a part: ``python -m gpu.cost BENCHMARK ARGUMENT...``, of which the rows with a goal are checks."""
+"""A benchmark as a part: ``python -m gpu.cost BENCHMARK``. Its rows with a goal are checks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import sys
 
 from gpu.report import CUDA, OUT, Report
 
+REPEATS = {"captured_step": ("--rounds", "12" if CUDA else "3"), "idle_step": ("--repeats", "31" if CUDA else "7")}
+
 
 def main() -> None:
     """Run the benchmark and report its rows."""
     report = Report()
-    name, *arguments = sys.argv[1:]
+    (name,) = sys.argv[1:]
     file = OUT / "rows.json"
-    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments, "--json", str(file)], check=True)
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *REPEATS[name], "--json", str(file)], check=True)
     for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
         ratio = row["ratio"]
         figure = f"{row['measured']:.3g} {row['unit']}, {ratio:.3f} of {row['peer_name']}"

@@ -62,11 +62,11 @@ PARTS = (
     ),
     Part(
         name="captured_step", backend="torch", feature="Cost of a captured step", limit_s=90,
-        command=("-m", "gpu.cost", "captured_step", "--rounds", "12"),
+        command=("-m", "gpu.cost", "captured_step"),
     ),
     Part(
         name="idle_step", backend="torch", feature="Cost of an idle step", limit_s=40,
-        command=("-m", "gpu.cost", "idle_step", "--repeats", "31"),
+        command=("-m", "gpu.cost", "idle_step"),
     ),
     Part(
         name="slow_rank", backend="torch", feature="Two ranks: the slow rank is named", limit_s=60,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, metavar="DIR", help="directory with vLLM, if it is not installed")
     parser.add_argument("--list", action="store_true", help="list the parts and exit")
     chosen = parser.parse_args()
+    deadline_s = time.monotonic() + chosen.budget
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that parts are ended
     parts = {part.name: part for part in PARTS}
     if unknown := [name for name in chosen.parts if name not in parts]:
         parser.error(f"no such part: {', '.join(unknown)}; parts are {', '.join(parts)}")
@@ -50,7 +54,7 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     host = describe_host()
     print(json.dumps(host), flush=True)
-    runner = Runner(chosen.out, host, budget_s=chosen.budget, vllm=chosen.vllm)
+    runner = Runner(chosen.out, host, deadline_s=deadline_s, vllm=chosen.vllm)
     try:
         runner.run([part for part in PARTS if not chosen.parts or part.name in chosen.parts])
     finally:

@@ -45,31 +45,39 @@ class Status(StrEnum):
 class Runner:
     """Runs parts and keeps their results in a file, which is complete after every part."""
 
-    def __init__(self, out: Path, host: dict[str, Any], *, budget_s: float, vllm: Path | None = None) -> None:
+    def __init__(self, out: Path, host: dict[str, Any], *, deadline_s: float, vllm: Path | None = None) -> None:
         """Args:
         out: directory for results, logs and traces.
         host: description of the machine, as `gpu.host` returns it.
-        budget_s: time for all parts together.
+        deadline_s: end of the budget, by `time.monotonic`.
         vllm: directory with vLLM and its requirements, for the PYTHONPATH of parts that need vLLM.
         """
         self._out = out.absolute()
         self._vllm = vllm
-        self._deadline_s = time.monotonic() + budget_s
+        self._deadline_s = deadline_s
         self._mutex = threading.Lock()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.results: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "host": host, "parts": {}}
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run parts in order. Those that need not run alone run several at a time."""
         for part in parts:  # in the order of the parts, whatever ends first
             self.results["parts"][part.name] = {"status": Status.SKIPPED, "reason": "it was not reached"}
-        running: list[Future[None]] = []
+        started: list[Future[None]] = []
         with ThreadPoolExecutor(PARALLEL) as pool:
-            for part in parts:
-                if part.alone:
-                    wait(running)
-                    self._run(part)
-                else:
-                    running.append(pool.submit(self._run, part))
+            try:
+                for part in parts:
+                    if part.alone:
+                        wait(started)
+                        self._run(part)
+                    else:
+                        started.append(pool.submit(self._run, part))
+                wait(started)
+            except BaseException:  # SIGTERM or Ctrl-C: no part may outlive the runner
+                pool.shutdown(wait=False, cancel_futures=True)
+                for token, process in [*self._running.items()]:
+                    end(process, token)
+                raise
 
     def table(self) -> str:
         """Return the outcomes as a table in Markdown."""
@@ -139,12 +147,14 @@ class Runner:
                 command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
+        self._running[token] = process
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
             end(process, token)
+            del self._running[token]
 
 
 def outcome(part: Part, code: int | None, reported: dict[str, Any], log: Path) -> tuple[Status, str]:

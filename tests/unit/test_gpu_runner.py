@@ -14,6 +14,7 @@ import pytest
 
 from gpu import runner
 from gpu.parts import PARTS, Part
+from processes import python_path, until
 
 ROOT = Path(__file__).parents[2]
 REPORT = "import json, os; json.dump({}, open(os.environ['PROFDECK_GPU_OUT'] + '/result.json', 'w'));"
@@ -40,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runner, "GRACE_S", 0.5)
 
     def run(*parts: Part, budget_s: float = 600, host: dict[str, Any] = HOST) -> dict[str, Any]:
-        running = runner.Runner(tmp_path, host, budget_s=budget_s)
+        running = runner.Runner(tmp_path, host, deadline_s=time.monotonic() + budget_s)
         running.run(parts)
         assert json.loads((tmp_path / runner.RESULTS).read_text()) == running.results
         assert [line.split(" | ")[0] for line in running.table().splitlines()[2:]] == [f"| {one.name}" for one in parts]
@@ -95,6 +96,27 @@ def test_workers_that_a_part_leaves_are_killed(run, tmp_path: Path) -> None:
     assert not is_running(int((tmp_path / "leaves_a_worker" / "log.txt").read_text()))
 
 
+def test_no_part_outlives_a_runner_that_is_ended(tmp_path: Path) -> None:
+    code = f"""
+import signal, sys, time
+from pathlib import Path
+from gpu import runner
+from gpu.parts import Part
+runner.GRACE_S = 0.5
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+part = Part(name="hangs", backend="b", feature="f", limit_s=600, needs=(), alone=False,
+            command=("-c", {WORKER + "time.sleep(600)"!r}))
+runner.Runner(Path({str(tmp_path)!r}), {{}}, deadline_s=time.monotonic() + 600).run([part])
+"""
+    environ = os.environ | {"PYTHONPATH": python_path(ROOT / "tests")}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environ)
+    log = tmp_path / "hangs" / "log.txt"
+    until(lambda: log.exists() and log.read_text().endswith("\n"))
+    process.terminate()
+    assert process.wait(60) == 1
+    assert not is_running(int(log.read_text()))
+
+
 def test_parts_that_need_not_be_alone_run_at_the_same_time(run, tmp_path: Path) -> None:
     meet = f"""
 import time
@@ -112,7 +134,7 @@ def test_a_part_is_not_started_when_the_budget_is_spent(run) -> None:
 
 def test_vllm_of_a_directory_is_for_its_parts_alone(tmp_path: Path) -> None:
     (tmp_path / "layer" / "vllm").mkdir(parents=True)
-    running = runner.Runner(tmp_path, HOST, budget_s=600, vllm=tmp_path / "layer")
+    running = runner.Runner(tmp_path, HOST, deadline_s=time.monotonic() + 600, vllm=tmp_path / "layer")
     show = "import os, sys; print(os.environ['PYTHONPATH'])"
     running.run([part("with", show, needs=("vllm",)), part("without", show)])
     paths = {name: (tmp_path / name / "log.txt").read_text().split(os.pathsep) for name in ("with", "without")}
