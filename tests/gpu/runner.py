@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,8 +91,8 @@ class Runner:
     def _run(self, part: Part) -> None:
         try:
             result = self._result(part)
-        except OSError as error:
-            result = {"status": Status.FAILED, "reason": str(error)}
+        except Exception as error:  # noqa: BLE001  # the other parts run whatever happens
+            result = {"status": Status.FAILED, "reason": f"{type(error).__name__}: {error}"}
         with self._mutex:
             self.results["parts"][part.name] = result
             file = self._out / RESULTS
@@ -113,7 +114,7 @@ class Runner:
         began_s = time.monotonic()
         code = self._execute(part, directory, log, min(part.limit_s, remaining_s))
         seconds = round(time.monotonic() - began_s, 1)
-        reported = read_result(directory)
+        reported = read_result(directory) or read_tests(log)
         status, reason = outcome(part, code, reported, log)
         found = {"figures": reported.get("figures", {}), "checks": reported.get("checks", {})}
         return {"status": status, "seconds": seconds, **({"reason": reason} if reason else {}), **found}
@@ -167,7 +168,8 @@ def outcome(part: Part, code: int | None, reported: dict[str, Any], log: Path) -
         return Status.TIMED_OUT, f"it did not end within its limit of {part.limit_s:g} s"
     if code < 0:
         return Status.KILLED, f"ended by {signal.Signals(-code).name}"
-    failed = [f"{name}: {check['detail']}" for name, check in reported.get("checks", {}).items() if not check["passed"]]
+    checks = {name: check["detail"] for name, check in reported.get("checks", {}).items() if not check["passed"]}
+    failed = [f"{name}: {detail}" if detail else name for name, detail in checks.items()]
     lines = log.read_bytes()[-_TAIL:].decode(errors="replace").strip().splitlines()
     return Status.FAILED, "; ".join(failed) or (lines[-1] if lines else f"exit code {code}")
 
@@ -179,6 +181,17 @@ def read_result(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return result
+
+
+def read_tests(log: Path) -> dict[str, Any]:
+    """Read the summary of pytest from its log; empty if there is none."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)(?: - (.*))?$", text, re.MULTILINE)
+    counts = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*?)(?: =+)?$", text, re.MULTILINE)
+    return {
+        "checks": {name: {"passed": False, "detail": detail} for name, detail in failed},
+        "figures": {"tests": counts[-1]} if counts else {},
+    }
 
 
 def end(process: subprocess.Popen[bytes], token: str) -> None:

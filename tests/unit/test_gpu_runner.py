@@ -79,6 +79,15 @@ def test_each_outcome_has_its_reason(run) -> None:
     assert found["passes"]["figures"] == found["fails"]["figures"] == {"time ms": 3}
 
 
+def test_a_part_of_tests_names_those_that_failed(run, tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2\n")
+    code = f"import pytest; raise SystemExit(pytest.main(['-q', '-ra', '-p', 'no:cacheprovider', {str(tmp_path)!r}]))"
+    found = run(part("tests", code))["tests"]
+    assert found["status"] == "failed"
+    assert "test_some.py::test_bad" in found["reason"]
+    assert found["figures"]["tests"].startswith("1 failed, 1 passed in ")
+
+
 def test_a_part_that_hangs_costs_its_limit_and_its_workers_are_killed(run, tmp_path: Path) -> None:
     begin = time.monotonic()
     found = run(part("hangs", f"{WORKER}\ntime.sleep(600)", limit_s=5), part("next", "pass"))
