@@ -8,7 +8,7 @@ import sys
 
 from gpu.report import CUDA, OUT, Report
 
-REPEATS = {"captured_step": ("--rounds", "12" if CUDA else "3"), "idle_step": ("--repeats", "31" if CUDA else "7")}
+REPEATS = {"captured_step": ("--rounds", "12" if CUDA else "2"), "idle_step": ("--repeats", "31" if CUDA else "7")}
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ PARTS = (
         command=("-m", "gpu.faults"),
     ),
     Part(
-        name="captured_step", backend="torch", feature="Cost of a captured step", limit_s=90,
+        name="captured_step", backend="torch", feature="Cost of a captured step", limit_s=120,
         command=("-m", "gpu.cost", "captured_step"),
     ),
     Part(
@@ -69,7 +69,7 @@ PARTS = (
         command=("-m", "gpu.cost", "idle_step"),
     ),
     Part(
-        name="slow_rank", backend="torch", feature="Two ranks: the slow rank is named", limit_s=60,
+        name="slow_rank", backend="torch", feature="Two ranks: the slow rank is named", limit_s=100,
         command=(*TORCHRUN, "2", "-m", "gpu.distributed", "slow"),
     ),
     # The parts below run at the same time: none of them is judged by a time.
@@ -78,15 +78,15 @@ PARTS = (
         command=(*TORCHRUN, "1", "-m", "gpu.distributed", "nccl"),
     ),
     Part(
-        name="shared_gpu", backend="torch", feature="Two ranks that share a GPU take turns", limit_s=70, alone=False,
+        name="shared_gpu", backend="torch", feature="Two ranks that share a GPU take turns", limit_s=100, alone=False,
         needs=("torch", "cuda"), command=(*TORCHRUN, "2", "-m", "gpu.distributed", "shared"),
     ),
     Part(
-        name="host_ranks", backend="torch", feature="Two ranks on the CPU of a GPU host", limit_s=70, alone=False,
+        name="host_ranks", backend="torch", feature="Two ranks on the CPU of a GPU host", limit_s=100, alone=False,
         command=(*TORCHRUN, "2", "-m", "gpu.distributed", "host"),
     ),
     Part(
-        name="leases", backend="torch", feature="Leases: two processes, a killed holder", limit_s=70, alone=False,
+        name="leases", backend="torch", feature="Leases: two processes, a killed holder", limit_s=100, alone=False,
         command=("-m", "gpu.leases"),
     ),
     Part(
@@ -102,7 +102,7 @@ PARTS = (
         alone=False, needs=("torch", "cuda", "vllm"), command=("-m", "gpu.engine", "graphs"), environment=VLLM,
     ),
     Part(
-        name="demo", backend="torch", feature="`profdeck demo`", limit_s=90, alone=False,
+        name="demo", backend="torch", feature="`profdeck demo`", limit_s=120, alone=False,
         command=("-m", "profdeck", "demo", "--output", "{out}/demo"),
     ),
     Part(
