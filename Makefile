@@ -20,7 +20,8 @@ bench: $(NOX)
 gpu: $(NOX)
 	@$(NOX) --session gpu -- --python $(PYTHON) $(GPU)
 
-$(NOX): requirements/nox.txt
+# The name has the checksum of the pins. Not by their time: each new clone would delete what others use.
+$(NOX):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "profdeck needs Python 3.11 or later; name one: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@rm -rf $(dir $(@D)) && $(PYTHON) -m venv $(dir $(@D))
 	@$(@D)/python -m pip install --quiet --disable-pip-version-check -r requirements/nox.txt

@@ -63,6 +63,9 @@ def judge(kind: str) -> None:
         found = sum(count(path)["collectives"] for path in traces(kind))
         report.check("NCCL kernels", found > 0, found)
     if kind == "slow":
+        kernels = [count(path)["kernels"] for path in traces(kind)]
+        # Both captures of a rank hold the same work, and the ranks record at the same time.
+        report.check("both ranks record all kernels", kernels[:2] == kernels[2:], kernels)
         findings = summarize(kind)["findings"]
         texts = [f"{finding['rule']}: {finding['text']}" for finding in findings]
         report.figure("first finding", texts[0] if texts else "none")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,10 +25,13 @@ HOST_LIMIT_S = 60
 
 
 def describe_host() -> dict[str, Any]:
-    """Describe the machine. A child process does so, since a driver that does not answer must not stop the runner."""
-    command = [sys.executable, str(Path(__file__).with_name("host.py"))]
+    """Describe the machine, in a child process: a driver that does not answer must not stop the runner."""
+    path = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
+    command, environment = [sys.executable, "-m", "gpu.host"], os.environ | {"PYTHONPATH": path}
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HOST_LIMIT_S)
+        done = subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True, timeout=HOST_LIMIT_S
+        )
         host: dict[str, Any] = json.loads(done.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         return {"gpu": None, "problem": f"the machine could not be described: {error}"}
