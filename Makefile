@@ -5,7 +5,7 @@ NOX := $(CACHE)/nox-$(firstword $(shell cksum requirements/nox.txt))/bin/nox
 # Runs nox, then prints a table of the sessions.
 RUN_SESSIONS = $(dir $(NOX))python tests/run_sessions.py
 
-.PHONY: demo test test-engines lint bench
+.PHONY: demo test test-engines lint bench gpu
 demo: $(NOX)
 	@$(NOX) --session demo
 
@@ -21,7 +21,12 @@ lint: $(NOX)
 bench: $(NOX)
 	@$(NOX) --session bench
 
-$(NOX): requirements/nox.txt
+# Over the torch of PYTHON; arguments of the runner in GPU, such as GPU="--budget 400 training".
+gpu: $(NOX)
+	@$(NOX) --session gpu -- --python $(PYTHON) $(GPU)
+
+# The name has the checksum of the pins. Not by their time: each new clone would delete what others use.
+$(NOX):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "profdeck needs Python 3.11 or later; name one: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@rm -rf $(dir $(@D)) && $(PYTHON) -m venv $(dir $(@D))
 	@$(@D)/python -m pip install --quiet --disable-pip-version-check -r requirements/nox.txt

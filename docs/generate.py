@@ -54,6 +54,10 @@ from profdeck.traces.trend.model import Trend
 from profdeck.traces.writing import slim, trim, windows
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "tests"))
+
+from gpu.parts import PARTS  # noqa: E402  # found there
+
 WIDTH = 100
 
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -420,6 +424,48 @@ def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+# Hardware.
+
+
+def gpu_results() -> list[dict[str, Any]]:
+    """Read the results of `make gpu`, oldest first."""
+    files = sorted((DOCS / "hardware").glob("*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for file, result in zip(files, results, strict=True):
+        if not result["host"]["gpu"]:
+            raise SystemExit(f"{file} was not recorded on a GPU: results of a CPU prove nothing about one; remove it")
+    return sorted(results, key=lambda result: str(result["date"]))
+
+
+def last_gpu_run(backend: str) -> str:
+    """Return the date and the GPU of the last run of a backend."""
+    names = {part.name for part in PARTS if part.backend == backend}
+    for result in reversed(gpu_results()):
+        if any(found["status"] != "skipped" for name, found in result["parts"].items() if name in names):
+            return f"{result['date']} on {result['host']['gpu']}"
+    return "never"
+
+
+def gpu_table() -> str:
+    """List the parts of `make gpu`, each with its last result on a GPU."""
+    headings = ("Backend", "Feature", "Last run", "GPU", "Driver", "torch", "Engine", "Outcome", "Figures")
+    rows = []
+    for part in PARTS:
+        row: tuple[str, ...] = (part.backend, part.feature, "never", *[""] * 6)
+        for result in gpu_results():
+            found = result["parts"].get(part.name, {"status": "skipped"})
+            if found["status"] == "skipped":
+                continue
+            host, versions = result["host"], result["host"]["versions"]
+            engine = f"vLLM {versions['vllm']}" if part.backend == "vllm" else ""
+            figures = "; ".join(f"{name}: {value}" for name, value in found["figures"].items())
+            outcome = f"{found['status']}: {found['reason']}" if "reason" in found else found["status"]
+            about = (host["gpu"], host["driver"] or "", versions["torch"], engine)
+            row = (part.backend, part.feature, result["date"], *about, outcome, figures)
+        rows.append(row)
+    return table(headings, rows)
+
+
 def prose(text: str | None) -> str:
     """Turn the code marks of docstrings into those of Markdown."""
     return _ROLE.sub(r"`\1`", text or "").replace("``", "`")
@@ -458,6 +504,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
     "trace-functions": trace_functions,
+    "gpu-results": gpu_table,
     "trace-class": lambda: members(trace.Trace),
 }
 

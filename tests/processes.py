@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def free_port() -> int:
@@ -15,6 +19,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def python_path(*directories: str | Path) -> str:
+    """Return a PYTHONPATH of these directories and the inherited ones, which may hold a layer of the environment."""
+    return os.pathsep.join(map(str, filter(None, [*directories, os.environ.get("PYTHONPATH")])))
+
+
+def command_path(directory: Path) -> str:
+    """Return a PATH with `profdeck` and `torchrun` of this Python, for which scripts are written to a directory.
+
+    An environment may have no script of its own, or the scripts of a Python in which profdeck is not installed.
+    """
+    for name, module in (("profdeck", "profdeck"), ("torchrun", "torch.distributed.run")):
+        script = directory / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
+        script.chmod(0o755)
+    return os.pathsep.join([str(directory), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @contextmanager

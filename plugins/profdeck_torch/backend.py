@@ -77,11 +77,17 @@ class TorchBackend(Backend[TorchOptions]):
         return (Activity.CPU, Activity.CUDA) if device else (Activity.CPU,)
 
     def devices(self) -> tuple[str, ...]:
-        """Name the GPU that this process uses; the CPU records each process by itself and is not leased."""
-        if Activity.CUDA not in self.activities() and not self.options.cuda_profiler_range:
-            return ()
+        """Return the GPU that this process uses; empty if the process has not initialised CUDA.
+
+        The CPU is not leased: each process records its own activity. Asking for the current device would initialise
+        CUDA, so a host-only process, such as a rank of a gloo job, must not be asked. CUPTI records the whole process:
+        if CUDA is initialised during the capture, its kernels are in the trace, without a lease.
+        """
         import torch
 
+        uses_gpu = Activity.CUDA in self.activities() and torch.cuda.is_initialized()
+        if not uses_gpu and not self.options.cuda_profiler_range:
+            return ()
         return (f"gpu-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}",)
 
     @hookimpl

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import attrs
+import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
@@ -124,6 +125,8 @@ class TorchRecorder:
             profile_memory=self._options.profile_memory,
             with_flops=self._options.with_flops,
             with_modules=self._options.with_modules,
+            # torch 2.11 and 2.12 warn about cleared events in the first cycle of a process unless this is set.
+            acc_events=True,
         )
 
     def _action(self, number: int) -> ProfilerAction:
@@ -172,6 +175,8 @@ class _Cycle:
 
     def start(self) -> None:
         self._profile.start()
+        # There is one cycle, hence nothing to accumulate. Left on, `stop` would parse every event in Python.
+        self._profile.profiler.acc_events = False
         self._moved()
 
     def step(self) -> None:
@@ -184,6 +189,9 @@ class _Cycle:
             return
         if self.first is not None:
             self._mark_clock()
+        if not torch.cuda.is_initialized():
+            # torch synchronizes this device at the stop, which would create a CUDA context in a process without one.
+            self._profile.profiler.use_device = None
         self._profile.stop()
         result = self._profile.profiler and self._profile.profiler.kineto_results
         # Kineto says when its session began. Where there was none the result is empty: its export ends the process.

@@ -26,6 +26,7 @@ def test_the_profiler_accepts_our_arguments_and_has_the_methods_we_call(wheel) -
     profile, base = module["profile"], module["_KinetoProfile"]
     assert {
         "activities", "schedule", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
+        "acc_events",
     } <= set(profile["__init__"].parameters)  # fmt: skip
     assert all(name in profile for name in ("start", "stop", "step"))
     assert "export_chrome_trace" in base
@@ -34,6 +35,13 @@ def test_the_profiler_accepts_our_arguments_and_has_the_methods_we_call(wheel) -
     assert profile["__init__"].uses("self.step_num")
     assert profile["__init__"].uses("self.current_action")
     assert profile["start"].has_literal("ProfilerStep#")
+
+
+def test_the_stop_reads_what_the_recorder_sets(wheel) -> None:
+    """`acc_events` decides whether events are parsed, `use_device` which device is synchronized."""
+    stop = wheel("autograd/profiler.py")["profile"]["__exit__"]
+    assert stop.uses("self.acc_events")
+    assert stop.uses("self.use_device")
 
 
 def test_an_active_profiler_can_be_detected(wheel) -> None:

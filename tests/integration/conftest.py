@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from processes import ending
+from processes import ending, python_path
 
 pytest.register_assert_rewrite("engine_contract", "server_contract", "pages")
 
@@ -27,7 +27,7 @@ def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, *arguments],
                 cwd=tmp_path,
-                env=os.environ | {"PYTHONPATH": tally_path} | environ,
+                env=os.environ | {"PYTHONPATH": python_path(tally_path)} | environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -21,12 +21,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 
+from processes import command_path, python_path
 from profdeck.backends.building import build_backend
 from profdeck.config.sources import load
 
@@ -98,14 +98,10 @@ class Shell:
         shims = directory / "bin"
         for path in (self.directory, self.site, shims):
             path.mkdir()
-        # The environment's own may belong to a Python in which profdeck is not installed.
-        torchrun = shims / "torchrun"
-        torchrun.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n')
-        torchrun.chmod(0o755)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self.environment = {name: value for name, value in inherited.items() if name not in _RANKS} | {
-            "PATH": os.pathsep.join([str(shims), str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PYTHONPATH": str(self.site),
+            "PATH": command_path(shims),
+            "PYTHONPATH": python_path(self.site),
             "PROFDECK_LEASE_DIR": str(directory / "leases"),
             "PROFDECK_CACHE": str(directory / "results"),
             "COLUMNS": "80",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
+
+from processes import command_path
 
 pytestmark = pytest.mark.torch
 
@@ -24,8 +25,9 @@ def test_the_workflow_fails_where_the_step_got_slower(tmp_path: Path) -> None:
     steps: list[dict[str, Any]] = [
         step for step in workflow["steps"] if "pip install" not in step.get("run", "pip install")
     ]
+    (scripts := tmp_path / "bin").mkdir()
     environment = os.environ | {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": command_path(scripts),
         "GITHUB_ACTIONS": "true",
         "PROFDECK_CACHE": str(tmp_path / "cache"),
     }

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import python_path
+
 ROOT = Path(__file__).parents[2]
 
 USE = """
@@ -49,7 +51,7 @@ def site(tmp_path: Path):
     flags = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--target", target)
 
     def python(*arguments: str | Path) -> str:
-        return sh(sys.executable, *arguments, cwd=tmp_path, PYTHONPATH=str(target))
+        return sh(sys.executable, *arguments, cwd=tmp_path, PYTHONPATH=python_path(target))
 
     def install(*packages: Path):
         for package in packages:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import python_path
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
@@ -59,7 +60,7 @@ def run(slime: Path, tmp_path: Path) -> Run:
 
     def start(**arguments: object) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
-        environ = kept | {"PYTHONPATH": str(slime), "PROFDECK_CONFIG": str(config)}
+        environ = kept | {"PYTHONPATH": python_path(slime), "PROFDECK_CONFIG": str(config)}
         command = [sys.executable, JOB, "4", "4", json.dumps(arguments)]
         return subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=300)
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,26 @@ def build(tmp_path: Path):
         return Profiler.from_config(settings=base | given)
 
     return make
+
+
+@pytest.fixture
+def gpu_host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A stub of ``torch.cuda`` on a host with a GPU: its state, which no call may change."""
+    state: dict[str, Any] = {"initialized": False, "synchronized": 0}
+
+    def initialize() -> None:
+        raise AssertionError("CUDA was initialised.")
+
+    def synchronize() -> None:
+        state["synchronized"] += 1
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: state["initialized"])
+    monkeypatch.setattr(torch.cuda, "_lazy_init", initialize)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
+    monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: both)  # as a CUDA build of torch
+    return state
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -106,7 +127,7 @@ def test_an_option_reaches_the_recorder(build, model, tmp_path: Path, option: st
     assert found(load(traces(tmp_path / "run")[0])) is on
     manifest = read_manifest(next((tmp_path / "run").rglob("*step2.json")))
     assert manifest.options[option] is on
-    assert manifest.versions == {"torch": torch.__version__}
+    assert manifest.versions == {"torch": metadata.version("torch")}
 
 
 def test_plain_traces_on_request(build, model, tmp_path: Path) -> None:
@@ -133,6 +154,37 @@ def test_a_window_writes_a_trace_per_cycle_and_flushes_the_last(build, model, tm
         marks = [name for name in names(load(path), "user_annotation") if name.startswith("ProfilerStep")]
         assert marks[: len(batches)] == [f"ProfilerStep#{batch}" for batch in batches]
         assert names(load(path), "cpu_op").count("aten::addmm") == 2 * len(batches)
+
+
+def test_a_first_capture_as_torch_2_11_records_it(build, model, tmp_path: Path, monkeypatch: Any) -> None:
+    """Torch 2.11 and 2.12 warn in the first cycle of a process. Parsing events in Python takes seconds."""
+    prepare_trace = torch.profiler.profile.prepare_trace
+
+    def warn_as_torch_2_11(self: Any) -> None:
+        if not self.acc_events:
+            warnings.warn("Warning: Profiler clears events at the end of each cycle.", UserWarning, stacklevel=2)
+        prepare_trace(self)
+
+    def parse_events(_: Any) -> None:
+        raise AssertionError("The stop parsed all events in Python.")
+
+    monkeypatch.setattr(torch.profiler.profile, "prepare_trace", warn_as_torch_2_11)
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_ensure_function_events", parse_events)
+    with build().capture(2):
+        work(model)
+    complete(tmp_path / "run")
+
+
+def test_a_device_is_synchronised_at_the_stop_only_if_the_process_uses_it(build, tmp_path: Path, gpu_host) -> None:
+    """CUDA is initialised during the second capture: its kernels must be complete."""
+    profiler = build(steps=[1, 2])
+    with profiler.capture(1):
+        pass
+    assert gpu_host == {"initialized": False, "synchronized": 0}
+    with profiler.capture(2):
+        gpu_host["initialized"] = True
+    assert gpu_host["synchronized"] == 1
+    complete(tmp_path / "run")
 
 
 def test_an_interrupted_window_keeps_its_part(build, model, tmp_path: Path) -> None:

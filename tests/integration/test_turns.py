@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from processes import python_path
 from profdeck import Status
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.reading import read_run
@@ -204,6 +204,24 @@ def work():
 """
 
 
+# A stub of `torch.cuda` on a host with one GPU.
+GPU_HOST = """
+import sys, torch
+from types import SimpleNamespace
+initialized = {initialized}
+def initialize():
+    raise AssertionError("CUDA was initialised.")
+torch.cuda.is_available = lambda: True
+torch.cuda.is_initialized = lambda: initialized
+torch.cuda._lazy_init = initialize
+torch.cuda.current_device = lambda: 0
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid="stub")
+torch.cuda.synchronize = lambda: initialized or initialize()
+activities = {{torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}}
+torch.autograd.profiler._supported_activities = lambda: activities  # as a CUDA build of torch
+"""
+
+
 @pytest.fixture
 def fake_device(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH with the backend `torch`, but as if it recorded a device that the processes of a host share."""
@@ -213,7 +231,7 @@ def fake_device(tmp_path_factory: pytest.TempPathFactory) -> str:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-fake\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[profdeck.backends]\ntorch-fake = torch_fake:FakeDevice\n")
     (site / "torch_fake.py").write_text(FAKE_DEVICE)
-    return f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return python_path(site)
 
 
 def recorded_ns(path: Path, role: str) -> tuple[int, int]:
@@ -256,3 +274,27 @@ def test_torch_records_one_after_the_other(
     assert found["trainer"].problems == ("The host went from step 1 to step 99.",)
     (_, end_ns), (begin_ns, _) = recorded_ns(tmp_path, first), recorded_ns(tmp_path, second.role)
     assert end_ns < begin_ns
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("initialized", [False, True])
+def test_ranks_take_turns_on_a_gpu_only_if_they_use_it(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, initialized: bool
+) -> None:
+    def rank(number: int) -> Process:
+        identity = f"import os\nos.environ['RANK'], os.environ['WORLD_SIZE'] = '{number}', '2'\n"
+        code = identity + GPU_HOST.format(initialized=initialized) + TRAINER + WORK + LOOP
+        return Process(start(code, repr({"backend": "torch", "ranks": "all"})))
+
+    first, second = rank(0), rank(1)
+    first.do("trainer.start(1)")
+    second.do("trainer.start(1)")
+    held = f"gpu-stub, held by process {first.pid} (trainer, step1)" if initialized else None
+    second.do(f"assert trainer.active.waits_for == {held!r}, trainer.active")
+    for process in (first, second):
+        process.do("work(); trainer.close()")
+        process.end()
+    (capture,) = read_run(tmp_path / "run").captures
+    expected = [Status.PARTIAL, Status.MISSING if initialized else Status.PARTIAL]  # they were closed
+    assert [found.status for found in capture.ranks] == expected

@@ -39,6 +39,7 @@ from profdeck.verification.reports import TargetReport
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
 
 FORBIDDEN = ("/work/", "/root/", "/home/", "USDT:", "site-packages")
@@ -69,6 +70,39 @@ def generator() -> ModuleType:
 def test_generated_parts_are_current(generator: ModuleType) -> None:
     for page, text in generator.pages():
         assert page.read_text(encoding="utf-8") == text, f"{page} is stale; run: python docs/generate.py"
+
+
+def test_readme_states_the_last_run_on_a_gpu(generator: ModuleType) -> None:
+    rows = re.findall(r"^\| (PyTorch|vLLM) \|.*[Ll]ast run on a GPU: (.+?)(?: \(|\.)", README, re.MULTILINE)
+    assert rows == [("PyTorch", generator.last_gpu_run("torch")), ("vLLM", generator.last_gpu_run("vllm"))]
+
+
+def test_every_part_on_a_gpu_is_in_the_table(generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was skipped keeps its last result; an older result is not shown."""
+    host = {"gpu": "NVIDIA H100", "driver": "580.1", "versions": {"torch": "2.11.0+cu130", "vllm": "0.26.0"}}
+    passed, skipped = {"status": "passed", "figures": {"step ms": 3}}, {"status": "skipped", "reason": "none"}
+    failed = {"status": "failed", "figures": {}, "reason": "a: 1, not 2"}
+    runs = [
+        {"date": "2026-01-01", "host": host, "parts": {"probe": failed, "training": failed}},
+        {"date": "2026-02-01", "host": host, "parts": {"probe": passed, "training": skipped, "vllm_eager": passed}},
+    ]
+    monkeypatch.setattr(generator, "gpu_results", lambda: runs)
+    lines = generator.gpu_table().splitlines()
+    rows = {part.name: line for part, line in zip(generator.PARTS, lines[2:], strict=True)}
+    about = "NVIDIA H100 | 580.1 | 2.11.0+cu130"
+    assert rows["probe"].endswith(f"| 2026-02-01 | {about} |  | passed | step ms: 3 |")
+    assert rows["training"].endswith(f"| 2026-01-01 | {about} |  | failed: a: 1, not 2 |  |")
+    assert rows["vllm_eager"].endswith(f"| 2026-02-01 | {about} | vLLM 0.26.0 | passed | step ms: 3 |")
+    assert rows["nccl"].endswith("| never |  |  |  |  |  |  |")
+    assert generator.last_gpu_run("vllm") == "2026-02-01 on NVIDIA H100"
+
+
+def test_results_of_a_cpu_are_refused(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "cpu.json").write_text(json.dumps({"host": {"gpu": None}}))
+    monkeypatch.setattr(generator, "DOCS", tmp_path)
+    with pytest.raises(SystemExit, match="was not recorded on a GPU"):
+        generator.gpu_results()
 
 
 def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from processes import python_path
 from profdeck import Identity, Profiler, Status
 from profdeck.after_run import commands, start
 from profdeck.after_run.commands import OUTPUT_BYTES, run_part
@@ -474,7 +475,7 @@ def listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     )
     (tmp_path / "site" / "told.py").write_text(LISTENERS)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path / "site"))
     yield
     sys.modules.pop("told", None)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import python_path
+
 PROGRAM = """
 import os, sys, json
 from profdeck import Identity, Profiler
@@ -50,7 +52,7 @@ def _said(
         capture_output=True,
         text=True,
         cwd=directory,
-        env=os.environ | {"PYTHONPATH": tally},
+        env=os.environ | {"PYTHONPATH": python_path(tally)},
     )
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -20,6 +20,7 @@ import pytest
 from engine_servers import Server, Servers, SglangServer, sglang_command, up
 from servers import TOKEN, busy, call, command_line, command_line_of_many, finished
 
+import processes
 import simulated_servers
 from namespaces import OTHER_HOST
 from profdeck.base.errors import TargetError
@@ -46,7 +47,7 @@ def other_host() -> Callable[[Path], list[str | Path]]:
 @pytest.fixture(scope="module")
 def python_path(tally_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH that offers the backend of the server, and that of its ranks."""
-    return f"{tally_path}{os.pathsep}{simulated_servers.offer(tmp_path_factory.mktemp('site'))}"
+    return processes.python_path(tally_path, simulated_servers.offer(tmp_path_factory.mktemp("site")))
 
 
 @pytest.fixture(scope="module")

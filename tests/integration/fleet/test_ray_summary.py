@@ -16,6 +16,7 @@ from fleet.clusters import Cluster, ray_cluster, ray_environment, session_of
 
 from gpu_job import GpuJob
 from namespaces import own_network
+from processes import python_path
 
 pytestmark = pytest.mark.fleet
 
@@ -191,7 +192,6 @@ def test_a_killed_worker_costs_its_own_item_only(drive) -> None:
 
 
 def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
-    paths = os.pathsep.join(map(str, (JOBS, Path(__file__).parents[1])))
     done = subprocess.run(
         [
             *own_network(),
@@ -199,7 +199,7 @@ def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
             Path(__file__).with_name("jobs") / "dying_node.py",
             tmp_path_factory.mktemp("ray"),
         ],
-        env=os.environ | {"PYTHONPATH": paths},
+        env=os.environ | {"PYTHONPATH": python_path(JOBS, Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=240,

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from engine_servers import Server
 from servers import TOKEN
 
+from processes import python_path
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
@@ -49,7 +50,7 @@ def test_rollouts_through_the_router_of_the_manager(
     (package / "vllm_rollout.py").write_text(HOST)
     config = tmp_path / "profdeck.yaml"
     config.write_text(f"output: {root}\nrun: vime\nsteps: [1]\nroles: {{rollout: {{backend: vllm}}}}\n")
-    environ = os.environ | TOKEN | {"PROFDECK_CONFIG": str(config), "PYTHONPATH": str(tmp_path)}
+    environ = os.environ | TOKEN | {"PROFDECK_CONFIG": str(config), "PYTHONPATH": python_path(tmp_path)}
     environ |= {"PYTHONFAULTHANDLER": "1"}  # it ended by SIGSEGV once in some hundred times, and said nothing
     command = [sys.executable, "-c", MANAGER, router.hostname, str(router.port)]
     done = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=300)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+
+from processes import python_path
 
 TESTS = Path(__file__).parents[2]
 
@@ -18,4 +19,4 @@ def replaying_site(tmp_path_factory: pytest.TempPathFactory) -> str:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: replaying\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[profdeck.backends]\nreplaying = replaying_backend:ReplayingBackend\n")
-    return os.pathsep.join([str(site), str(TESTS)])
+    return python_path(site, TESTS)

@@ -1,0 +1,30 @@
+"""A benchmark as a part: ``python -m gpu.cost BENCHMARK``. Its rows with a goal are checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from gpu.report import CUDA, OUT, Report
+
+REPEATS = {"captured_step": ("--rounds", "12" if CUDA else "2"), "idle_step": ("--repeats", "31" if CUDA else "7")}
+
+
+def main() -> None:
+    """Run the benchmark and report its rows."""
+    report = Report()
+    (name,) = sys.argv[1:]
+    file = OUT / "rows.json"
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *REPEATS[name], "--json", str(file)], check=True)
+    for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+        ratio = row["ratio"]
+        figure = f"{row['measured']:.3g} {row['unit']}, {ratio:.3f} of {row['peer_name']}"
+        report.figure(row["what"], figure)
+        if CUDA and row["goal"]:  # the sizes for the CPU are not what the goals are for
+            report.check(row["what"], row["met"], f"{figure}; goal: {row['goal']}")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

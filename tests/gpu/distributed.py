@@ -1,0 +1,99 @@
+"""Data-parallel ranks under torchrun: ``python -m gpu.distributed KIND``.
+
+``slow``: rank 1 works four times as much, and each rank has leases of its own, so that both record at once. ``nccl``:
+one rank. ``shared``: two ranks that share a GPU and take turns. ``host``: two ranks on the CPU, which need no turns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from gpu.report import CUDA, OUT, Report, compare, count, status, summarize, synchronize, traces
+from profdeck import Profiler
+from profdeck.verification.reading import read_run
+
+STEPS = ("3..5", "9..11")
+
+
+def train(kind: str, rank: int) -> None:
+    """Train and capture."""
+    device = "cuda" if CUDA and kind != "host" else "cpu"
+    width = 2048 if device == "cuda" else 64
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6))).to(device)
+    model = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(width if device == "cuda" else 8, width, device=device)
+    settings = {"output": str(OUT), "run": kind, "steps": STEPS, "trainer.backend": "torch", "trainer.ranks": "all"}
+    slow = kind == "slow" and rank == 1
+    with Profiler.from_config(settings=settings, role="trainer") as profiler:
+        for step in range(14):
+            with profiler.capture(step):
+                with profiler.stage("forward_backward"):
+                    for _ in range(4 if slow else 1):
+                        loss = model(x).square().mean()
+                    time.sleep(0.02 * slow)
+                    loss.backward()
+                with profiler.stage("update"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if device == "cuda":
+                    synchronize()
+
+
+def judge(kind: str) -> None:
+    """Check the run of all ranks."""
+    report = Report()
+    if kind == "shared":
+        ranks = [rank for capture in read_run(OUT / kind).captures for rank in capture.ranks]
+        report.figure("ranks recorded", f"{sum(rank.status == 'complete' for rank in ranks)} of {len(ranks)}")
+        waited = all(rank.status == "complete" or "held by process" in str(rank.problems) for rank in ranks)
+        report.check("a rank that is not complete names the holder", waited, [rank.problems for rank in ranks])
+        report.check("a rank of each capture is complete", any(rank.status == "complete" for rank in ranks))
+    else:
+        compare(report, kind)
+    if kind == "host":
+        report.check("CUDA was not initialised", not torch.cuda.is_initialized())
+    if kind == "nccl":
+        found = sum(count(path)["collectives"] for path in traces(kind))
+        report.check("NCCL kernels", found > 0, found)
+    if kind == "slow":
+        kernels = [count(path)["kernels"] for path in traces(kind)]
+        # Both captures of a rank hold the same work, and the ranks record at the same time.
+        report.check("both ranks record all kernels", kernels[:2] == kernels[2:], kernels)
+        findings = summarize(kind)["findings"]
+        texts = [f"{finding['rule']}: {finding['text']}" for finding in findings]
+        report.figure("first finding", texts[0] if texts else "none")
+        if CUDA:
+            named = any(finding["rule"] == "straggler" and "rank 1" in finding["text"] for finding in findings)
+            report.check("rank 1 is named", named, texts)
+    report.check("backend", passed=True, detail=dist.get_backend())
+    report.check("status", kind == "shared" or status(kind) == "complete", status(kind))
+    report.finish()
+
+
+def main() -> None:
+    """Run one rank."""
+    (kind,) = sys.argv[1:]
+    rank = int(os.environ["RANK"])
+    if kind == "slow":
+        os.environ["PROFDECK_LEASE_DIR"] += f"-{rank}"
+    if CUDA and kind != "host":
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if kind == "nccl" else "gloo")
+    train(kind, rank)
+    dist.barrier()
+    try:
+        if rank == 0:
+            judge(kind)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Captures of a vLLM engine: ``eager`` with Triton attention and no graphs, ``graphs`` with vLLM's defaults."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu.report import CUDA, DEVICE, OUT, Report, compare, traces
+
+TOKENS = 64
+
+
+def write_model(path: Path, *, hidden: int, layers: int, dtype: str) -> None:
+    """Write a Llama with random weights and a tokenizer of bytes: that of the engine tests, of another size."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+    from engine_servers import tiny_model
+
+    path.mkdir(parents=True, exist_ok=True)
+    tiny_model(path)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    config |= {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "head_dim": 64}
+    config |= {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "torch_dtype": dtype}
+    file.write_text(json.dumps(config))
+
+
+def engine_arguments(mode: str) -> dict[str, Any]:
+    """Return the arguments of the engine."""
+    dtype = "bfloat16" if CUDA else "float32"
+    write_model(OUT / "model", hidden=1024 if CUDA else 128, layers=8 if CUDA else 2, dtype=dtype)
+    engine: dict[str, Any] = {"model": str(OUT / "model"), "load_format": "dummy", "max_model_len": 256, "dtype": dtype}
+    engine["max_num_seqs"] = 16
+    if CUDA:
+        # With a fixed size vLLM does not measure free memory, which changes while other parts run.
+        engine |= {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 4 * 2**30}
+    if mode == "eager":
+        engine |= {"enforce_eager": True} | ({"attention_backend": "TRITON_ATTN"} if CUDA else {})
+    else:
+        engine["cudagraph_capture_sizes"] = [1, 2, 4, 8, 16]
+    return engine
+
+
+def main() -> None:
+    """Start the engine and capture it in several ways."""
+    report = Report()
+    mode = sys.argv[1]
+    begin = time.perf_counter()
+    from vllm import LLM, SamplingParams
+
+    from profdeck import Profiler
+
+    llm = LLM(**engine_arguments(mode))
+    report.figure("engine up after s", round(time.perf_counter() - begin, 1))
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
+    prompts = [f"hello world {number}" for number in range(8)]
+
+    def generate() -> tuple[list[list[int]], float]:
+        start = time.perf_counter()
+        done = llm.generate(prompts, sampling, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in done], time.perf_counter() - start
+
+    generate()
+    expected, _ = generate()
+    report.figure("iteration ms", round(statistics.median(generate()[1] for _ in range(5)) / TOKENS * 1e3, 2))
+    device = {"device_only": {"options__activities": [DEVICE], "iterations": {"count": 10}}} if CUDA else {}
+    captures: dict[str, dict[str, Any]] = {
+        "complete": {},
+        "decode": {"stages": ["decode"], "iterations": {"count": 10}},
+        "window": {"iterations": {"count": 5, "skip": 20}, "options__record_shapes": True, "options__with_stack": True},
+        **device,
+    }
+    for step, (run, role) in enumerate(captures.items(), 1):
+        with report.attempt(run):
+            own = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
+            settings = {"output": str(OUT), "run": run, "steps": [step], "rollout.backend": "vllm", **own}
+            profiler = Profiler.from_config(settings=settings, role="rollout", target=llm)
+            profiler.start(step)
+            tokens, _ = generate()
+            profiler.stop()
+            report.check(f"{run} changes no token", tokens == expected)
+            report.check(f"{run} left a trace", bool(traces(run)), [path.name for path in traces(run)])
+            compare(report, run)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The parts of `make gpu`, in order of their value: commands, limits and requirements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+VLLM = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "profdeck",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=100")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """A program that runs in its own process group, with a time limit."""
+
+    name: str
+    backend: str
+    """The backend that it runs, as in docs/hardware.md."""
+    feature: str
+    """The feature that it covers, as in docs/hardware.md."""
+    command: tuple[str, ...]
+    """Arguments of Python. ``{out}`` is the part's directory."""
+    limit_s: float
+    needs: tuple[str, ...] = ("torch",)
+    """Modules that must be installed, and ``cuda`` for a device. The part is skipped otherwise."""
+    alone: bool = True
+    """Whether no other part may run at the same time. True for parts that measure time."""
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+
+
+PARTS = (
+    Part(
+        name="probe", backend="torch", feature="Ceilings: matrix products, copies", limit_s=40,
+        command=("-m", "gpu.probe"),
+    ),
+    Part(
+        name="cuda_tests", backend="torch", feature="Tests marked `cuda`", limit_s=75,
+        needs=("torch", "cuda", "pytest"), command=(*PYTEST, "-m", "cuda", "tests/integration/test_cuda.py"),
+    ),
+    Part(
+        name="training", backend="torch", feature="Training in bf16: stacks, memory snapshot, windows", limit_s=90,
+        command=("-m", "gpu.training", "bf16", "rich", "accumulation"),
+    ),
+    Part(
+        name="device_features", backend="torch", feature="CUDA graphs, streams, Triton, device activity alone",
+        limit_s=70, needs=("torch", "cuda"),
+        command=("-m", "gpu.training", "device_only", "graph", "graph_inside", "streams", "triton_kernel"),
+    ),
+    Part(
+        name="faults", backend="torch", feature="Planted faults are the first finding", limit_s=90,
+        command=("-m", "gpu.faults"),
+    ),
+    Part(
+        name="captured_step", backend="torch", feature="Cost of a captured step", limit_s=120,
+        command=("-m", "gpu.cost", "captured_step"),
+    ),
+    Part(
+        name="idle_step", backend="torch", feature="Cost of an idle step", limit_s=40,
+        command=("-m", "gpu.cost", "idle_step"),
+    ),
+    Part(
+        name="slow_rank", backend="torch", feature="Two ranks: the slow rank is named", limit_s=100,
+        command=(*TORCHRUN, "2", "-m", "gpu.distributed", "slow"),
+    ),
+    # The parts below run at the same time: none of them is judged by a time.
+    Part(
+        name="nccl", backend="torch", feature="NCCL, one rank", limit_s=60, needs=("torch", "cuda"), alone=False,
+        command=(*TORCHRUN, "1", "-m", "gpu.distributed", "nccl"),
+    ),
+    Part(
+        name="shared_gpu", backend="torch", feature="Two ranks that share a GPU take turns", limit_s=100, alone=False,
+        needs=("torch", "cuda"), command=(*TORCHRUN, "2", "-m", "gpu.distributed", "shared"),
+    ),
+    Part(
+        name="host_ranks", backend="torch", feature="Two ranks on the CPU of a GPU host", limit_s=100, alone=False,
+        command=(*TORCHRUN, "2", "-m", "gpu.distributed", "host"),
+    ),
+    Part(
+        name="leases", backend="torch", feature="Leases: two processes, a killed holder", limit_s=100, alone=False,
+        command=("-m", "gpu.leases"),
+    ),
+    Part(
+        name="vllm_eager", backend="vllm", feature="Captures, Triton attention, no graphs", limit_s=120, alone=False,
+        needs=("torch", "vllm"), command=("-m", "gpu.engine", "eager"), environment=VLLM,
+    ),
+    Part(
+        name="compile", backend="torch", feature="torch.compile, also with reduce-overhead", limit_s=110, alone=False,
+        needs=("torch", "cuda", "triton"), command=("-m", "gpu.training", "compiled", "reduce_overhead"),
+    ),
+    Part(
+        name="vllm_graphs", backend="vllm", feature="Captures with torch.compile and CUDA graphs", limit_s=170,
+        alone=False, needs=("torch", "cuda", "vllm"), command=("-m", "gpu.engine", "graphs"), environment=VLLM,
+    ),
+    Part(
+        name="demo", backend="torch", feature="`profdeck demo`", limit_s=120, alone=False,
+        command=("-m", "profdeck", "demo", "--output", "{out}/demo"),
+    ),
+    Part(
+        name="nsys", backend="torch", feature="Ranges for Nsight Systems", limit_s=60, alone=False,
+        needs=("torch", "cuda"), command=("-m", "gpu.nsys"),
+    ),
+    Part(
+        name="torch_tests", backend="torch", feature="Tests marked `torch`", limit_s=200, alone=False,
+        needs=("torch", "cuda", "pytest", "xdist"),
+        command=(
+            *PYTEST, "-n", "6", "--dist", "loadfile", "-m", "torch and not long", "--ignore",
+            "tests/integration/test_cuda.py", "--ignore", "tests/integration/test_chaos.py", "--ignore",
+            "tests/integration/test_readme.py", "tests/integration",
+        ),
+    ),
+)  # fmt: skip

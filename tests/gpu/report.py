@@ -1,0 +1,129 @@
+"""The result of a part, and counts of its traces by the standard library, independent of profdeck's reader."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profdeck.verification.reading import read_run
+
+OUT = Path(os.environ["PROFDECK_GPU_OUT"])
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+SKIPPED = 77
+_DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+class Report:
+    """Checks and figures, written to the part's directory after each of them."""
+
+    def __init__(self) -> None:
+        self._content: dict[str, Any] = {"checks": {}, "figures": {}}
+
+    def check(self, name: str, passed: bool, detail: object = "") -> None:
+        """Add a check, which fails the part if it did not pass."""
+        self._content["checks"][name] = {"passed": bool(passed), "detail": str(detail)}
+        self._write(f"{name}: {'passed' if passed else 'FAILED'} {detail}")
+
+    def figure(self, name: str, value: object) -> None:
+        """Add a figure, with its unit."""
+        self._content["figures"][name] = value
+        self._write(f"{name}: {value}")
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Turn an error into a failed check, so that the next one is made."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # the reason is reported
+            traceback.print_exc()
+            self.check(name, passed=False, detail=f"{type(error).__name__}: {error}")
+
+    def skip(self, reason: str) -> None:
+        """End the part, which cannot run here."""
+        self._content["skipped"] = reason
+        self._write(reason)
+        sys.exit(SKIPPED)
+
+    def finish(self) -> None:
+        """End the part, with an exit code that says whether all checks passed."""
+        sys.exit(not all(check["passed"] for check in self._content["checks"].values()))
+
+    def _write(self, line: str) -> None:
+        OUT.joinpath("result.json").write_text(json.dumps(self._content), encoding="utf-8")
+        print(line, flush=True)
+
+
+def synchronize() -> None:
+    """Wait for the device, if there is one."""
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def traces(run: str) -> list[Path]:
+    """Return the traces of a run of this part."""
+    return sorted((OUT / run).glob("step_*/**/*.trace.json*"))
+
+
+def status(run: str) -> str:
+    """Return the status of a run of this part, by `profdeck ls`."""
+    return str(read_run(OUT / run).status)
+
+
+def summarize(run: str) -> dict[str, Any]:
+    """Return the output of `profdeck summary --json`."""
+    command = [sys.executable, "-m", "profdeck", "summary", "--json", str(OUT / run)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def count(path: Path) -> dict[str, float]:
+    """Count the device events of a trace."""
+    data = path.read_bytes()
+    events = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    device = [event for event in events if event.get("ph") == "X" and event.get("cat") in _DEVICE_CATEGORIES]
+    kernels = [event for event in device if event["cat"] == "kernel"]
+    runtime = [event for event in events if event.get("cat") in {"cuda_runtime", "cuda_driver"}]
+    launched = {event["args"].get("correlation") for event in runtime if "args" in event}
+    return {
+        "kernels": len(kernels),
+        "busy_us": union_us([(event["ts"], event["ts"] + event["dur"]) for event in device]),
+        "streams": len({(event["pid"], event["tid"]) for event in device}),
+        "graph_launches": sum("GraphLaunch" in event["name"] for event in runtime),
+        "without_launch": sum(event["args"].get("correlation") not in launched for event in kernels),
+        "collectives": sum("nccl" in event["name"].lower() for event in kernels),
+    }
+
+
+def union_us(spans: list[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def compare(report: Report, run: str) -> None:
+    """Check that a run is complete and that profdeck counts what the standard library counts."""
+    with report.attempt(run):
+        report.check(f"{run} complete", status(run) == "complete", status(run))
+        for rank, path in zip(summarize(run)["ranks"], traces(run), strict=True):
+            counted = count(path)
+            kernels = sum(kernel["count"] for kernel in rank["kernels"])
+            same = kernels == counted["kernels"] and abs((rank["busy_us"] or 0.0) - counted["busy_us"]) < 1.0
+            detail = f"{counted} and {kernels} kernels, {rank['busy_us']} us busy by profdeck"
+            report.check(f"{run} {path.name} agrees", same, detail)
+            if CUDA and run != "host":
+                report.check(f"{run} {path.name} has kernels", counted["kernels"] > 0, detail)

@@ -1,0 +1,30 @@
+"""Processes of tests in an environment that is a layer over another one: a base Python and a PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pages import Shell
+
+
+@pytest.fixture(autouse=True)
+def layered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the Python that this environment was made with, which has no package and no script of ours."""
+    monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]  # not documented
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+
+def test_a_job_has_the_inherited_packages(start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("import profdeck, tally_backend")
+    assert process.wait(60) == 0, process.communicate()
+
+
+def test_a_page_has_the_inherited_packages_and_the_commands(tmp_path: Path) -> None:
+    done = Shell(tmp_path)._done("profdeck --version && python -c 'import profdeck'")
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,77 @@
+"""An engine with async scheduling, in which a batch is scheduled before the last one has been sampled.
+
+vLLM uses it on GPUs and turns it off on the CPU, where there are no streams. Here it is turned on, over stubs of
+CUDA's streams and events that do nothing: operators on the CPU end before they return. All else is vLLM's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from _job import ENGINE, PROMPTS, about, finish, settings
+from vllm import LLM, SamplingParams
+from vllm.platforms.cpu import CpuPlatform
+
+from profdeck import Profiler
+
+
+class Event:
+    """A stub of an event that has always happened."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def record(self, *_: object) -> None:
+        """Do nothing."""
+
+    synchronize = wait = record
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+
+class Stream:
+    """A stub of a stream."""
+
+    def wait_stream(self, _: object) -> None:
+        """Do nothing."""
+
+    wait_event = wait_stream
+
+
+if __name__ == "__main__":
+    torch.Event = torch.cuda.Event = Event
+    torch.cuda.Stream = torch.cuda.current_stream = Stream
+    torch.cuda.stream = lambda _: contextlib.nullcontext()
+    configure = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(config) -> None:  # vLLM's
+        configure(config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = check_and_update_config
+
+    llm = LLM(**ENGINE, async_scheduling=True)
+    core = llm.llm_engine.engine_core.engine_core
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    results: dict[str, object] = {"batches_at_once": core.batch_queue_size}
+
+    def generate() -> list[list[int]]:
+        return [list(done.outputs[0].token_ids) for done in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+
+    expected = generate()
+    for step, (name, role) in enumerate(
+        {
+            "all": {},
+            "window": {"iterations": {"count": 3, "skip": 2}},
+            "decode": {"stages": ["decode"], "iterations": {"count": 5}},
+        }.items()
+    ):
+        profiler = Profiler.from_config(settings=settings(step, **role), role="rollout", target=llm)
+        capture = profiler.start(step)
+        same = generate() == expected
+        profiler.stop()
+        results[name] = {**about(capture), "same_tokens": same}
+    finish(results)

@@ -1,0 +1,160 @@
+"""The runner of `make gpu`, with parts that end in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu import runner
+from gpu.parts import PARTS, Part
+from processes import python_path, until
+
+ROOT = Path(__file__).parents[2]
+REPORT = "import json, os; json.dump({}, open(os.environ['PROFDECK_GPU_OUT'] + '/result.json', 'w'));"
+HOST = {"gpu": None}
+# A worker in a session of its own, as launchers start them, that ignores SIGTERM. It ends when its parent's pipe does.
+WORKER = """
+import signal, subprocess, sys, time
+worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+"""
+
+
+def part(name: str, code: str, **fields: Any) -> Part:
+    return Part(
+        name=name, backend="b", feature="f", command=("-c", code), **{"limit_s": 60, "needs": ("json",)} | fields
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run parts; return their results, and check that the file has them."""
+    monkeypatch.setattr(runner, "GRACE_S", 0.5)
+
+    def run(*parts: Part, budget_s: float = 600, host: dict[str, Any] = HOST) -> dict[str, Any]:
+        running = runner.Runner(tmp_path, host, deadline_s=time.monotonic() + budget_s)
+        running.run(parts)
+        assert json.loads((tmp_path / runner.RESULTS).read_text()) == running.results
+        assert [line.split(" | ")[0] for line in running.table().splitlines()[2:]] == [f"| {one.name}" for one in parts]
+        return running.results["parts"]
+
+    return run
+
+
+def is_running(pid: int) -> bool:
+    return (Path("/proc") / str(pid)).exists() and " Z " not in (Path("/proc") / str(pid) / "stat").read_text()
+
+
+def test_each_outcome_has_its_reason(run) -> None:
+    failing = REPORT.format({"checks": {"a": {"passed": False, "detail": "1, not 2"}}, "figures": {"time ms": 3}})
+    found = run(
+        part("passes", REPORT.format({"figures": {"time ms": 3}})),
+        part("fails", f"{failing} raise SystemExit(1)"),
+        part("raises", "raise ValueError('the reason')"),
+        part("skips", f"{REPORT.format({'skipped': 'there is no nsys'})} raise SystemExit(77)"),
+        part("kills_itself", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
+        part("needs_a_module", "", needs=("no_such_module",)),
+        part("needs_a_device", "", needs=("cuda",)),
+        part("runs_after_all", "pass"),
+    )
+    assert {name: (result["status"], result.get("reason")) for name, result in found.items()} == {
+        "passes": ("passed", None),
+        "fails": ("failed", "a: 1, not 2"),
+        "raises": ("failed", "ValueError: the reason"),
+        "skips": ("skipped", "there is no nsys"),
+        "kills_itself": ("killed", "ended by SIGKILL"),
+        "needs_a_module": ("skipped", "no_such_module is not installed"),
+        "needs_a_device": ("skipped", "there is no CUDA device"),
+        "runs_after_all": ("passed", None),
+    }
+    assert found["passes"]["figures"] == found["fails"]["figures"] == {"time ms": 3}
+
+
+def test_a_part_of_tests_names_those_that_failed(run, tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2\n")
+    code = f"import pytest; raise SystemExit(pytest.main(['-q', '-ra', '-p', 'no:cacheprovider', {str(tmp_path)!r}]))"
+    found = run(part("tests", code))["tests"]
+    assert found["status"] == "failed"
+    assert "test_some.py::test_bad" in found["reason"]
+    assert found["figures"]["tests"].startswith("1 failed, 1 passed in ")
+
+
+def test_a_part_that_hangs_costs_its_limit_and_its_workers_are_killed(run, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    found = run(part("hangs", f"{WORKER}\ntime.sleep(600)", limit_s=5), part("next", "pass"))
+    assert (found["hangs"]["status"], found["hangs"]["reason"]) == (
+        "timed out",
+        "it did not end within its limit of 5 s",
+    )
+    assert found["next"]["status"] == "passed"
+    assert time.monotonic() - begin < 60
+    assert not is_running(int((tmp_path / "hangs" / "log.txt").read_text()))
+
+
+def test_workers_that_a_part_leaves_are_killed(run, tmp_path: Path) -> None:
+    assert run(part("leaves_a_worker", WORKER))["leaves_a_worker"]["status"] == "passed"
+    assert not is_running(int((tmp_path / "leaves_a_worker" / "log.txt").read_text()))
+
+
+def test_no_part_outlives_a_runner_that_is_ended(tmp_path: Path) -> None:
+    code = f"""
+import signal, sys, time
+from pathlib import Path
+from gpu import runner
+from gpu.parts import Part
+runner.GRACE_S = 0.5
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+part = Part(name="hangs", backend="b", feature="f", limit_s=600, needs=(), alone=False,
+            command=("-c", {WORKER + "time.sleep(600)"!r}))
+runner.Runner(Path({str(tmp_path)!r}), {{}}, deadline_s=time.monotonic() + 600).run([part])
+"""
+    environ = os.environ | {"PYTHONPATH": python_path(ROOT / "tests")}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environ)
+    log = tmp_path / "hangs" / "log.txt"
+    until(lambda: log.exists() and log.read_text().endswith("\n"))
+    process.terminate()
+    assert process.wait(60) == 1
+    assert not is_running(int(log.read_text()))
+
+
+def test_parts_that_need_not_be_alone_run_at_the_same_time(run, tmp_path: Path) -> None:
+    meet = f"""
+import time
+from pathlib import Path
+Path({str(tmp_path)!r}, "here.%s").touch()
+while not Path({str(tmp_path)!r}, "here.%s").exists(): time.sleep(0.01)
+"""
+    found = run(part("one", meet % (1, 2), alone=False), part("two", meet % (2, 1), alone=False), part("three", "pass"))
+    assert [result["status"] for result in found.values()] == ["passed"] * 3
+
+
+def test_a_part_is_not_started_when_the_budget_is_spent(run) -> None:
+    assert run(part("late", "pass"), budget_s=5)["late"]["reason"] == "5 s of the budget are left"
+
+
+def test_vllm_of_a_directory_is_for_its_parts_alone(tmp_path: Path) -> None:
+    (tmp_path / "layer" / "vllm").mkdir(parents=True)
+    running = runner.Runner(tmp_path, HOST, deadline_s=time.monotonic() + 600, vllm=tmp_path / "layer")
+    show = "import os, sys; print(os.environ['PYTHONPATH'])"
+    running.run([part("with", show, needs=("vllm",)), part("without", show)])
+    paths = {name: (tmp_path / name / "log.txt").read_text().split(os.pathsep) for name in ("with", "without")}
+    assert paths["with"][0] == str(tmp_path / "layer")
+    assert str(tmp_path / "layer") not in paths["without"]
+
+
+def test_parts_are_listed_and_selected_by_name(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "gpu" / "run.py")]
+    listed = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == [part.name for part in PARTS]
+    unknown = subprocess.run([*command, "trainin"], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert unknown.returncode == 2
+    assert "no such part: trainin; parts are probe, " in unknown.stderr
