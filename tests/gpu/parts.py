@@ -102,7 +102,7 @@ PARTS = (
         alone=False, needs=("torch", "cuda", "vllm"), command=("-m", "gpu.engine", "graphs"), environment=VLLM,
     ),
     Part(
-        name="demo", backend="torch", feature="`profdeck demo`", limit_s=120, alone=False,
+        name="demo", backend="torch", feature="`profdeck demo`", limit_s=180, alone=False,
         command=("-m", "profdeck", "demo", "--output", "{out}/demo"),
     ),
     Part(
