@@ -65,7 +65,7 @@ PARTS = (
         command=("-m", "gpu.cost", "captured_step"),
     ),
     Part(
-        name="idle_step", backend="torch", feature="Cost of an idle step", limit_s=40,
+        name="idle_step", backend="torch", feature="Cost of an idle step", limit_s=60,
         command=("-m", "gpu.cost", "idle_step"),
     ),
     Part(
@@ -86,7 +86,7 @@ PARTS = (
         command=(*TORCHRUN, "2", "-m", "gpu.distributed", "host"),
     ),
     Part(
-        name="leases", backend="torch", feature="Leases: two processes, a killed holder", limit_s=100, alone=False,
+        name="leases", backend="torch", feature="A process waits for a holder that is killed", limit_s=100, alone=False,
         command=("-m", "gpu.leases"),
     ),
     Part(
@@ -102,7 +102,7 @@ PARTS = (
         alone=False, needs=("torch", "cuda", "vllm"), command=("-m", "gpu.engine", "graphs"), environment=VLLM,
     ),
     Part(
-        name="demo", backend="torch", feature="`profdeck demo`", limit_s=120, alone=False,
+        name="demo", backend="torch", feature="`profdeck demo`", limit_s=180, alone=False,
         command=("-m", "profdeck", "demo", "--output", "{out}/demo"),
     ),
     Part(

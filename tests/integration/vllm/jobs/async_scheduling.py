@@ -51,7 +51,7 @@ if __name__ == "__main__":
         configure(config)
         config.scheduler_config.async_scheduling = True
 
-    CpuPlatform.check_and_update_config = check_and_update_config
+    CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
 
     llm = LLM(**ENGINE, async_scheduling=True)
     core = llm.llm_engine.engine_core.engine_core
