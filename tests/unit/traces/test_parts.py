@@ -161,8 +161,8 @@ def test_commands_read_a_large_trace_on_all_cores(tmp_path: Path) -> None:
         return subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
     for options in ((), ("--devices-only",)):
-        assert len({summary("--processes", count, *options) for count in "123"}) == 1
+        assert len({summary("--processes", count, *options) for count in "13"}) == 1
     path.write_bytes(path.read_bytes()[:-100])
-    assert len({summary("--processes", count) for count in "12"}) == 1
-    assert '"whole": false' in summary()
+    (damaged,) = {summary("--processes", count) for count in "12"}
+    assert '"whole": false' in damaged
     assert [*Path(tempfile.gettempdir()).glob("profdeck-*/0")] == []
