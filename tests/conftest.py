@@ -11,11 +11,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-# How fast a busy machine makes examples says nothing about the code.
-settings.register_profile("profdeck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("profdeck")
+FUZZ_ROUNDS = int(os.environ.get("PROFDECK_FUZZ_ROUNDS", "0"))
+
+settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    # Examples take longer on a busy machine.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("fuzz", settings.get_profile("fixed"), derandomize=False, print_blob=True)
+settings.load_profile("fuzz" if FUZZ_ROUNDS else "fixed")
 
 HERE = Path(__file__).parent
 _DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "shared" / "data")
@@ -25,11 +34,13 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
     if _name not in {
         "PROFDECK_TEST_AXE",
         "PROFDECK_TEST_DATA",
+        "PROFDECK_TEST_SEED",
         "PROFDECK_TEST_SGLANG_PYTHON",
         "PROFDECK_TEST_SLIME",
         "PROFDECK_TEST_VERL_SGLANG_PYTHON",
         "PROFDECK_FUZZ_FILES",
         "PROFDECK_FUZZ_CONFIGS",
+        "PROFDECK_FUZZ_ROUNDS",
         "PROFDECK_CHAOS_JOBS",
     }:
         del os.environ[_name]
@@ -40,6 +51,13 @@ for _name in ("COLUMNS", "LINES"):
 # Ctrl-C is ignored in jobs that a shell runs in the background, and then in all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat each property test in the nox session `fuzz`, since tests limit their own number of examples."""
+    if FUZZ_ROUNDS and is_hypothesis_test(metafunc.function):
+        metafunc.fixturenames.append("fuzz_round")
+        metafunc.parametrize("fuzz_round", range(FUZZ_ROUNDS))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Jobs whose hosts misbehave and that are ended at any moment: what `ls` says of each run is true.
 
-Some are tried each time; ``PROFDECK_CHAOS_JOBS=500`` tries so many. A failure names the seed of its job.
+``PROFDECK_CHAOS_JOBS`` sets the number of jobs, ``PROFDECK_TEST_SEED`` the seed of the first. A failure names the
+seed of its job.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import pytest
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 from profdeck.verification.reports import CaptureReport, RunReport
+from seeds import FIRST_SEED
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 JOBS = int(os.environ.get("PROFDECK_CHAOS_JOBS", "24"))
 PARTS = 2
@@ -124,7 +126,7 @@ def _wrong(artifact: Any, first: int, last: int) -> str | None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_is_said_of_jobs_that_end_at_any_moment_is_true(tmp_path: Path, part: int) -> None:
     count = JOBS // PARTS
-    arguments = [str(tmp_path), str(part * count), str(count)]
+    arguments = [str(tmp_path), str(FIRST_SEED + part * count), str(count)]
     done = subprocess.run([sys.executable, str(SCRIPT), *arguments], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     jobs = [read(directory) for directory in sorted(tmp_path.iterdir(), key=lambda one: int(one.name))]

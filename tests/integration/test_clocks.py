@@ -14,7 +14,7 @@ from processes import free_port
 from profdeck.traces.analysis.alignment import Alignment, align
 from profdeck.traces.sources import find_sources
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 JOB = Path(__file__).with_name("clocks_job.py")
 AHEAD_NS = 2_345_678_901

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
 from profdeck_torch.tcp_store import connect
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 JOB = Path(__file__).with_name("job_of_hosts.py")
 Ask = Callable[..., "subprocess.Popen[str]"]
@@ -238,30 +237,6 @@ def test_what_is_whole_needs_no_job(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "profdeck", "collect", run]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "Nothing is missing that a server could send.\n"), done.stderr
-
-
-def test_a_store_keeps_its_promises_and_no_threads(capfd: pytest.CaptureFixture[str]) -> None:
-    torch_store = pytest.importorskip("torch.distributed").TCPStore
-    server = torch_store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = connect("run", f"127.0.0.1:{server.port}")
-    assert (store.create("a.json", b"1"), store.create("a.json", b"2")) == (b"1", b"1")
-    store.remove("a.json", b"2")
-    assert store.read("a.json") == b"1"
-    store.remove("a.json", b"1")
-    assert (store.read("a.json"), store.create("a.json", b"3")) == (None, b"3")
-    for name, text in (("processes/x.json", b"4"), ("processes/y.json", b"5"), ("processes/x.json", b"6")):
-        store.put(name, text)
-    assert dict(store.read_all("processes/")) == {"processes/x.json": b"6", "processes/y.json": b"5"}
-    store.put("junk", b"\xff")
-    store.remove("junk", b"\xff")
-    assert store.read("junk") is None
-    store.close()
-    away = connect("run", f"127.0.0.1:{free_port()}")
-    for _ in range(5):
-        with pytest.raises(ConnectionError, match="Nothing answers at tcpstore:127.0.0.1:"):
-            away.read("a.json")
-    until(lambda: not [one for one in threading.enumerate() if one.name == "profdeck store"])
-    assert "frame #" not in capfd.readouterr().err
 
 
 def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:

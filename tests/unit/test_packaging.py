@@ -85,16 +85,6 @@ def test_the_torch_backend_can_be_described_without_torch() -> None:
     assert found & {"torch", "typer", "rich", "numpy"} == set()
 
 
-@pytest.mark.parametrize("package", sorted(Path(name).name for name in packages_on_disk()))
-def test_arrows_point_one_way(package: str) -> None:
-    """Core imports no plugin, and no plugin imports another."""
-    others = {Path(name).name for name in packages_on_disk()} - {package, "profdeck"}
-    for file in (ROOT / ("core" if package == "profdeck" else "plugins") / package).rglob("*.py"):
-        lines = [line.split() for line in file.read_text().splitlines()]
-        imported = {words[1].partition(".")[0] for words in lines if len(words) > 1 and words[0] in ("import", "from")}
-        assert imported & others == set(), file
-
-
 def test_all_names_of_the_public_interface_exist() -> None:
     assert {name: getattr(profdeck, name).__name__ for name in profdeck.__all__ if name != "hookimpl"}
     assert callable(profdeck.hookimpl)

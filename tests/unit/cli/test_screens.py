@@ -23,6 +23,7 @@ from gpu_job import GpuJob
 
 SCREENS = Path(__file__).parent / "screens"
 SIZES = {"80x24": (80, 24), "120x35": (120, 35), "piped": None}
+WIDE = ("summary-8-ranks", "diff")  # the only commands whose expected screens include 120x35
 COMMANDS = {
     "summary-8-ranks": ("summary", "eight"),
     "summary-long-names": ("summary", "long"),
@@ -32,6 +33,7 @@ COMMANDS = {
     "trend": ("trend", "captures"),
 }
 LONG = "void at::native::(anonymous namespace)::" + "vectorized_layer_norm_kernel<float, " * 20 + "float>" * 20
+SCREENSHOTS = [(name, size) for name in COMMANDS for size in SIZES if size != "120x35" or name in WIDE]
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -80,8 +82,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "size"), SCREENSHOTS)
 def test_screens_are_as_they_were(directory: Path, name: str, size: str) -> None:
     text = shown(directory, COMMANDS[name], SIZES[size])
     assert text == (SCREENS / f"{name}.{size}.txt").read_text(encoding="utf-8")
@@ -97,6 +98,6 @@ def test_screens_are_as_they_were(directory: Path, name: str, size: str) -> None
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         jobs(Path(made))
-        for _name, _command in COMMANDS.items():
-            for _size, _window in SIZES.items():
-                (SCREENS / f"{_name}.{_size}.txt").write_text(shown(Path(made), _command, _window), encoding="utf-8")
+        for _name, _size in SCREENSHOTS:
+            _text = shown(Path(made), COMMANDS[_name], SIZES[_size])
+            (SCREENS / f"{_name}.{_size}.txt").write_text(_text, encoding="utf-8")

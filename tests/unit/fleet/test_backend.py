@@ -531,27 +531,7 @@ def test_a_slow_flush_is_waited_for(build: Build, manifest: Read) -> None:
     assert outcomes(manifest()) == [Outcome.FLUSHED] * 3
 
 
-def test_a_flush_that_takes_too_long(build: Build, manifest: Read) -> None:
-    async def check(servers: list[SimulatedServer]) -> None:
-        engine = servers[1].engine
-        assert isinstance(engine, SimulatedEngine)
-        profiler = build(urls(servers), stop_timeout_s=1)
-        await profiler.astart(1)
-        engine.flushed.clear()
-        with pytest.raises(CaptureError, match="1 of 3 targets are not complete: 1 timed_out"):
-            await profiler.astop()
-
-    with_servers(check, 3)
-    fleet = manifest()
-    assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
-    assert fleet.targets[1].reason == "It was not stopped within stop_timeout_s=1 seconds."
-    assert "raise stop_timeout_s of the targets" in str(fleet.targets[1].fix)
-    own = manifest(replica=1)
-    assert (own.status, own.problems[-1]) == (Status.PARTIAL, fleet.targets[1].reason)
-
-
-@pytest.mark.parametrize("command", ["status", "start"])
-@pytest.mark.parametrize(("policy", "goes_on"), [POLICIES[0], POLICIES[3]])
+@pytest.mark.parametrize(("command", "policy", "goes_on"), [("status", *POLICIES[3]), ("start", *POLICIES[0])])
 def test_a_hung_server(build: Build, manifest: Read, command: str, policy: Any, goes_on: bool) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[0].acts[command] = [Act(raw=b"", hang=True)]

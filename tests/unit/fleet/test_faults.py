@@ -259,7 +259,12 @@ def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
             assert engine.state is RequestState.WRITING
 
     quickly(main())
-    assert outcomes(manifest()) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
+    fleet = manifest()
+    assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
+    assert fleet.targets[1].reason == "It was not stopped within stop_timeout_s=120 seconds."
+    assert "raise stop_timeout_s of the targets" in str(fleet.targets[1].fix)
+    replica = manifest(replica=1)
+    assert (replica.status, replica.problems[-1]) == (Status.PARTIAL, fleet.targets[1].reason)
 
 
 def test_a_server_that_hangs_holds_up_start_and_stop_for_little_longer_than_allowed(

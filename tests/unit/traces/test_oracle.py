@@ -174,7 +174,7 @@ def steps(draw: st.DrawFn) -> list[dict[str, Any]]:
 LAYOUTS = st.sampled_from([{"indent": 2}, {"separators": (",", ":")}, {}])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500)
 @given(
     events=st.lists(with_args(host_events() | device_events() | OTHERS), max_size=30),
     marks=steps(),

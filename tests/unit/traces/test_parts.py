@@ -28,6 +28,7 @@ from profdeck.traces.reading.integrity import MAX_JSON_BYTES
 from profdeck.traces.reading.parts import HowToRead, read_in_parts
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.reading.trace import Trace
+from seeds import FIRST_SEED
 
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
@@ -92,7 +93,7 @@ def test_real_traces(path: Path | None, *, devices_only: bool) -> None:
         is_same(found, expected)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(
     events=st.lists(
         test_oracle.with_args(test_oracle.host_events() | test_oracle.device_events() | test_oracle.OTHERS),
@@ -125,9 +126,9 @@ def test_any_trace(
         assert found is not None or not expected.check.whole or any("ph" not in event for event in events)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 100))
 def test_what_no_profiler_wrote(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    chance = random.Random(seed)  # noqa: S311 - reproducible input
     path = tmp_path / "trace.json"
     path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
     found = in_parts(path, chunk_bytes=chance.choice([100, 1000, 4000]), parts=chance.choice([1, 2, 3]))
@@ -160,8 +161,8 @@ def test_commands_read_a_large_trace_on_all_cores(tmp_path: Path) -> None:
         return subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
     for options in ((), ("--devices-only",)):
-        assert len({summary("--processes", count, *options) for count in "123"}) == 1
+        assert len({summary("--processes", count, *options) for count in "13"}) == 1
     path.write_bytes(path.read_bytes()[:-100])
-    assert len({summary("--processes", count) for count in "12"}) == 1
-    assert '"whole": false' in summary()
+    (damaged,) = {summary("--processes", count) for count in "12"}
+    assert '"whole": false' in damaged
     assert [*Path(tempfile.gettempdir()).glob("profdeck-*/0")] == []
