@@ -56,7 +56,7 @@ class Report:
         sys.exit(SKIPPED)
 
     def finish(self) -> None:
-        """End the part, with an exit code that says whether all checks passed."""
+        """End the part: exit code 0 if all checks passed, else 1."""
         sys.exit(not all(check["passed"] for check in self._content["checks"].values()))
 
     def _write(self, line: str) -> None:
