@@ -21,7 +21,7 @@ def main() -> None:
         ratio = row["ratio"]
         figure = f"{row['measured']:.3g} {row['unit']}, {ratio:.3f} of {row['peer_name']}"
         report.figure(row["what"], figure)
-        if CUDA and row["goal"]:  # the sizes for the CPU are not what the goals are for
+        if CUDA and row["goal"]:  # the goals are not for the small sizes of the CPU
             report.check(row["what"], row["met"], f"{figure}; goal: {row['goal']}")
     report.finish()
 

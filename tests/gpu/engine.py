@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu.report import CUDA, DEVICE, OUT, Report, compare, traces
+from gpu.report import CUDA, OUT, Report, compare, traces
 
 TOKENS = 64
 
@@ -66,12 +66,17 @@ def main() -> None:
     generate()
     expected, _ = generate()
     report.figure("iteration ms", round(statistics.median(generate()[1] for _ in range(5)) / TOKENS * 1e3, 2))
-    device = {"device_only": {"options__activities": [DEVICE], "iterations": {"count": 10}}} if CUDA else {}
+    device: dict[str, dict[str, Any]] = {
+        "device_only": {"options__activities": ["cuda"], "iterations": {"count": 10}},
+        "memory": {"options__device_options": {"memory_snapshot": True}, "iterations": {"count": 5}},
+    }
     captures: dict[str, dict[str, Any]] = {
         "complete": {},
         "decode": {"stages": ["decode"], "iterations": {"count": 10}},
         "window": {"iterations": {"count": 5, "skip": 20}, "options__record_shapes": True, "options__with_stack": True},
-        **device,
+        "by_stage": {"options__profile_by_stage": True, "iterations": {"count": 2}},
+        "detailed": {"options__detailed_trace_annotation": True, "iterations": {"count": 10}},
+        **(device if CUDA else {}),
     }
     for step, (run, role) in enumerate(captures.items(), 1):
         with report.attempt(run):

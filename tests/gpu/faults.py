@@ -1,4 +1,4 @@
-"""Planted faults: the first finding of each run names what was planted, and the run without a fault has none."""
+"""Planted faults: the first finding of each run names its fault, and the run without a fault has no finding."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ PLANTED: dict[Callable[[], Step], set[str]] = {
     sleep: {"host-bound", "long-gap"},
     pointwise: {"pointwise"},
 }
-# Of one kernel that runs most of the time it is reported that it does, which is no fault.
+# The rule reports that one kernel takes most of the time, which is true of these jobs and not a fault.
 HARMLESS = {"one-kernel"}
 
 

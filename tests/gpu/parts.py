@@ -90,7 +90,7 @@ PARTS = (
         command=("-m", "gpu.leases"),
     ),
     Part(
-        name="vllm_eager", backend="vllm", feature="Captures, Triton attention, no graphs", limit_s=120, alone=False,
+        name="vllm_eager", backend="vllm", feature="Captures, Triton attention, no graphs", limit_s=170, alone=False,
         needs=("torch", "vllm"), command=("-m", "gpu.engine", "eager"), environment=VLLM,
     ),
     Part(

@@ -56,7 +56,7 @@ class Report:
         sys.exit(SKIPPED)
 
     def finish(self) -> None:
-        """End the part, with an exit code that says whether all checks passed."""
+        """End the part: exit code 0 if all checks passed, else 1."""
         sys.exit(not all(check["passed"] for check in self._content["checks"].values()))
 
     def _write(self, line: str) -> None:
@@ -119,7 +119,10 @@ def compare(report: Report, run: str) -> None:
     """Check that a run is complete and that profdeck counts what the standard library counts."""
     with report.attempt(run):
         report.check(f"{run} complete", status(run) == "complete", status(run))
-        for rank, path in zip(summarize(run)["ranks"], traces(run), strict=True):
+        ranks = summarize(run)["ranks"]
+        report.check(f"{run} summary has all traces", len(ranks) == len(traces(run)), len(ranks))
+        for rank in ranks:
+            path = OUT / run / rank["path"]
             counted = count(path)
             kernels = sum(kernel["count"] for kernel in rank["kernels"])
             same = kernels == counted["kernels"] and abs((rank["busy_us"] or 0.0) - counted["busy_us"]) < 1.0

@@ -1,7 +1,7 @@
-"""Run on a GPU what profdeck does on one, and measure it: ``make gpu``, or ``python tests/gpu/run.py`` without nox.
+"""Checks and measurements of profdeck on a GPU: ``make gpu``, or ``python tests/gpu/run.py`` without nox.
 
 The environment needs profdeck and torch. Parts whose software is missing are skipped by name. Without a CUDA device
-the remaining parts run on the CPU with small sizes, which tests the parts, and nothing else.
+the remaining parts run on the CPU with small sizes, which tests only the parts themselves.
 """
 
 from __future__ import annotations

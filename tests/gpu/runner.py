@@ -1,4 +1,4 @@
-"""Runs parts one after the other, each in its own process group with a time limit, within a budget."""
+"""Run parts, each in its own process group with a time limit, within a budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpu.parts import Part
 ROOT = Path(__file__).parents[2]
 RESULTS = "gpu-results.json"
 SKIPPED = 77
-"""Exit code of a part that finds out itself that it cannot run, as in Automake."""
+"""Exit code of a part that cannot run here, as in Automake."""
 PARALLEL = 4
 GRACE_S = 5.0
 LEAST_S = 10.0
@@ -62,7 +62,7 @@ class Runner:
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run parts in order. Those that need not run alone run several at a time."""
-        for part in parts:  # in the order of the parts, whatever ends first
+        for part in parts:  # keep this order, whichever part ends first
             self.results["parts"][part.name] = {"status": Status.SKIPPED, "reason": "it was not reached"}
         started: list[Future[None]] = []
         with ThreadPoolExecutor(PARALLEL) as pool:
@@ -206,7 +206,7 @@ def end(process: subprocess.Popen[bytes], token: str) -> None:
         while processes(process.pid, token) and time.monotonic() < deadline_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-            time.sleep(0.05)  # of other processes than the child no event is available
+            time.sleep(0.05)  # no event is available for processes that are not children
 
 
 def processes(session: int, token: str) -> list[int]:
