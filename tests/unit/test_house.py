@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 CODE = [*sorted((ROOT / "core").rglob("*.py")), *sorted((ROOT / "plugins").rglob("*.py"))]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_LINES = 400
-MOST_WORDS = 35_300
+MOST_WORDS = 35_900
 
 # Words that read as if translated, and what to write instead.
 BANNED = {

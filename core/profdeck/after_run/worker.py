@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.after_run.commands import run_part, tell, termination
+from profdeck.after_run.commands import notify_listener, run_part, termination
 from profdeck.after_run.record import (
     SCHEMA,
     FinishState,
@@ -42,7 +42,7 @@ _NICENESS = 10
 def main() -> None:
     """Carry out what the arguments say."""
     if sys.argv[1] == "listener":
-        tell(sys.argv[2], json.load(sys.stdin.buffer))
+        notify_listener(sys.argv[2], json.load(sys.stdin.buffer))
         return
     # Who started this reads the pipe behind stderr: its end, and what keeps this from writing the record.
     news = os.dup(2)

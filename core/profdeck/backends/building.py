@@ -9,7 +9,7 @@ from traceback import walk_tb
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.plugin_host import (
+from profdeck.backends.plugins import (
     BACKENDS,
     load_backend,
 )

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from profdeck.backends import plugin_host
+from profdeck.backends import plugins
 from profdeck.backends.api import Backend, Library
 from profdeck.base import entry_points
 from profdeck.base.errors import PluginError
@@ -34,9 +34,9 @@ class Offer:
         provider = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
         libraries: tuple[Library, ...] = ()
         try:
-            backend = plugin_host.load_backend(point.name)
+            backend = plugins.load_backend(point.name)
             libraries = backend.libraries
-            plugin_host.require_libraries(backend)
+            plugins.require_libraries(backend)
         except PluginError as error:
             return cls(point.name, provider, libraries, str(error))
         return cls(point.name, provider, libraries, None)
@@ -68,7 +68,7 @@ def command(
     if name is not None:
         _explain(name, json=json)
         return
-    offers = [Offer.of(point) for point in entry_points.installed(plugin_host.BACKENDS).values()]
+    offers = [Offer.of(point) for point in entry_points.installed(plugins.BACKENDS).values()]
     if json:
         kit.print_json({"backends": [offer.plain() for offer in offers]})
         return
@@ -89,8 +89,8 @@ def command(
 
 
 def _explain(name: str, *, json: bool) -> None:
-    backend = plugin_host.load_backend(name)
-    offer = Offer.of(entry_points.installed(plugin_host.BACKENDS)[name])
+    backend = plugins.load_backend(name)
+    offer = Offer.of(entry_points.installed(plugins.BACKENDS)[name])
     common = {doc.name for doc in describe(CommonOptions)}
     docs = describe(backend.Options)
     if json:

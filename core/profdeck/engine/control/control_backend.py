@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 
 from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.backends.plugin_host import BACKENDS, load_backend
+from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.blocking import drive
 from profdeck.base.entry_points import installed
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, nearest, target_error

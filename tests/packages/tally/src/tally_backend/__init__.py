@@ -134,9 +134,11 @@ class Diary:
 
     fail_at: str | None = None
     wait_s: float | None = None
+    instances: ClassVar[list[Diary]] = []
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.instances.append(self)
 
     @hookimpl
     def profile_start(self, capture: Capture) -> Awaitable[None] | None:
