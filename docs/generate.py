@@ -66,6 +66,7 @@ _TYPES = {
     "Iterations | None": "mapping with the [keys of iterations](#keys-of-iterations)",
     "Level": "`level_none`, `level0`, `level1` or `level2`",
     "Mapping[str, Any]": "mapping",
+    "Mapping[str, Mapping[str, Any]]": "mapping of names to mappings",
     "Mapping[str, RoleConfig]": "mapping of role names to [role keys](#keys-of-a-role)",
     "Mode": "`continuous` or `discrete`",
     "OnError": "`warn` or `raise`",

@@ -47,7 +47,7 @@ def test_an_unknown_name_gets_the_nearest_one(tally: ModuleType) -> None:
     with pytest.raises(UnknownPluginError, match=r"There is no backend 'talley'. Did you mean 'tally'\? Installed:"):
         load_backend("talley")
     with pytest.raises(UnknownPluginError, match="There is no listener 'x'"):
-        load_listener("x")
+        load_listener("x", {})
 
 
 def test_a_broken_import_names_the_distribution(offer) -> None:
@@ -146,7 +146,7 @@ def test_a_hook_that_is_not_in_the_specification_is_rejected() -> None:
 def test_a_listener_that_cannot_be_created_is_named(offer) -> None:
     offer(LISTENERS, "shy", "class Plugin:\n  def __init__(self): raise OSError('no')")
     with pytest.raises(BrokenPluginError, match="'shy' cannot be created: OSError: no"):
-        load_listener("shy")
+        load_listener("shy", {})
     assert isinstance(load(LISTENERS, "shy"), type)
 
 

@@ -123,7 +123,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> int | None:
     return process.poll()
 
 
-def notify_listener(name: str, manifest: Mapping[str, Any]) -> None:
+def notify_listener(name: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
     """Call ``capture_finished`` of one listener.
 
     Raises:
@@ -131,7 +131,7 @@ def notify_listener(name: str, manifest: Mapping[str, Any]) -> None:
         Exception: from the listener.
     """
     manager = plugin_manager()
-    manager.add_object(name, load_listener(name))
+    manager.add_object(name, load_listener(name, options))
     for result in manager.hook.capture_finished(manifest=manifest, plugin_name=name):
         if inspect.isawaitable(result):
             import asyncio

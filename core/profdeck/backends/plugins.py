@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MethodType
 from typing import Any, cast
 
@@ -13,7 +13,8 @@ import pluggy
 from profdeck.backends.api import Backend
 from profdeck.backends.hookspecs import HOOKSPEC_VERSION, NAMESPACE, SUPPORTED_VERSIONS, Hooks
 from profdeck.base.entry_points import load
-from profdeck.base.errors import BrokenPluginError, PluginError, describe
+from profdeck.base.errors import BrokenPluginError, ConfigError, PluginError, describe
+from profdeck.base.structuring import structure
 
 BACKENDS = "profdeck.backends"
 LISTENERS = "profdeck.listeners"
@@ -157,15 +158,26 @@ def require_libraries(cls: type[Backend]) -> None:
         library.require(cls.name)
 
 
-def load_listener(name: str) -> object:
+def load_listener(name: str, options: Mapping[str, Any]) -> object:
     """Import a listener and create it.
 
+    Args:
+        name: its entry point.
+        options: plain data for its class ``Options``, if it has one.
+
     Raises:
+        ConfigError: an option is wrong.
         PluginError: no distribution provides it, or it cannot be imported or created.
     """
     plugin = load(LISTENERS, name)
+    cls = getattr(plugin, "Options", None)
+    if cls is None and options:
+        raise ConfigError(f"listener_options.{name}: this listener has no options.")
+    if cls is not None and not (isinstance(plugin, type) and isinstance(cls, type) and attrs.has(cls)):
+        raise BrokenPluginError(f"The listener '{name}' needs to be a class whose Options is an attrs class.")
+    arguments = () if cls is None else (structure(dict(options), cls, where=f"listener_options.{name}"),)
     try:
-        return plugin() if isinstance(plugin, type) else plugin
+        return plugin(*arguments) if isinstance(plugin, type) else plugin
     except PluginError:
         raise
     except Exception as error:

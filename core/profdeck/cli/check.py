@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +99,7 @@ def _checks(  # noqa: PLR0913 - as above
     yield _attempt("steps", _steps, config)
     yield _attempt("output", _output_directory, config.output)
     for name in config.listeners:
-        yield _attempt(f"listeners.{name}", _listener, name)
+        yield _attempt(f"listeners.{name}", _listener, name, config.listener_options.get(name, {}))
     if role is None and not config.roles:
         yield Check("roles", "There is no role, so nothing would be recorded.", ExitCode.USAGE)
     for name in config.roles if role is None else (role,):
@@ -165,8 +165,8 @@ def _output_directory(output: Path) -> str:
     return f"{kit.short(output)} can be written" + ("" if existing == output else "; it does not exist yet")
 
 
-def _listener(name: str) -> str:
-    plugins.check_hooks("listener", name, plugins.load_listener(name))
+def _listener(name: str, options: Mapping[str, Any]) -> str:
+    plugins.check_hooks("listener", name, plugins.load_listener(name, options))
     return "can be loaded"
 
 

@@ -22,7 +22,7 @@ def role_hooks(backend: Backend, config: Config, objects: Iterable[object]) -> R
     Raises:
         PluginError: a plugin cannot be loaded or does not follow the hook specifications.
     """
-    configured = [(name, load_listener(name)) for name in config.listeners]
+    configured = [(name, load_listener(name, config.listener_options.get(name, {}))) for name in config.listeners]
     hooks = RoleHooks(type(backend), [*configured, *((listener_name(item), item) for item in objects)])
     if isinstance(backend, EngineBackend):
         from profdeck.replicas.fleet_backend import FleetBackend

@@ -129,7 +129,7 @@ class Session:
         if config.finish.command is not None or notified:
             from profdeck.after_run.start import Finishes
 
-            session._finishes = Finishes(session._run.path, config.finish, notified)
+            session._finishes = Finishes(session._run.path, config.finish, notified, config.listener_options)
         if config.on_demand:
             session._take_requests()
         if not config.steps.spans and session._watch is None:
