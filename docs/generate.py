@@ -27,7 +27,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from profdeck import profiler
-from profdeck.backends import api, hookspecs, plugin_host
+from profdeck.backends import api, hookspecs, plugins
 from profdeck.base import entry_points, errors
 from profdeck.base.outcome import Outcome
 from profdeck.cli import _commands, app, kit
@@ -70,6 +70,7 @@ _TYPES = {
     "Iterations | None": "mapping with the [keys of iterations](#keys-of-iterations)",
     "Level": "`level_none`, `level0`, `level1` or `level2`",
     "Mapping[str, Any]": "mapping",
+    "Mapping[str, Mapping[str, Any]]": "mapping of names to mappings",
     "Mapping[str, RoleConfig]": "mapping of role names to [role keys](#keys-of-a-role)",
     "Mode": "`continuous` or `discrete`",
     "OnError": "`warn` or `raise`",
@@ -165,8 +166,8 @@ def step_grammar() -> str:
 
 def own_backends() -> dict[str, type[api.Backend]]:
     """Load the backends that come with profdeck."""
-    found = entry_points.installed(plugin_host.BACKENDS).values()
-    return {point.name: plugin_host.load_backend(point.name) for point in found if of_profdeck(point)}
+    found = entry_points.installed(plugins.BACKENDS).values()
+    return {point.name: plugins.load_backend(point.name) for point in found if of_profdeck(point)}
 
 
 def engine_options() -> str:
@@ -268,7 +269,7 @@ def members(cls: type, *, level: str = "###") -> str:
     for name, doc in member_docs(cls):
         text += f"{level} `{name}`\n\n{prose(doc)}\n\n"
     for name, value in vars(cls).items():
-        function = value.__func__ if isinstance(value, classmethod) else value
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if name.startswith("_") or not (inspect.isfunction(function) or isinstance(value, property)):
             continue
         source: Any = function.fget if isinstance(function, property) else function

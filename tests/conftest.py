@@ -89,12 +89,15 @@ def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
         monkeypatch.syspath_prepend(path)
     import tally_backend
 
+    from profdeck.backends.plugin_manager import plugin_manager
     from profdeck.engine.worker.device import device_backend
 
-    device_backend.cache_clear()  # the next test imports a module of its own
+    for cache in (device_backend, plugin_manager):  # the next test imports a module of its own
+        cache.cache_clear()
     yield tally_backend
     sys.modules.pop("tally_backend", None)
-    device_backend.cache_clear()
+    for cache in (device_backend, plugin_manager):
+        cache.cache_clear()
 
 
 _numbers = itertools.count()

@@ -14,7 +14,7 @@ from profdeck.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from profdeck.backends.api import Backend, Library
-    from profdeck.backends.hookspecs import hookimpl
+    from profdeck.backends.hookspecs import HOOKSPEC_VERSION, hookimpl
     from profdeck.base.errors import ProfdeckError
     from profdeck.base.identity import Identity
     from profdeck.config.options import Activity, CommonOptions
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from profdeck.shared import SharedProfiler
 
 _HOMES = {
+    "HOOKSPEC_VERSION": "backends.hookspecs",
     "Activity": "config.options",
     "Artifact": "records.artifact",
     "Backend": "backends.api",
@@ -46,7 +47,8 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022  # as a reader meets them
     "Profiler", "SharedProfiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
-    "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "ProfdeckError",
+    "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "HOOKSPEC_VERSION",
+    "ProfdeckError",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,7 +52,7 @@ class Profiler:
             self._controller = Controller(session, self._changed, self._resolve_now)
 
     @classmethod
-    def from_config(
+    def from_config(  # noqa: PLR0913 - all but the first are keywords
         cls,
         config: str | os.PathLike[str] | None = None,
         *,
@@ -60,6 +60,7 @@ class Profiler:
         identity: Identity | None = None,
         settings: Mapping[str, Any] | None = None,
         target: object = None,
+        listeners: Iterable[object] = (),
     ) -> Self:
         """Build the profiler of this process; everything that can be wrong is found here, before training.
 
@@ -72,23 +73,62 @@ class Profiler:
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
             target: what records, when it is not this process: an engine object, the handle of a Ray actor that holds
                 one, or the URL of a server; or a list of them, or a Ray placement group, which are captured as one.
+            listeners: objects with hook implementations, in addition to the listeners that the config names.
 
         Raises:
             ConfigError: the config or an option is wrong.
-            PluginError: the backend cannot be used, or cannot record in this process.
+            PluginError: the backend or a listener cannot be used, or the backend cannot record in this process.
         """
         if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
             return cls()  # at no cost to the many jobs that only might be profiled
         from profdeck.config.sources import load
 
-        return cls.of(load(config, settings=settings).config, role=role, identity=identity, target=target)
+        loaded = load(config, settings=settings).config
+        return cls.of(loaded, role=role, identity=identity, target=target, listeners=listeners)
 
     @classmethod
-    def of(cls, config: Config, *, role: str, identity: Identity | None = None, target: object = None) -> Self:
+    def of(
+        cls,
+        config: Config,
+        *,
+        role: str,
+        identity: Identity | None = None,
+        target: object = None,
+        listeners: Iterable[object] = (),
+    ) -> Self:
         """Build the profiler of this process from a config that is loaded; see `from_config`."""
         from profdeck.lifecycle.session import Session
 
-        return cls(Session.open(config, role=role, identity=identity, target=target))
+        return cls(Session.open(config, role=role, identity=identity, target=target, listeners=listeners))
+
+    @staticmethod
+    def register(plugin: object, name: str | None = None) -> str:
+        """Call the hooks of an object in all captures of this process, with its wrappers around those of other plugins.
+
+        Args:
+            plugin: an object or module with hook implementations.
+            name: its name in messages, and for `unregister`. Default: the name of its class or module.
+
+        Returns:
+            The name.
+
+        Raises:
+            PluginError: the object does not follow the hook specifications, or the name is in use.
+        """
+        from profdeck.backends.plugin_manager import plugin_manager
+
+        return plugin_manager().register_everywhere(plugin, name)
+
+    @staticmethod
+    def unregister(name: str) -> None:
+        """Stop calling the hooks of an object that was registered with `register`.
+
+        Raises:
+            PluginError: no object is registered under the name.
+        """
+        from profdeck.backends.plugin_manager import plugin_manager
+
+        plugin_manager().unregister_everywhere(name)
 
     @property
     def enabled(self) -> bool:

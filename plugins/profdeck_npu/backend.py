@@ -30,6 +30,9 @@ class NpuBackend(Backend[NpuOptions]):
     Options: ClassVar[type[NpuOptions]] = NpuOptions
     libraries: ClassVar[tuple[Library, ...]] = (cann.LIBRARY,)
     device_types: ClassVar[tuple[str, ...]] = ("npu",)
+    common_options: ClassVar[tuple[str, ...]] = (
+        "activities", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
+    )  # fmt: skip
 
     _recorder: NpuRecorder | None = attrs.field(default=None, init=False)
 

@@ -48,7 +48,7 @@ def register() -> None:
     if missing := [target for target in hooks if not _exists(target)]:
         logger.error(
             "profdeck cannot record in this engine: SGLang %s has no %s. Update profdeck; "
-            "`profdeck backends sglang` says which releases of SGLang this version knows.",
+            "`profdeck plugins sglang` prints which releases of SGLang this version knows.",
             version("sglang"),
             ", ".join(missing),
         )

@@ -79,8 +79,8 @@ def test_a_backend_of_another_distribution_works(built: dict[str, Path], site, k
     where = python("-c", "import profdeck; print(profdeck.__file__)")
     assert str(ROOT) not in where
     assert python("-c", USE) == "complete\n"
-    assert "tally-backend 0.3" in " ".join(python("-m", "profdeck", "backends").split())
-    assert "fail_at" in python("-m", "profdeck", "backends", "tally")
+    assert "tally-backend 0.3" in " ".join(python("-m", "profdeck", "plugins").split())
+    assert "fail_at" in python("-m", "profdeck", "plugins", "tally")
 
 
 def test_the_sdist_tests_itself(built: dict[str, Path], tmp_path: Path) -> None:

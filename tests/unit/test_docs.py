@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import profdeck
 from profdeck import Backend, Capture, Identity, Profiler
 from profdeck.after_run.record import CommandResult, FinishRecord, FinishReport, FinishState
-from profdeck.backends import plugin_host
+from profdeck.backends import plugins
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import Hooks
 from profdeck.base import entry_points, errors
@@ -112,7 +112,7 @@ def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:
 
 def test_every_hook_is_documented() -> None:
     hooks = [name for name in vars(Hooks) if not name.startswith("_")]
-    assert len(hooks) == 4
+    assert len(hooks) == 5
     assert [name for name in hooks if not getattr(Hooks, name).__doc__] == []
     assert missing("hooks", hooks) == []
 
@@ -124,9 +124,9 @@ def test_every_member_of_backends_is_documented() -> None:
 
 
 def test_every_option_of_every_backend_is_documented() -> None:
-    assert entry_points.installed(plugin_host.BACKENDS), "profdeck is not installed"
-    for point in entry_points.installed(plugin_host.BACKENDS).values():
-        options = describe(plugin_host.load_backend(point.name).Options)
+    assert entry_points.installed(plugins.BACKENDS), "profdeck is not installed"
+    for point in entry_points.installed(plugins.BACKENDS).values():
+        options = describe(plugins.load_backend(point.name).Options)
         assert [option.name for option in options if not option.text] == [], point.name
         assert missing("options", [option.name for option in options]) == [], point.name
 
@@ -146,7 +146,7 @@ def test_every_subcommand_and_its_options_are_documented(generator: ModuleType) 
     page = reference("cli")
     commands = list(generator.commands())
     assert {words[0] for words in commands} >= {
-        "backends",
+        "plugins",
         "capture",
         "check",
         "config",
@@ -231,8 +231,8 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
     for command in (
         ["check", str(config)],
         ["config", "show", str(config)],
-        ["backends"],
-        ["backends", "torch"],
+        ["plugins"],
+        ["plugins", "torch"],
         ["ls", run],
         ["summary", run],
         ["diff", run, run, "--fail-over", "5%"],
@@ -243,6 +243,8 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
         section = page.partition(f"### JSON of `{' '.join(command[: 2 if command[0] == 'config' else 1])}`")[2]
         result = CliRunner().invoke(app, [*command, "--json"])
         document = json.loads(result.stdout)
+        if command == ["plugins", "torch"]:  # the keys of the schema are those of JSON Schema and the options
+            jsonschema.Draft202012Validator.check_schema(document["plugins"][0].pop("options_schema"))
         found = set(json_keys(document))
         if command[0] in schemas:
             jsonschema.validate(document, schemas[command[0]])

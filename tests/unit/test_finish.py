@@ -441,7 +441,7 @@ def test_what_a_command_leaves_in_the_background_does_not_hold_it_up(given: Path
 # Listeners.
 
 LISTENERS = """
-import asyncio, json, os
+import asyncio, attrs, json, os
 from profdeck import hookimpl
 
 class Told:
@@ -449,6 +449,16 @@ class Told:
     def capture_finished(self, manifest):
         with open(os.path.join(manifest["directory"], "told"), "a") as file:
             file.write(manifest["status"])
+
+class Labelled:
+    Options = attrs.make_class("Options", {"label": attrs.field(default="none", type=str)}, frozen=True)
+
+    def __init__(self, options):
+        self.options = options
+
+    @hookimpl
+    def capture_finished(self, manifest, plugin_name):
+        print(plugin_name, self.options.label)
 
 class Later:
     @hookimpl
@@ -471,7 +481,7 @@ def listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: told\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        "[profdeck.listeners]\ntold = told:Told\nlater = told:Later\nwrong = told:Wrong\n"
+        "[profdeck.listeners]\ntold = told:Told\nlater = told:Later\nlabelled = told:Labelled\nwrong = told:Wrong\n"
     )
     (tmp_path / "site" / "told.py").write_text(LISTENERS)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -509,13 +519,22 @@ def test_a_listener_alone_is_enough(build: Build, run: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("listeners")
+def test_a_listener_has_its_options_in_the_other_process(build: Build, run: Path) -> None:
+    with build(listeners=["labelled"], **{"listener_options.labelled.label": "nightly"}).capture(2):
+        pass
+    start.await_own()
+    (part,) = read_record(run / "step_000002/finish.step2.json").parts
+    assert (part.exit_code, part.output) == (0, "labelled nightly\n")
+
+
+@pytest.mark.usefixtures("listeners")
 def test_a_listener_is_told_what_it_asks_for_or_refused(build: Build, tmp_path: Path) -> None:
-    commands.tell("told", {"directory": str(tmp_path), "status": "partial"})
+    commands.notify_listener("told", {}, {"directory": str(tmp_path), "status": "partial"})
     assert (tmp_path / "told").read_text() == "partial"
     with pytest.raises(BrokenPluginError, match="wrong"):
         build(listeners=["wrong"])
     with pytest.raises(UnknownPluginError):
-        commands.tell("nobody", {})
+        commands.notify_listener("nobody", {}, {})
 
 
 # What is said of it.

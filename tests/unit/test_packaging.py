@@ -86,7 +86,9 @@ def test_the_torch_backend_can_be_described_without_torch() -> None:
 
 
 def test_all_names_of_the_public_interface_exist() -> None:
-    assert {name: getattr(profdeck, name).__name__ for name in profdeck.__all__ if name != "hookimpl"}
+    values = {"hookimpl", "HOOKSPEC_VERSION"}
+    assert {name: getattr(profdeck, name).__name__ for name in profdeck.__all__ if name not in values}
     assert callable(profdeck.hookimpl)
+    assert profdeck.HOOKSPEC_VERSION == 1
     with pytest.raises(AttributeError, match="has no attribute 'Profilr'"):
         _ = profdeck.Profilr

@@ -8,12 +8,21 @@ from typing import ClassVar
 import attrs
 import pytest
 
-from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Library, Step, Unit, hookimpl
-from profdeck.backends.plugin_host import BACKENDS, LISTENERS, Plugins, load_backend, load_plugins, require_libraries
-from profdeck.base.blocking import drive, resolve_later
+from profdeck import Backend, Library, hookimpl
+from profdeck.backends.hook_calls import RoleHooks
+from profdeck.backends.plugins import (
+    BACKENDS,
+    LISTENERS,
+    load_backend,
+    load_listener,
+    require_libraries,
+)
 from profdeck.base.entry_points import installed, load
 from profdeck.base.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
 from profdeck.config.options import describe
+
+BACKEND = "from profdeck import Backend, hookimpl\nclass Plugin(Backend):\n  name = 'odd'\n"
+HOOKS = f"{BACKEND}  @hookimpl\n  def profile_start(self): pass\n  @hookimpl\n  def profile_stop(self): pass\n"
 
 
 @pytest.fixture
@@ -38,7 +47,7 @@ def test_an_unknown_name_gets_the_nearest_one(tally: ModuleType) -> None:
     with pytest.raises(UnknownPluginError, match=r"There is no backend 'talley'. Did you mean 'tally'\? Installed:"):
         load_backend("talley")
     with pytest.raises(UnknownPluginError, match="There is no listener 'x'"):
-        load_plugins(Plain(CommonOptions()), ["x"])
+        load_listener("x", {})
 
 
 def test_a_broken_import_names_the_distribution(offer) -> None:
@@ -52,14 +61,31 @@ def test_a_broken_import_names_the_distribution(offer) -> None:
     [
         ("Plugin = 3", "not a subclass of profdeck.Backend"),
         ("class Plugin: pass", "not a subclass of profdeck.Backend"),
-        ("from profdeck import Backend\nclass Plugin(Backend): Options = dict", "Options that are not an attrs class"),
         (
-            "from profdeck import Backend\nclass Plugin(Backend):\n  def profile_start(self, capture): pass",
-            "does not mark a method profile_start with @profdeck.hookimpl",
+            "from profdeck import Backend\nclass Plugin(Backend): name, Options = 'odd', dict",
+            "Options that are not an attrs class",
+        ),
+        (
+            f"{BACKEND}  def profile_start(self, capture): pass",
+            "no implementation of profile_start. Mark a method profile_start with @profdeck.hookimpl",
+        ),
+        (
+            f"{BACKEND}  @hookimpl(wrapper=True)\n  def profile_start(self): return (yield)",
+            r"no implementation of profile_start \(only a wrapper\)",
+        ),
+        (f"{BACKEND}  @hookimpl\n  def profile_start(self): pass", "no implementation of profile_stop"),
+        (
+            "from profdeck import Backend\nclass Plugin(Backend): name = 'other'",
+            "The entry point 'odd' and the name of its backend differ: Plugin.name is 'other'",
+        ),
+        (f"{BACKEND}  hookspec_version = 99", "built for version 99 of profdeck's hooks; .* supports 1. Install"),
+        (
+            f"{HOOKS}  @hookimpl\n  def capture_finished(self, manifest): pass",
+            "implements capture_finished, which only listeners can",
         ),
     ],
 )
-def test_what_is_no_backend_is_said(offer, code: str, message: str) -> None:
+def test_an_unusable_backend_is_rejected_with_the_reason(offer, code: str, message: str) -> None:
     offer(BACKENDS, "odd", code)
     with pytest.raises(BrokenPluginError, match=message):
         load_backend("odd")
@@ -101,59 +127,26 @@ def test_only_what_is_asked_for_is_imported(offer, tally: ModuleType) -> None:
     assert load_backend("tally").name == "tally"
 
 
-def test_a_hook_that_is_not_in_the_specification_is_refused() -> None:
+def test_a_hook_that_is_not_in_the_specification_is_rejected() -> None:
     class Odd(Plain):
         @hookimpl
         def profile_pause(self, capture: object) -> None: ...
 
-    with pytest.raises(BrokenPluginError, match=r"unknown hook 'profile_pause'"):
-        Plugins(Odd(CommonOptions()))
+    with pytest.raises(BrokenPluginError, match=r"'plain' implements 'profile_pause', which is not a hook of profdeck"):
+        RoleHooks(Odd)
 
     class Wrong(Plain):
         @hookimpl
         def profile_step(self, batch: object) -> None: ...
 
-    with pytest.raises(BrokenPluginError, match=r"'plain' does not follow the hook specification"):
-        Plugins(Wrong(CommonOptions()))
+    with pytest.raises(BrokenPluginError, match=r"'plain': profile_step has no argument 'batch'"):
+        RoleHooks(Wrong)
 
 
-def test_the_backend_of_a_checked_class_is_called_as_any_other(tally: ModuleType, tmp_path: Path) -> None:
-    class Terse(tally.TallyBackend):
-        profile_step = None
-
-        @hookimpl
-        def profile_start(self) -> None:
-            self.calls.append("start")
-
-        @hookimpl
-        def profile_stop(self, capture: Capture) -> list[Artifact]:
-            self.calls.append(f"stop {capture.id}")
-            return [Artifact(path=capture.artifact_path(".txt"))]
-
-    def lived(plugins: Plugins, capture: Capture) -> tuple[Artifact, ...]:
-        drive(plugins.start(capture, resolve_later))
-        drive(plugins.step(capture)(Step(Unit.GLOBAL_STEP, 1), resolve_later))
-        left = drive(plugins.stop(capture, resolve_later))
-        drive(plugins.announce(capture, resolve_later))
-        return left
-
-    for cls in (tally.TallyBackend, Terse):
-        backends = [cls(cls.Options()) for _ in range(2)]
-        left = [
-            lived(
-                Plugins(backend, checked=checked),
-                Capture(id="step1", directory=tmp_path, identity=Identity(), first_step=1, current_step=1),
-            )
-            for backend, checked in zip(backends, (False, True), strict=True)
-        ]
-        assert backends[0].calls == backends[1].calls != []
-        assert [one[0].path for one in left] == [left[0][0].path] * 2
-
-
-def test_a_listener_that_cannot_be_built_is_named(offer) -> None:
+def test_a_listener_that_cannot_be_created_is_named(offer) -> None:
     offer(LISTENERS, "shy", "class Plugin:\n  def __init__(self): raise OSError('no')")
-    with pytest.raises(BrokenPluginError, match="'shy' cannot be built: OSError: no"):
-        load_plugins(Plain(CommonOptions()), ["shy"])
+    with pytest.raises(BrokenPluginError, match="'shy' cannot be created: OSError: no"):
+        load_listener("shy", {})
     assert isinstance(load(LISTENERS, "shy"), type)
 
 

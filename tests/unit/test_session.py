@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from profdeck import Backend, Profiler
-from profdeck.backends import building, plugin_host
+from profdeck.backends import building, plugins
 from profdeck.base.errors import ConfigError, MissingLibraryError, PluginError
 from profdeck.cli import app
 
@@ -148,7 +148,7 @@ def blotter(about: Path) -> None:
 
 
 def backend(name: str) -> Backend:
-    cls = plugin_host.load_backend(name)
+    cls = plugins.load_backend(name)
     return cls(cls.Options())
 
 

@@ -14,15 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import pluggy
-
 from profdeck.after_run.record import (
     CommandResult,
 )
-from profdeck.backends.hookspecs import NAMESPACE, Hooks
-from profdeck.backends.plugin_host import LISTENERS
+from profdeck.backends.plugin_manager import plugin_manager
+from profdeck.backends.plugins import load_listener
 from profdeck.base.blocking import resolve_later
-from profdeck.base.entry_points import load
 from profdeck.base.errors import describe
 
 OUTPUT_BYTES = 16 << 10
@@ -126,18 +123,16 @@ def _end_group(process: subprocess.Popen[bytes]) -> int | None:
     return process.poll()
 
 
-def tell(name: str, manifest: Mapping[str, Any]) -> None:
-    """Tell one listener of a finished capture.
+def notify_listener(name: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Call ``capture_finished`` of one listener.
 
     Raises:
-        PluginError: it cannot be loaded.
-        Exception: whatever it raises.
+        PluginError: the listener cannot be loaded.
+        Exception: from the listener.
     """
-    plugin = load(LISTENERS, name)
-    manager = pluggy.PluginManager(NAMESPACE)
-    manager.add_hookspecs(Hooks)
-    manager.register(plugin() if isinstance(plugin, type) else plugin, name)
-    for result in manager.hook.capture_finished(manifest=manifest):
+    manager = plugin_manager()
+    manager.add_object(name, load_listener(name, options))
+    for result in manager.hook.capture_finished(manifest=manifest, plugin_name=name):
         if inspect.isawaitable(result):
             import asyncio
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,8 @@ class FinishRecord:
     """The listeners that want to be told."""
     timeout_s: float
     wait_s: float
+    listener_options: Mapping[str, Mapping[str, Any]] | None = None
+    """Options of these listeners, as in the config."""
     by: ProcessId = attrs.field(factory=ProcessId)
     """The process that does it; at first the one that asked for it."""
     claimed_ns: int = attrs.field(factory=time.time_ns)

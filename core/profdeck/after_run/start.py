@@ -21,7 +21,9 @@ import select
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -55,12 +57,16 @@ _running: dict[Path, _Running] = {}
 class Finishes:
     """Has the captures of one profiler finished, together with those of all others."""
 
-    def __init__(self, run: Path, config: FinishConfig, listeners: tuple[str, ...]) -> None:
+    def __init__(
+        self, run: Path, config: FinishConfig, listeners: tuple[str, ...], options: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Args:
         run: the run directory.
-        config: what is to be run, and for how long.
-        listeners: by name, those that want to be told.
+        config: the command, and how long it may take.
+        listeners: names of the listeners with the hook ``capture_finished``.
+        options: the options of listeners, by name.
         """
+        self._options = {name: value for name, value in options.items() if name in listeners} or None
         self._run = run
         self._config = config
         self._listeners = listeners
@@ -85,6 +91,7 @@ class Finishes:
                 first_step=capture.first_step,
                 command=self._config.command,
                 listeners=self._listeners,
+                listener_options=self._options,
                 timeout_s=self._config.timeout_s,
                 wait_s=self._config.wait_s,
             )

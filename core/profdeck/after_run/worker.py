@@ -1,8 +1,8 @@
 """The process that finishes a capture: it waits until all have ended, reads the files back, and runs what is to be run.
 
-`profdeck.after_run.start` starts it as ``python -m profdeck.after_run.worker RECORD``. A listener is told by a process
-of its own, ``python -m profdeck.after_run.worker listener NAME``: so it has a deadline as the command has, and what it
-breaks is its own.
+`profdeck.after_run.start` starts it as ``python -m profdeck.after_run.worker RECORD``. A listener is notified by a
+process of its own, ``python -m profdeck.after_run.worker listener NAME RECORD``: so it has a deadline as the command
+has, and what it breaks is its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.after_run.commands import run_part, tell, termination
+from profdeck.after_run.commands import notify_listener, run_part, termination
 from profdeck.after_run.record import (
     SCHEMA,
     FinishState,
@@ -42,7 +42,8 @@ _NICENESS = 10
 def main() -> None:
     """Carry out what the arguments say."""
     if sys.argv[1] == "listener":
-        tell(sys.argv[2], json.load(sys.stdin.buffer))
+        name, options = sys.argv[2], read_record(Path(sys.argv[3])).listener_options or {}
+        notify_listener(name, options.get(name, {}), json.load(sys.stdin.buffer))
         return
     # Who started this reads the pipe behind stderr: its end, and what keeps this from writing the record.
     news = os.dup(2)
@@ -102,7 +103,7 @@ def _finish(desk: RecordFile) -> None:
     }
     parts = [("command", ["/bin/sh", "-c", record.command])] if record.command is not None else []
     this = [sys.executable, "-P", "-m", "profdeck.after_run.worker"]
-    parts += [(f"listener {name}", [*this, "listener", name]) for name in record.listeners]
+    parts += [(f"listener {name}", [*this, "listener", name, str(desk.path)]) for name in record.listeners]
     for name, arguments in parts:
         part = run_part(name, arguments, given, environment, record.timeout_s)
         desk.say(parts=(*desk.record.parts, part))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Generic
@@ -78,6 +78,10 @@ class Backend(Generic[OptionsT_co]):
     device_types: ClassVar[tuple[str, ...]] = ()
     """The devices whose processes this backend records, in torch's words (``cuda``, ``cpu``, ``npu``): engines ask for
     the backend of their device."""
+
+    common_options: ClassVar[Collection[str]] = ()
+    """Names of the `CommonOptions` that the backend supports, in addition to ``max_capture_s``. Setting another common
+    option is an error."""
 
     options: OptionsT_co
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from traceback import walk_tb
+from typing import Any
 
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.plugin_host import (
+from profdeck.backends.plugins import (
     BACKENDS,
     load_backend,
 )
@@ -35,7 +36,7 @@ def build_backend(config: Config, role: str) -> Backend:
     """
     chosen = config.roles[role]
     cls = load_backend(chosen.backend)
-    options: CommonOptions = structure(dict(chosen.options), cls.Options, where=f"roles.{role}.options")
+    options = structure_options(cls, chosen.options, where=f"roles.{role}.options")
     _check_keys(config, role, engine=issubclass(cls, EngineBackend))
     backend = cls(options)
     try:
@@ -43,6 +44,23 @@ def build_backend(config: Config, role: str) -> Backend:
     except ConfigError as error:
         raise ConfigError(f"roles.{role}.{error}") from None
     return backend
+
+
+def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: str) -> CommonOptions:
+    """Return the options of a backend, checked.
+
+    Raises:
+        ConfigError: an option is unknown, has a wrong value, or is a common option that the backend does not support.
+    """
+    structured: CommonOptions = structure(dict(options), cls.Options, where=where)
+    supported = {"max_capture_s", *cls.common_options}
+    for field in attrs.fields(CommonOptions):
+        if field.name not in supported and getattr(structured, field.name) != field.default:
+            raise ConfigError(
+                f"{where}.{field.name}: the backend '{cls.name}' does not support this common option. It supports "
+                f"{', '.join(sorted(supported))}."
+            )
+    return structured
 
 
 def _check_keys(config: Config, name: str, *, engine: bool) -> None:

@@ -1,14 +1,18 @@
-"""One recording, from its first manifest to its last: its names, its devices, its plugins, its verdict."""
+"""One recording: its names, its devices, the calls of its plugins and its manifests."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from profdeck.backends.plugin_host import Plugins, Resolve
+from profdeck.backends.api import Backend
+from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
+from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases
+from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, LeaseError, describe
 from profdeck.base.interruptions import is_of_signal
 from profdeck.base.words import sentence
@@ -37,46 +41,53 @@ def reserve(capture: Capture, directory: run_directory.RunDirectory, recorder: m
 
 
 class Recording:
-    """A capture whose names are reserved that waits for its turn or is running, with all that must be given back when
-    it ends.
-    """
+    """A capture whose names are reserved, from its start to its end. It may wait for a device before it records."""
 
     def __init__(
-        self, capture: Capture, plugins: Plugins, recorder: manifest.ManifestWriter, turn: leases.Turn
+        self,
+        capture: Capture,
+        backend: Backend,
+        hooks: RoleHooks,
+        recorder: manifest.ManifestWriter,
+        turn: leases.Turn,
     ) -> None:
         """Args:
-        capture: the capture, claimed.
-        plugins: what records it.
-        recorder: what is the same in all manifests.
-        turn: the devices that it needs.
+        capture: the capture, with reserved names.
+        backend: the backend that records it.
+        hooks: the hook calls of the role.
+        recorder: the fields that all manifests share.
+        turn: the devices that the capture needs.
         """
         self.capture = capture
-        self._plugins = plugins
+        self._backend = backend
+        self._hooks = hooks
         self._recorder = recorder
         self._turn = turn
+        self._started: set[RegisteredPlugin] = set()
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
         self._mutex = threading.RLock()
         self._publishing = False
         self.passed: Callable[[Step, Resolve], Coroutine[Any, Any, None]] = self._passed_over
-        """Reports a boundary to all plugins; what fails becomes a problem of the capture. While it waits for its turn,
-        tries to begin instead, as `start` does."""
+        """Reports a boundary to all started plugins; a failure becomes a problem of the capture. While the capture
+        waits for a device, this tries to start instead, as `start` does."""
+        hooks.bind(capture, backend)
 
     @classmethod
     async def begin(
         cls,
         capture: Capture,
-        plugins: Plugins,
+        backend: Backend,
+        hooks: RoleHooks,
         recorder: manifest.ManifestWriter,
-        devices: Callable[[], Iterable[str]],
         resolve: Resolve,
     ) -> Recording:
-        """Start a capture whose names are reserved, with the devices leased; it waits for its turn if one of them is
-        held.
+        """Start a capture whose names are reserved. If a device is held by another recording, the capture waits.
 
         Raises:
-            CaptureError: it could not start; the reason is in the manifest, if that could be written.
+            CaptureError: the capture could not start. The reason is in the manifest, if that could be written.
         """
-        recording = cls(capture, plugins, recorder, leases.Turn(devices, f"{capture.identity.role}, {capture.id}"))
+        turn = leases.Turn(backend.devices, f"{capture.identity.role}, {capture.id}")
+        recording = cls(capture, backend, hooks, recorder, turn)
         if not await recording.start(resolve):
             recording.publish()
         return recording
@@ -87,10 +98,10 @@ class Recording:
         return self.capture.state is CaptureState.STARTING
 
     async def start(self, resolve: Resolve) -> bool:
-        """Try to begin; tells whether it records from now on, as nobody else holds what it needs.
+        """Start the plugins if the devices are free. Return whether the capture is recording.
 
         Raises:
-            CaptureError: it could not start; the reason is in the manifest, if that could be written.
+            CaptureError: the capture could not start. The reason is in the manifest, if that could be written.
         """
         capture = self.capture
         try:
@@ -100,7 +111,7 @@ class Recording:
                 self.publish()
             begun = begun and await self._start_plugins(resolve)
         except BaseException as error:
-            self.abandon(describe(error))
+            await self._end_failed_start(error, resolve)
             if isinstance(error, Exception) and not is_of_signal(error):
                 raise CaptureError(f"Capture {capture.id} did not start: {describe(error)}") from error
             raise
@@ -108,20 +119,87 @@ class Recording:
         if begun:
             self._tell_wait()
             capture.move_to(CaptureState.RECORDING)
-            self.passed = self._plugins.step(capture)
+            self.passed = self._report_step
         return begun
 
     def wait(self) -> None:
-        """Say in the capture for whom it waits, if it does."""
+        """Set the capture's ``waits_for`` to the recording that holds its device, or to None."""
         self.capture.waits_for = self._turn.waits_for
 
     async def _start_plugins(self, resolve: Resolve) -> bool:
-        try:
-            await self._plugins.start(self.capture, resolve)
-        except LeaseError as error:  # another recording of this process has what the backend records with
-            self._turn.wait_for(error)
-            return False
+        """Start the plugins that have not started; False if the backend's recorder is in use."""
+        calls = self._hooks.calls
+        for call in calls("profile_start"):
+            if call.plugin in self._started:  # at a retry
+                continue
+            invocation = Invocation(call)
+            try:
+                await invocation.run(self.capture, resolve)
+            except BaseException as error:
+                if invocation.completed:  # a wrapper failed after the plugin had started
+                    self._started.add(call.plugin)
+                elif call.is_backend and isinstance(error, LeaseError):
+                    self._turn.wait_for(error)
+                    return False
+                if call.is_backend or not isinstance(error, Exception):
+                    raise
+                self._add_failure(call, "at profile_start", error)
+            else:
+                self._started.add(call.plugin)
+        without_start = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
+        self._started |= without_start - {call.plugin for call in calls("profile_start")}
         return True
+
+    async def _end_failed_start(self, error: BaseException, resolve: Resolve) -> None:
+        """Stop the plugins that have started and write the manifest."""
+        for call in self._hooks.calls("profile_stop"):
+            if call.is_backend and call.plugin in self._started:
+                outputs = await self._stop_plugin(call, resolve)
+                self.capture.artifacts = tuple(output() if callable(output) else output for output in outputs)
+        self.abandon(describe(error))
+        await self._stop_listeners(resolve)
+
+    async def _report_step(self, step: Step, resolve: Resolve) -> None:
+        for call in self._hooks.calls("profile_step"):
+            if call.plugin not in self._started:
+                continue
+            try:
+                for result in call.results(capture=self.capture, step=step):
+                    if inspect.isawaitable(result):
+                        await resolve(result)
+            except Exception as error:  # noqa: BLE001  # other plugins and the host's step continue
+                self._add_failure(call, f"at {step.unit} {step.index}", error)
+
+    async def _stop_plugin(self, call: HookCall, resolve: Resolve) -> tuple[Output, ...]:
+        """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
+        self._started.discard(call.plugin)
+        invocation = Invocation(call)
+        try:
+            results = await invocation.run(self.capture, resolve)
+            return tuple(output for outputs in results for output in outputs or ())
+        except Exception as error:  # noqa: BLE001  # other plugins must be stopped
+            self._add_failure(call, "at its stop" if call.is_backend else "at profile_stop", error)
+        if invocation.returned is None or not call.is_backend:
+            return ()
+        # A failed wrapper must not lose the trace.
+        completed = [outputs for outputs in invocation.returned.results if isinstance(outputs, list | tuple)]
+        return tuple(output for outputs in completed for output in outputs)
+
+    async def _stop_listeners(self, resolve: Resolve) -> None:
+        for call in self._hooks.calls("profile_stop"):
+            if call.plugin in self._started:
+                await self._stop_plugin(call, resolve)
+
+    def _add_failure(self, call: HookCall, when: str, error: Exception) -> None:
+        """Add a problem if the backend failed, or a note if a listener failed."""
+        if is_of_signal(error):
+            raise error
+        text = f"{call.plugin.name} {when}: {describe(error)}"
+        if call.is_backend:
+            self.capture.problems.append(text)
+        else:
+            self.capture.notes.append(f"The listener {text}")
+            logger.warning("Capture %s: the listener %s", self.capture.id, text)
 
     async def _passed_over(self, step: Step, resolve: Resolve) -> None:
         if step.unit is Unit.GLOBAL_STEP:
@@ -172,23 +250,24 @@ class Recording:
                 self._publishing = False
 
     async def stop(self, reason: str | None, resolve: Resolve) -> None:
-        """Stop every plugin, judge what came out and write the manifest. Never raises for a plugin's failure.
+        """Stop every plugin, set the capture's status and write the manifest. A plugin's failure is not raised.
 
         Args:
-            reason: why the capture ends before its time; None if it does not.
+            reason: why the capture ends early; None if it ends as scheduled.
             resolve: how the façade awaits.
         """
         if self.waiting:
             self.abandon(reason)
+            await self._stop_listeners(resolve)
             return
         await self.stop_recording(reason, resolve)
         await self.write(resolve)
 
     async def withdraw(self, reason: str | None, resolve: Resolve) -> bool:
-        """End a capture that has recorded nothing yet, and take back its manifest, as if it had never begun.
+        """End a capture that has recorded nothing yet, and remove its manifest.
 
         Returns:
-            Whether it did. A capture that has left a file ends as by `stop`.
+            Whether the manifest was removed. A capture with a file ends as by `stop`.
         """
         if self.waiting:
             self._turn.release()
@@ -205,17 +284,25 @@ class Recording:
         else:
             problems = " ".join(self.capture.problems)
             logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, problems)
+        await self._stop_listeners(resolve)
         return True
 
     async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:
-        """Do the part of the end that must be done now, by the thread that started; `write` must follow."""
+        """Stop the ``tryfirst`` listeners and the backend, on the thread that started; `write` must follow."""
         capture = self.capture
         capture.move_to(CaptureState.STOPPING)
         if reason:
             capture.problems.append(sentence(reason))
         self._outputs: tuple[Output, ...] = ()
+        calls = self._hooks.calls("profile_stop")
+        backend = next(index for index, call in enumerate(calls) if call.is_backend)
         try:
-            self._outputs = await self._plugins.stop(capture, resolve)
+            try:
+                for call in calls[:backend]:
+                    if call.plugin in self._started:
+                        await self._stop_plugin(call, resolve)
+            finally:  # an interrupted listener must not leave the backend recording
+                self._outputs = await self._stop_plugin(calls[backend], resolve)
         except BaseException as error:
             capture.problems.append(f"The stop was interrupted: {describe(error)}")
             capture.conclude(())
@@ -225,14 +312,14 @@ class Recording:
             self._turn.release()
 
     async def write(self, resolve: Resolve) -> None:
-        """Write the files, judge them, write the manifest and tell the listeners; any thread may do this."""
+        """Write the artifacts and the manifest, then stop the listeners. Any thread may call this."""
         capture = self.capture
         outputs, self._outputs = self._outputs, ()
         artifacts, interruption = [], None
         for output in outputs:
             try:
                 artifacts.append(self._artifact(output))
-            except Exception as error:  # noqa: BLE001  # the manifest must be written whatever happens
+            except Exception as error:  # noqa: BLE001  # the manifest must be written in any case
                 capture.problems.append(f"A file could not be written: {describe(error)}")
                 interruption = error if is_of_signal(error) else interruption
         capture.conclude(tuple(artifacts))
@@ -240,7 +327,7 @@ class Recording:
         if interruption is not None:
             raise interruption
         noted = len(capture.notes)
-        await self._plugins.announce(capture, resolve)
+        await self._stop_listeners(resolve)
         if len(capture.notes) > noted:
             self._write()
 

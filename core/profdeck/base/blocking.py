@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Resolve = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""Function of a façade that awaits the awaitable of a hook and returns its result."""
+
 _MOST_THREADS = 16
 """Disks and network file systems do so much at once; more threads cost more than they gain."""
 _LOOK_S = 0.01

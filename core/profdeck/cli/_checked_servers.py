@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from rich.console import Console
 
 from profdeck.backends.api import EngineBackend
-from profdeck.backends.plugin_host import BACKENDS, load_backend
+from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.entry_points import installed
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
 from profdeck.base.outcome import Outcome

@@ -27,7 +27,7 @@ COMMANDS = "profdeck.commands"
 _OWN = {
     "check": "Check a config before the job starts; show what is wrong.",
     "config": "Show the config.",
-    "backends": "List the installed backends, or explain the options of one.",
+    "plugins": "List the installed plugins, or print the options of one.",
     "capture": "Capture running servers or a job; exit with 1 if incomplete.",
     "ls": "List a run's captures, or the runs; exit with 1 if incomplete.",
     "summary": "Say where the time went, and what stands out.",
@@ -44,6 +44,8 @@ _OWN = {
     "prune": "Delete old captures of a run, whole steps at a time.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""
+_REPLACED = {"backends": "plugins"}
+"""Names of removed commands, with the commands that replace them."""
 
 
 class Commands(TyperGroup):
@@ -77,6 +79,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the arguments name, or fail with the nearest match."""
+        if args[0] in _REPLACED:
+            ctx.fail(f"No such command '{args[0]}'. Use 'profdeck {_REPLACED[args[0]]}'.")
         if self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command '{args[0]}'.{nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import attrs
 import typer
 from rich.text import Text
 
-from profdeck.backends import plugin_host
+from profdeck.backends import plugins
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
 from profdeck.base import entry_points
@@ -20,7 +20,6 @@ from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError,
 from profdeck.cli import _cost, _size, kit
 from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
 from profdeck.config.model import Config, RoleConfig
-from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load, parse_setting
 from profdeck.replicas.discovery import Target, sampled
@@ -100,7 +99,7 @@ def _checks(  # noqa: PLR0913 - as above
     yield _attempt("steps", _steps, config)
     yield _attempt("output", _output_directory, config.output)
     for name in config.listeners:
-        yield _attempt(f"listeners.{name}", _listener, name)
+        yield _attempt(f"listeners.{name}", _listener, name, config.listener_options.get(name, {}))
     if role is None and not config.roles:
         yield Check("roles", "There is no role, so nothing would be recorded.", ExitCode.USAGE)
     for name in config.roles if role is None else (role,):
@@ -147,7 +146,7 @@ def _steps(config: Config) -> str:
 
 def _is_of_an_engine(role: RoleConfig) -> bool:
     try:
-        return issubclass(plugin_host.load_backend(role.backend), EngineBackend)
+        return issubclass(plugins.load_backend(role.backend), EngineBackend)
     except ProfdeckError:  # said of the role itself
         return False
 
@@ -166,14 +165,8 @@ def _output_directory(output: Path) -> str:
     return f"{kit.short(output)} can be written" + ("" if existing == output else "; it does not exist yet")
 
 
-class _NoBackend(Backend):
-    """Stands where listeners are checked without the backend that they will accompany."""
-
-    name: ClassVar[str] = "none"
-
-
-def _listener(name: str) -> str:
-    plugin_host.load_plugins(_NoBackend(CommonOptions()), [name])
+def _listener(name: str, options: Mapping[str, Any]) -> str:
+    plugins.check_hooks("listener", name, plugins.load_listener(name, options))
     return "can be loaded"
 
 
@@ -186,7 +179,7 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     ranks = role.ranks if isinstance(role.ranks, str) else ", ".join(map(str, role.ranks))
     yield Check(f"{path}.ranks", ranks)
     try:
-        cls = plugin_host.load_backend(role.backend)
+        cls = plugins.load_backend(role.backend)
     except ProfdeckError as error:
         yield Check(f"{path}.backend", str(error), exit_code(error))
         return
@@ -202,7 +195,7 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
 
 def _library(cls: type[Backend]) -> str:
     try:
-        plugin_host.require_libraries(cls)
+        plugins.require_libraries(cls)
     except MissingLibraryError:
         if not issubclass(cls, EngineBackend):
             raise

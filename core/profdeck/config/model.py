@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
+from profdeck.base.errors import nearest
 from profdeck.base.identity import NAME
 from profdeck.base.structuring import duration
 from profdeck.config.schedule import Iterations, Schedule, Window
@@ -55,7 +56,7 @@ class RoleConfig:
     """What the processes of one role do."""
 
     backend: str
-    """The backend that records this role; `profdeck backends` lists those that are installed."""
+    """The backend that records this role; `profdeck plugins` lists those that are installed."""
 
     ranks: str | tuple[int, ...] = attrs.field(default=(0,))
     """The ranks that record: ``all``, a list, or ranges such as ``0..7``, alone or in a list. Default: ``[0]``, since
@@ -80,7 +81,7 @@ class RoleConfig:
     names."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """The backend's own options; `profdeck backends NAME` explains each."""
+    """The backend's own options; `profdeck plugins NAME` explains each."""
 
     @ranks.validator
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
@@ -156,7 +157,11 @@ class Config:
     """What each role records. A role that is not here records nothing."""
 
     listeners: tuple[str, ...] = attrs.field(default=(), validator=_names("listener"))
-    """Plugins that are told of every capture, by entry-point name. Default: none."""
+    """Plugins that are notified of every capture, by entry-point name. Default: none."""
+
+    listener_options: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """Options of listeners, by entry-point name. `profdeck plugins NAME` prints the options of a listener. Default:
+    none."""
 
     finish: FinishConfig = attrs.field(factory=FinishConfig)
     """What is run when a capture has ended in all processes of the job. Default: nothing."""
@@ -167,6 +172,13 @@ class Config:
             raise ValueError(
                 f"run: {run!r} is not a directory name; expected letters, digits, '.', '_' and '-', no path"
             )
+
+    @listener_options.validator
+    def _of_selected_listeners(self, _: object, options: Mapping[str, object]) -> None:
+        for name in options:
+            if name not in self.listeners:
+                hint = nearest(name, self.listeners) or f" It has {', '.join(self.listeners) or 'none'}."
+                raise ValueError(f"listener_options: '{name}' is not in listeners.{hint}")
 
     @steps.validator
     def _time_needs_requests(self, _: object, steps: Schedule) -> None:

@@ -11,13 +11,17 @@ import inspect
 import itertools
 import re
 import textwrap
-from enum import StrEnum
+import typing
+from collections.abc import Mapping, Sequence
+from enum import Enum, StrEnum
+from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any
 
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration
+from profdeck.base.structuring import duration, unstructure
 
 
 class Activity(StrEnum):
@@ -61,6 +65,10 @@ class CommonOptions:
     trace is kept and marked partial, and the job goes on."""
 
 
+COMMON_OPTIONS = frozenset(field.name for field in attrs.fields(CommonOptions))
+"""Names of all common options."""
+
+
 @attrs.frozen
 class OptionDoc:
     """One option as documentation shows it."""
@@ -87,6 +95,47 @@ def describe(options: type) -> list[OptionDoc]:
         )
         for field in fields
     ]
+
+
+def json_schema(options: type, title: str) -> dict[str, Any]:
+    """Return the JSON Schema of an options class."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **_schema_of_class(options)}
+
+
+def _schema_of_class(options: type) -> dict[str, Any]:
+    hints, texts = typing.get_type_hints(options), {doc.name: doc.text for doc in describe(options)}
+    properties, required = {}, []
+    for field in attrs.fields(options):
+        schema = _schema_of_type(hints[field.name])
+        if texts[field.name]:
+            schema["description"] = texts[field.name].replace("``", "`")
+        if field.default is attrs.NOTHING:
+            required.append(field.name)
+        else:
+            factory = getattr(field.default, "factory", None)
+            schema["default"] = unstructure(factory() if factory else field.default)
+        properties[field.name] = schema
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
+
+
+def _schema_of_type(hint: Any) -> dict[str, Any]:  # noqa: PLR0911 - one per kind of type
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in {UnionType, typing.Union}:
+        return {"anyOf": [_schema_of_type(argument) for argument in arguments]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in {tuple, list, Sequence}:
+        return {"type": "array", "items": _schema_of_type(arguments[0])}
+    if origin is Mapping or hint in {dict, Mapping}:
+        return {"type": "object"}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [unstructure(member) for member in hint]}
+    if isinstance(hint, type) and attrs.has(hint):
+        return _schema_of_class(hint)
+    return {"type": _JSON_TYPES[hint]} if hint in _JSON_TYPES else {}
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import attrs
 
 from profdeck.backends.building import build_backend
-from profdeck.backends.plugin_host import load_backend
+from profdeck.backends.plugins import load_backend
 from profdeck.base.errors import ConfigError
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.sources import load

@@ -11,7 +11,7 @@ import attrs
 from attrs import validators
 
 from profdeck.base.structuring import duration, unstructure
-from profdeck.config.options import CommonOptions
+from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 from profdeck.records.request import BatchKind, CaptureRequest
 
 
@@ -55,7 +55,7 @@ class EngineOptions(CommonOptions):
         """Check the fields against each other."""
         if self.activities is not None and not self.activities:
             raise ValueError("activities: the list is empty, so nothing would be recorded; remove the key")
-        if common := sorted(_COMMON.intersection(self.device_options)):
+        if common := sorted(COMMON_OPTIONS.intersection(self.device_options)):
             raise ValueError(f"device_options: give {', '.join(common)} as options of their own, beside device_options")
 
     @property
@@ -75,13 +75,11 @@ class EngineOptions(CommonOptions):
     def complete(self, request: CaptureRequest) -> CaptureRequest:
         """Add what these options ask of the engine's processes to a request."""
         kinds = tuple(BatchKind) if self.separates_kinds else ()
-        common = {name: value for name, value in unstructure(self).items() if name in _COMMON and value is not None}
+        options = unstructure(self)
+        common = {name: options[name] for name in COMMON_OPTIONS if options[name] is not None}
         return attrs.evolve(
             request,
             stages=request.stages or kinds,
             options=common | dict(self.device_options),
             engine=self.for_processes(),
         )
-
-
-_COMMON = frozenset(field.name for field in attrs.fields(CommonOptions))

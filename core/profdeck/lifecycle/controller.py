@@ -18,10 +18,9 @@ from contextlib import AbstractContextManager
 import attrs
 
 from profdeck.backends.api import EngineBackend, TargetState
-from profdeck.backends.plugin_host import Resolve
 from profdeck.backends.recording import Recording, expired
 from profdeck.base import shutdown
-from profdeck.base.blocking import drive, resolve_later
+from profdeck.base.blocking import Resolve, drive, resolve_later
 from profdeck.base.errors import CaptureError
 from profdeck.config.model import Mode, OnError
 from profdeck.lifecycle.session import Session

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
-from profdeck.backends.hookspecs import NAMESPACE
-from profdeck.backends.plugin_host import (
-    LISTENERS,
-    Plugins,
-    Resolve,
-    load_plugins,
-    require_libraries,
-)
+from profdeck.backends.hook_calls import RoleHooks
+from profdeck.backends.plugins import require_libraries
 from profdeck.backends.recording import Recording, abandon, reserve
-from profdeck.base.entry_points import load as load_object
+from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
@@ -29,6 +23,7 @@ from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.config.targets import TargetsConfig
 from profdeck.lifecycle import last_word
+from profdeck.lifecycle.listeners import is_notified_at_the_finish, role_hooks
 from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.stores import publish_address, store_of_job
 from profdeck.on_demand.watch import RequestWatch
@@ -57,7 +52,7 @@ class Session:
     target: str | None
     """What the backend controls, when that is not this process."""
     steps: PlannedSteps
-    _plugins: Plugins
+    _hooks: RoleHooks
     _run: run_directory.RunDirectory
     _recorder: manifest.ManifestWriter
     _watch: RequestWatch | None = None
@@ -73,6 +68,7 @@ class Session:
         role: str,
         identity: Identity | None = None,
         target: object = None,
+        listeners: Iterable[object] = (),
     ) -> Session | None:
         """Check everything and build the session; None when this process has nothing to record.
 
@@ -81,6 +77,7 @@ class Session:
             role: which role of the config this process has.
             identity: who this process is, when neither the launcher nor the backend's library knows.
             target: the engine object or URL that the backend controls, or a list of them.
+            listeners: objects with hook implementations, in addition to the listeners that the config names.
 
         Raises:
             ConfigError: the config or an option is wrong.
@@ -118,7 +115,7 @@ class Session:
             backend=backend,
             target=bound,
             steps=PlannedSteps(config.steps, config.final_step, chosen.warmup_steps, config.join_steps),
-            plugins=load_plugins(backend, config.listeners),
+            hooks=role_hooks(backend, config, listeners),
             run=run_directory.RunDirectory(
                 config.output.absolute(),
                 run_directory.run_name(config.run),
@@ -128,14 +125,17 @@ class Session:
         )
         if session._speaks:
             last_word.expect()
-        listeners = tuple(name for name in config.listeners if _is_told_at_the_finish(name))
-        if config.finish.command is not None or listeners:
+        notified = tuple(filter(is_notified_at_the_finish, config.listeners))
+        if config.finish.command is not None or notified:
             from profdeck.after_run.start import Finishes
 
-            session._finishes = Finishes(session._run.path, config.finish, listeners)
+            session._finishes = Finishes(session._run.path, config.finish, notified, config.listener_options)
         if config.on_demand:
             session._take_requests()
-        return session if config.steps.spans or session._watch is not None else None
+        if not config.steps.spans and session._watch is None:
+            return None
+        session._hooks.open(identity.role, identity, backend.name)
+        return session
 
     def look_for_requests(self, step: int, capture: Capture | None) -> None:
         """Look for captures that are asked for, at the boundary into a global step.
@@ -217,7 +217,7 @@ class Session:
                     stages=tuple(map(BatchKind, self.role.stages)),
                     owner=ProcessId(),
                 )
-            return await Recording.begin(capture, self._plugins, recorder, self.backend.devices, resolve)
+            return await Recording.begin(capture, self.backend, self._hooks, recorder, resolve)
         except BaseException as error:
             self._conclude(capture, describe(error))
             raise
@@ -336,10 +336,6 @@ class Session:
         self._finishes.add(capture, self._recorder_of(capture))
         if capture.stage is None:
             self._finishes.begin()
-
-
-def _is_told_at_the_finish(listener: str) -> bool:
-    return hasattr(getattr(load_object(LISTENERS, listener), "capture_finished", None), f"{NAMESPACE}_impl")
 
 
 def _bind(

@@ -19,8 +19,8 @@ from typing import ClassVar
 import attrs
 
 from profdeck.backends.api import EngineBackend, TargetState
+from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.backends.plugin_host import Plugins
 from profdeck.base.blocking import in_threads, resolve_later, wait_for
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
 from profdeck.base.outcome import Outcome
@@ -68,6 +68,7 @@ class FleetBackend(EngineBackend):
     """By URL or actor, or by the identity of an object: they live from capture to capture."""
     _placed: dict[object, tuple[int, ...]] = attrs.field(factory=dict, init=False)
     _members: list[Member] = attrs.field(factory=list, init=False)
+    _hooks: RoleHooks = attrs.field(init=False)
     _manifests: ManifestBatch = attrs.field(factory=ManifestBatch, init=False)
     """Those of the targets."""
 
@@ -108,10 +109,12 @@ class FleetBackend(EngineBackend):
         return named
 
     def preflight(self) -> None:
-        """Check what the backend of the targets checks, and that it follows the hook specification."""
-        one = self.member(self.options)
-        Plugins(one)
-        one.preflight()
+        """Run the checks of the targets' backend."""
+        self.member(self.options).preflight()
+
+    def use_hooks(self, hooks: RoleHooks) -> None:
+        """Call the hooks of each target with the wrappers of the role's listeners."""
+        self._hooks = RoleHooks(self.member, role=hooks)
 
     @hookimpl
     def profile_start(self, capture: Capture) -> Awaitable[None]:
@@ -291,7 +294,7 @@ class FleetBackend(EngineBackend):
         passes = [(member, gate.issue()) for member in ready]
 
         async def start(pair: tuple[Member, GatePass]) -> None:
-            await pair[0].start(pair[1])
+            await pair[0].start(pair[1], self._hooks)
 
         results = await fan_out(start, passes, timeout_s=limit_s, each_timeout_s=limit_s)
         late = late_error(

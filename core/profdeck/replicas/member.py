@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import attrs
 
 from profdeck.backends.api import EngineBackend
-from profdeck.backends.plugin_host import Plugins
+from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, abandon
 from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import TargetError, target_error
@@ -83,7 +83,7 @@ class Member:
         fix = f"{known} {found.fix}".strip()
         self.outcome, self.reason, self.fix = found.outcome, sentence(str(found)), fix or None
 
-    async def start(self, gate_pass: GatePass) -> None:
+    async def start(self, gate_pass: GatePass, hooks: RoleHooks) -> None:
         """Start it when the gate opens.
 
         Raises:
@@ -93,10 +93,7 @@ class Member:
             if not self.asked.wait_for(gate_pass):
                 await gate_pass()
                 await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
-            plugins = Plugins(self.asked, checked=True)
-            self.recording = await Recording.begin(
-                self.capture, plugins, self.recorder, self.asked.devices, resolve_later
-            )
+            self.recording = await Recording.begin(self.capture, self.asked, hooks, self.recorder, resolve_later)
             self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
         finally:
             gate_pass.leave()

@@ -142,6 +142,6 @@ def test_what_it_says_helps(python: Program, tmp_path: Path) -> None:
 
 
 def test_what_needs_no_torch_works(python: Program) -> None:
-    done = python("-m", "profdeck", "backends", "--json")
+    done = python("-m", "profdeck", "plugins", "--json")
     assert done.returncode == 0, done.stderr
-    assert {"torch", "npu"} <= {backend["name"] for backend in json.loads(done.stdout)["backends"]}
+    assert {"torch", "npu"} <= {plugin["name"] for plugin in json.loads(done.stdout)["plugins"]}

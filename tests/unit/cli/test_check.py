@@ -76,7 +76,7 @@ def test_all_problems_at_once(cli: Cli, config: Path, tmp_path: Path) -> None:
     assert "expected key=value" in found["--set"]
     assert found["steps"].startswith("Nothing is selected")
     assert "file is not a directory" in found["output"]
-    assert "does not follow the hook specification" in found["listeners.paper-wrong"]
+    assert "profile_stop has no argument 'paper'" in found["listeners.paper-wrong"]
     assert "Did you mean 'paper-log'?" in found["listeners.papr-log"]
     assert "'sheets' must be >= 1" in found["roles.trainer.options"]
     assert "Did you mean 'paper'?" in found["roles.rollout.backend"]

@@ -221,7 +221,7 @@ def test_what_torch_npu_analysed(cli: Cli, of_torch_npu: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("ls",), ("ls", "latest"), ("backends",), ("config", "show", "profdeck.yaml"), ("check", "profdeck.yaml")],
+    [("ls",), ("ls", "latest"), ("plugins",), ("config", "show", "profdeck.yaml"), ("check", "profdeck.yaml")],
 )
 def test_no_line_ends_in_spaces_in_a_pipe(cli: Cli, record: Record, command: tuple[str, ...]) -> None:
     record(3)

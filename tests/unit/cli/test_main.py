@@ -41,13 +41,13 @@ def test_help_names_all_commands_in_80_columns(cli: Cli) -> None:
     result = cli("--help")
     assert result.exit_code == 0
     listed = [line.split()[0] for line in result.stdout.partition("Commands:\n")[2].splitlines()]
-    assert listed[:6] == ["check", "config", "backends", "capture", "ls", "summary"]
+    assert listed[:6] == ["check", "config", "plugins", "capture", "ls", "summary"]
     assert max(map(len, result.stdout.splitlines())) <= 80
     own = "\n".join(line for line in result.stdout.splitlines() if "paper" not in line)
     assert "..." not in own.partition("Commands:")[2], "a short help text is cut off"
 
 
-@pytest.mark.parametrize("command", ["check", "backends", "capture", "collect", "ls", "summary", "config"])
+@pytest.mark.parametrize("command", ["check", "plugins", "capture", "collect", "ls", "summary", "config"])
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.exit_code == 0
@@ -104,7 +104,7 @@ def test_plugin_commands_are_imported_only_when_asked_for(python: Program) -> No
 import sys
 from profdeck.cli import app
 try:
-    app(["backends"])
+    app(["plugins", "paper"])
 except SystemExit as ended:
     print(ended.code, "paper_commands" in sys.modules)
 """
@@ -129,7 +129,7 @@ def test_interrupt(cli: Cli) -> None:
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("arguments", [("backends",), ("backends", "--json")])
+@pytest.mark.parametrize("arguments", [("plugins",), ("plugins", "--json")])
 def test_closed_pipe_ends_quietly(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     site = Path(__file__).parent / "site"
     monkeypatch.setenv("PYTHONPATH", ":".join([str(site), *filter(None, sys.path)]))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler
+from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.base.identity import Identity
 from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
 from profdeck.records.manifest import Manifest, read_manifest
@@ -39,6 +40,7 @@ def simulated(simulated_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the backend `simulated` available in this process."""
     for path in simulated_path.split(os.pathsep):
         monkeypatch.syspath_prepend(path)
+    plugin_manager.cache_clear()  # tests add hooks to the class
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -13,14 +13,16 @@ import attrs
 from typing_extensions import TypeVar
 
 from profdeck.backends.api import Backend, EngineBackend, TargetState
+from profdeck.backends.building import structure_options
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.backends.plugin_host import BACKENDS, load_backend
+from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.blocking import drive
 from profdeck.base.entry_points import installed
 from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, nearest, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
+from profdeck.base.structuring import unstructure
 from profdeck.config.model import RoleConfig
+from profdeck.config.options import COMMON_OPTIONS
 from profdeck.engine.control.abandoned import end_abandoned
 from profdeck.engine.control.merging import merge_ranks
 from profdeck.engine.control.outcomes import AT_REST, check_started, judge, rank_and_host
@@ -73,6 +75,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     """Asks the processes of an engine to record: an engine object of this process, or a server."""
 
     Options: ClassVar[type[EngineOptions]] = EngineOptions
+    common_options: ClassVar[Collection[str]] = COMMON_OPTIONS
 
     _engine: Engine | None = attrs.field(default=None, init=False)
     _native: EngineProfiler | None = attrs.field(default=None, init=False)
@@ -98,7 +101,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         problems = []
         for cls in _device_backends():
             try:
-                structure(given, cls.Options, where="options.device_options")
+                structure_options(cls, given, where="options.device_options")
             except ConfigError as error:
                 unknown = [key for key in given if key not in attrs.fields_dict(cls.Options)]
                 meant = any(nearest(key, attrs.fields_dict(cls.Options)) for key in unknown)

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import attrs
 
-from profdeck.backends.plugin_host import load_backend
+from profdeck.backends.plugins import load_backend
 from profdeck.base.blocking import drive
 from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError, target_error
 from profdeck.base.outcome import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from profdeck.backends.api import Backend
-from profdeck.backends.plugin_host import BACKENDS, load_backend, require_libraries
+from profdeck.backends.plugins import BACKENDS, load_backend, require_libraries
 from profdeck.base.entry_points import installed
 from profdeck.base.errors import MissingLibraryError, PluginError, UnknownPluginError
 

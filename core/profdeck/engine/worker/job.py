@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 import attrs
 
 from profdeck.backends.api import Backend
-from profdeck.backends.plugin_host import Plugins
+from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, expired, in_vain, reserve
 from profdeck.base import leases, shutdown
 from profdeck.base.blocking import drive, resolve_later
@@ -51,7 +51,7 @@ class CaptureJob:
         self.ended: list[Capture] = []
         self._identity = identity
         self._backend = backend
-        self._plugins = Plugins(backend)
+        self._hooks = RoleHooks(type(backend))
         about = {"roles": [request.role]}
         self._run = run_directory.RunDirectory(request.output.absolute(), request.run, about)
         # Data-parallel ranks run batches of their own: which captures by kind another rank has cannot be known.
@@ -137,7 +137,7 @@ class CaptureJob:
         if self.request.stages and first.waits_for is None:
             first.manifest_path.unlink()
         else:
-            self._unbegun = Recording(first, self._plugins, self._recorder, self._turn)
+            self._unbegun = Recording(first, self._backend, self._hooks, self._recorder, self._turn)
         limit_s = self._backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (expired(limit_s),))
         self._timer.daemon = True
@@ -326,7 +326,7 @@ class CaptureJob:
             self._counts[self._key] += 1
             capture = self._capture(self._key)
             reserve(capture, self._run, self._recorder)
-            recording = Recording(capture, self._plugins, self._recorder, self._turn)
+            recording = Recording(capture, self._backend, self._hooks, self._recorder, self._turn)
         recording.capture.first_iteration = self._iteration
         self._thread = threading.get_ident()
         try:

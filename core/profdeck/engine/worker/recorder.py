@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from profdeck.backends.building import structure_options
 from profdeck.base.errors import TargetError, describe, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
@@ -64,7 +65,7 @@ class EngineRecorder:
             self._replace(request, None)
             return
         cls = device_backend(self._device_type)
-        backend = cls(structure(dict(request.options), cls.Options, where="options"))
+        backend = cls(structure_options(cls, request.options, where="options"))
         backend.preflight()
         identity = attrs.evolve(self.identity, role=request.role, replica=request.replica)
         versions = dict(filter(None, (library.installed() for library in cls.libraries))) | self._versions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import attrs
 from attrs import validators
@@ -121,3 +121,22 @@ class Wrong:
     @hookimpl
     def profile_stop(self, paper: Capture) -> None:
         pass
+
+
+@attrs.frozen
+class TimerOptions:
+    unit: Literal["s", "ms"] = "s"
+    """Unit of the times. Default: s."""
+
+
+class Timer:
+    """Measures starts."""
+
+    Options = TimerOptions
+
+    def __init__(self, options: TimerOptions) -> None:
+        self.options = options
+
+    @hookimpl(wrapper=True)
+    def profile_start(self) -> Generator[None, Any, Any]:
+        return (yield)

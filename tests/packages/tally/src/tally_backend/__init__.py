@@ -53,6 +53,7 @@ class TallyBackend(Backend):
     name: ClassVar[str] = "tally"
     Options: ClassVar[type[TallyOptions]] = TallyOptions
     device_types: ClassVar[tuple[str, ...]] = ("tally-device",)
+    common_options: ClassVar[tuple[str, ...]] = ("with_stack",)
     may_write: ClassVar[threading.Event] = threading.Event()
     may_write.set()
 
@@ -134,9 +135,11 @@ class Diary:
 
     fail_at: str | None = None
     wait_s: float | None = None
+    instances: ClassVar[list[Diary]] = []
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.instances.append(self)
 
     @hookimpl
     def profile_start(self, capture: Capture) -> Awaitable[None] | None:

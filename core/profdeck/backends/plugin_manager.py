@@ -1,0 +1,280 @@
+"""The plugin manager of the process.
+
+pluggy registers functions of plugin objects and excludes plugin objects from a call. profdeck registers two objects per
+plugin, one with its implementations and one with its wrappers: a call to another plugin excludes the implementations
+and keeps the wrappers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import Any, TypeAlias
+
+import attrs
+import pluggy
+
+from profdeck.backends.api import Backend
+from profdeck.backends.hookspecs import NAMESPACE, Hooks, hookimpl
+from profdeck.backends.plugins import (
+    HOOK_OPTIONS,
+    Implementation,
+    check_backend,
+    check_hooks,
+    hook_names,
+    listener_name,
+)
+from profdeck.base.errors import BrokenPluginError, PluginError, describe
+from profdeck.base.interruptions import raise_of_signal
+from profdeck.records.capture import Capture
+
+
+@attrs.define(eq=False)
+class Returned:
+    """The return values of one implementation, and the number of awaitables that have not completed."""
+
+    results: list[Any]
+    pending: list[ObservedAwaitable] = attrs.field(factory=list)
+
+    def observed(self) -> list[Any]:
+        """Return the results, with awaitables that record their completion."""
+        observed = list(self.results)
+        for index, result in enumerate(observed):
+            if inspect.isawaitable(result):
+                observed[index] = awaitable = ObservedAwaitable(self, index, result)
+                self.pending.append(awaitable)
+        return observed
+
+
+@attrs.define(eq=False)
+class ObservedAwaitable:
+    """An awaitable that records its result."""
+
+    returned: Returned
+    index: int
+    awaitable: Awaitable[Any]
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        result = yield from self.awaitable.__await__()
+        self.returned.results[self.index] = result
+        self.returned.pending.remove(self)
+        return result
+
+    def close(self) -> None:
+        """Close the coroutine if it was not awaited."""
+        if inspect.iscoroutine(self.awaitable) and inspect.getcoroutinestate(self.awaitable) == inspect.CORO_CREATED:
+            self.awaitable.close()
+
+
+@attrs.frozen(eq=False)
+class RegisteredPlugin:
+    """The objects that pluggy has for one plugin."""
+
+    name: str
+    """The name that wrappers and messages see."""
+    hooks: object
+    wrappers: object
+    source: object = None
+    """The registered object; None for a backend class."""
+
+
+class Witness:
+    """Innermost wrapper: records the return value of each implementation.
+
+    Outer wrappers may suppress an exception, discard an awaitable, or raise after the implementation has returned.
+    """
+
+    def __init__(self, returned: dict[Capture, Returned]) -> None:
+        self.returned = returned
+
+    @hookimpl(wrapper=True, trylast=True)
+    def profile_start(self, capture: Capture) -> Generator[None, list[Any], list[Any]]:
+        """Record the return values of the call in progress."""
+        results = yield
+        returned = self.returned[capture] = Returned(results)
+        return returned.observed()
+
+    profile_stop = profile_start
+
+
+class PluginManager(pluggy.PluginManager):
+    """The plugins of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(NAMESPACE)
+        self.add_hookspecs(Hooks)
+        self.everywhere: dict[str, RegisteredPlugin] = {}
+        """Plugins that participate in all recordings, by name."""
+        self.generation = 0
+        """Number of registrations. A subset caller of pluggy does not exclude plugins that are registered later."""
+        self.returned: dict[Capture, Returned] = {}
+        """Return values of implementations whose call is in progress."""
+        self._witness = Witness(self.returned)
+        self._mutex = threading.RLock()
+        self._numbers = itertools.count()
+        # Filled by finalizers, which may run while pluggy iterates over its plugins.
+        self._expired: deque[RegisteredPlugin] = deque()
+        self._backends: weakref.WeakKeyDictionary[type[Backend], _BackendClass] = weakref.WeakKeyDictionary()
+
+    def add(
+        self, name: str, functions: Iterable[tuple[Implementation, Callable[..., Any]]], source: object = None
+    ) -> RegisteredPlugin:
+        """Register functions as one plugin."""
+        hooks: dict[str, Callable[..., Any]] = {}
+        wrappers: dict[str, Callable[..., Any]] = {}
+        for item, function in functions:
+            (wrappers if item.wraps else hooks)[item.attribute] = function
+        added = RegisteredPlugin(name, _plugin_object(hooks), _plugin_object(wrappers), source)
+        with self._mutex:
+            while self._expired:
+                self._remove(self._expired.popleft())
+            number = next(self._numbers)
+            try:
+                self.register(added.hooks, f"{name} {number}")
+                self.register(added.wrappers, f"{name} {number} wrappers")
+            except BaseException as error:  # of a historic call
+                self._remove(added)
+                raise_of_signal(error)
+                if not isinstance(error, Exception):
+                    raise
+                raise BrokenPluginError(f"The plugin '{name}' cannot be registered: {describe(error)}") from error
+            # The wrapper that is registered last is the innermost. Calls of other threads always have one.
+            witness, self._witness = self._witness, Witness(self.returned)
+            self.register(self._witness, f"witness {number}")
+            self._unregister(witness)
+            self.generation += 1
+        return added
+
+    def remove(self, plugin: RegisteredPlugin) -> None:
+        """Unregister a plugin."""
+        with self._mutex:
+            self._remove(plugin)
+
+    def remove_with(self, owner: object, plugin: RegisteredPlugin) -> None:
+        """Unregister a plugin some time after its owner is garbage-collected."""
+        weakref.finalize(owner, self._expired.append, plugin).atexit = False
+
+    def backend_class(self, cls: type[Backend]) -> _BackendClass:
+        """Return the registration of a backend class; the first call registers it.
+
+        Raises:
+            BrokenPluginError: the class does not follow the hook specifications.
+        """
+        with self._mutex:
+            if cls not in self._backends:
+                self._backends[cls] = _BackendClass(self, cls)
+            return self._backends[cls]
+
+    def register_everywhere(self, plugin: object, name: str | None = None) -> str:
+        """Validate and register an object that participates in all recordings of this process; return its name.
+
+        Raises:
+            BrokenPluginError: it does not follow the hook specifications, or the name is in use.
+        """
+        name = name or listener_name(plugin)
+        with self._mutex:
+            if name in self.everywhere:
+                raise BrokenPluginError(
+                    f"A plugin '{name}' is already registered. Unregister it, or choose another name."
+                )
+            if registered := [other for other, item in self.everywhere.items() if item.source is plugin]:
+                raise BrokenPluginError(f"The plugin '{name}' is already registered as '{registered[0]}'.")
+            self.everywhere[name] = self.add_object(name, plugin)
+        return name
+
+    def unregister_everywhere(self, name: str) -> None:
+        """Unregister an object that participates in all recordings.
+
+        Raises:
+            PluginError: no plugin has this name.
+        """
+        with self._mutex:
+            if name not in self.everywhere:
+                registered = ", ".join(self.everywhere) or "none"
+                raise PluginError(f"No plugin '{name}' is registered. Registered: {registered}.")
+            self._remove(self.everywhere.pop(name))
+
+    def add_object(self, name: str, plugin: object) -> RegisteredPlugin:
+        """Validate an object and register its hook implementations.
+
+        Raises:
+            BrokenPluginError: it does not follow the hook specifications.
+        """
+        implemented = check_hooks("listener", name, plugin)
+        if not implemented:
+            raise BrokenPluginError(
+                f"The listener '{name}' implements no hook. Mark its methods with @profdeck.hookimpl; the hooks are "
+                f"{', '.join(hook_names())}."
+            )
+        return self.add(name, [(item, getattr(plugin, item.attribute)) for item in implemented], plugin)
+
+    def _remove(self, plugin: RegisteredPlugin) -> None:
+        self._unregister(plugin.hooks)
+        self._unregister(plugin.wrappers)
+
+    def _unregister(self, plugin: object) -> None:
+        if self.is_registered(plugin):
+            self.unregister(plugin)
+
+
+@functools.cache
+def plugin_manager() -> PluginManager:
+    """Return the plugin manager of this process."""
+    return PluginManager()
+
+
+def _plugin_object(functions: dict[str, Callable[..., Any]]) -> object:
+    """Return a hashable object with these functions; plugins may be compared by value."""
+    return type("PluginHooks", (), {name: staticmethod(function) for name, function in functions.items()})()
+
+
+_BackendsByCapture: TypeAlias = "weakref.WeakKeyDictionary[Capture, weakref.ref[Backend]]"
+
+
+class _BackendClass:
+    """Registration of a backend class: forwards each hook call to the backend that records the capture.
+
+    A process has one backend per role, per target and per request. Registering each of them would take 1 ms and keep
+    it alive.
+    """
+
+    def __init__(self, manager: PluginManager, cls: type[Backend]) -> None:
+        self.backends: _BackendsByCapture = weakref.WeakKeyDictionary()
+        functions = [(item, _forwarding(self.backends, item)) for item in check_backend(cls)]
+        self.plugin = manager.add(cls.name, functions)
+        manager.remove_with(cls, self.plugin)
+
+
+def _forwarding(backends: _BackendsByCapture, item: Implementation) -> Callable[..., Any]:
+    """Return a function with the arguments of a hook that calls the implementation of the capture's backend."""
+    attribute = item.attribute
+    arguments = ("capture", "step", "plugin_name") if item.hook == "profile_step" else ("capture", "plugin_name")
+    accepted = [arguments.index(name) for name in item.parameters]
+
+    def call(*values: Any) -> Any:
+        return getattr(backends[values[0]](), attribute)(*[values[index] for index in accepted])
+
+    def step(capture: object, step: object, plugin_name: str) -> Any:
+        return call(capture, step, plugin_name)
+
+    def step_wrapper(capture: object, step: object, plugin_name: str) -> Any:
+        return (yield from call(capture, step, plugin_name))
+
+    def start_or_stop(capture: object, plugin_name: str) -> Any:
+        return call(capture, plugin_name)
+
+    def start_or_stop_wrapper(capture: object, plugin_name: str) -> Any:
+        return (yield from call(capture, plugin_name))
+
+    function: Callable[..., Any]
+    if item.hook == "profile_step":
+        function = step_wrapper if item.wraps else step
+    else:
+        function = start_or_stop_wrapper if item.wraps else start_or_stop
+    setattr(function, HOOK_OPTIONS, {**item.options, "specname": item.hook})
+    return function

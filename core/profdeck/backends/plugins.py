@@ -1,0 +1,189 @@
+"""Loading plugins by entry point, and their validation against the hook specifications."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from types import MethodType
+from typing import Any, cast
+
+import attrs
+import pluggy
+
+from profdeck.backends.api import Backend
+from profdeck.backends.hookspecs import HOOKSPEC_VERSION, NAMESPACE, SUPPORTED_VERSIONS, Hooks
+from profdeck.base.entry_points import load
+from profdeck.base.errors import BrokenPluginError, ConfigError, PluginError, describe
+from profdeck.base.structuring import structure
+
+BACKENDS = "profdeck.backends"
+LISTENERS = "profdeck.listeners"
+
+RECORDING_HOOKS = ("profile_start", "profile_step", "profile_stop")
+HOOK_OPTIONS = f"{NAMESPACE}_impl"
+"""The attribute in which pluggy keeps the options of a hook implementation."""
+_REQUIRED_HOOKS = ("profile_start", "profile_stop")
+
+_specifications = pluggy.PluginManager(NAMESPACE)
+_specifications.add_hookspecs(Hooks)
+
+
+@attrs.frozen
+class Implementation:
+    """One hook implementation or wrapper of a plugin."""
+
+    attribute: str
+    hook: str
+    parameters: tuple[str, ...]
+    wraps: bool
+    options: dict[str, Any]
+
+
+def implementations(plugin: object) -> Iterator[Implementation]:
+    """Yield the hook implementations of an object, a module or a class."""
+    for attribute in dir(plugin):
+        static = inspect.getattr_static(plugin, attribute, None)
+        options = getattr(getattr(static, "__func__", static), HOOK_OPTIONS, None)
+        if isinstance(options, dict):
+            is_method = inspect.isclass(plugin) and inspect.isfunction(static)
+            function = MethodType(static, plugin) if is_method else getattr(plugin, attribute)
+            found = pluggy.HookImpl(plugin, "", function, cast("Any", options))
+            yield Implementation(
+                attribute,
+                options.get("specname") or attribute,
+                (*found.argnames, *found.kwargnames),
+                bool(found.wrapper or found.hookwrapper),
+                options,
+            )
+
+
+def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
+    """Check a plugin against the hook specifications and return its implementations.
+
+    Args:
+        kind: ``backend``, ``listener`` or ``plugin``, for messages.
+        name: the plugin's name.
+        plugin: an object, a module or a class.
+
+    Raises:
+        BrokenPluginError: it does not follow the hook specifications.
+    """
+    version = getattr(plugin, "hookspec_version", HOOKSPEC_VERSION)
+    if version not in SUPPORTED_VERSIONS:
+        raise BrokenPluginError(
+            f"The {kind} '{name}' was built for version {version} of profdeck's hooks; this version of profdeck "
+            f"supports {', '.join(map(str, SUPPORTED_VERSIONS))}. Install a matching version of one of them."
+        )
+    implemented = []
+    for item in implementations(plugin):
+        caller: pluggy.HookCaller | None = getattr(_specifications.hook, item.hook, None)
+        if caller is None or caller.spec is None:
+            if item.options.get("optionalhook"):
+                continue
+            raise BrokenPluginError(
+                f"The {kind} '{name}' implements '{item.hook}', which is not a hook of profdeck. The hooks are "
+                f"{', '.join(hook_names())}."
+            )
+        accepted = tuple(caller.spec.argnames)
+        if unknown := [argument for argument in item.parameters if argument not in accepted]:
+            raise BrokenPluginError(
+                f"The {kind} '{name}': {item.hook} has no argument {', '.join(map(repr, unknown))}. Its arguments are "
+                f"{', '.join(accepted)}."
+            )
+        if item.wraps and not inspect.isgeneratorfunction(getattr(plugin, item.attribute)):
+            raise BrokenPluginError(f"The {kind} '{name}': {item.attribute} is a wrapper and needs one yield.")
+        if item.wraps and caller.is_historic():
+            raise BrokenPluginError(
+                f"The {kind} '{name}': {item.hook} is historic, and historic hooks have no wrappers."
+            )
+        implemented.append(item)
+    return implemented
+
+
+def hook_names() -> tuple[str, ...]:
+    """Return the names of all hooks."""
+    return tuple(name for name in vars(Hooks) if not name.startswith("_"))
+
+
+def load_backend(name: str) -> type[Backend]:
+    """Import and validate a backend class; the library that it drives is not required.
+
+    Raises:
+        PluginError: no distribution provides it, its import fails, or it is not a usable backend.
+    """
+    cls = load(BACKENDS, name)
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise BrokenPluginError(f"The backend '{name}' is {cls!r}, not a subclass of profdeck.Backend.")
+    if getattr(cls, "name", None) != name:
+        raise BrokenPluginError(
+            f"The entry point '{name}' and the name of its backend differ: {cls.__name__}.name is "
+            f"{getattr(cls, 'name', None)!r}. Give both the same name."
+        )
+    if not attrs.has(cls.Options):
+        raise BrokenPluginError(f"The backend '{name}' has Options that are not an attrs class: {cls.Options!r}.")
+    check_backend(cls)
+    return cls
+
+
+def check_backend(cls: type[Backend]) -> list[Implementation]:
+    """Check that a class implements the hooks of a backend, and return its implementations.
+
+    Raises:
+        BrokenPluginError: it does not.
+    """
+    implemented = check_hooks("backend", cls.name, cls)
+    for hook in _REQUIRED_HOOKS:
+        kinds = {item.wraps for item in implemented if item.hook == hook}
+        if False not in kinds:
+            only = " (only a wrapper)" if kinds else ""
+            raise BrokenPluginError(
+                f"The backend '{cls.name}' has no implementation of {hook}{only}. Mark a method {hook} with "
+                "@profdeck.hookimpl."
+            )
+    if others := [item.hook for item in implemented if item.hook not in RECORDING_HOOKS]:
+        raise BrokenPluginError(
+            f"The backend '{cls.name}' implements {', '.join(others)}, which only listeners can. Move it to a listener."
+        )
+    return implemented
+
+
+def require_libraries(cls: type[Backend]) -> None:
+    """Check that the libraries of a backend are installed in supported versions.
+
+    Raises:
+        MissingLibraryError: a library is not installed.
+        IncompatibleLibraryError: a version is not supported.
+    """
+    for library in cls.libraries:
+        library.require(cls.name)
+
+
+def load_listener(name: str, options: Mapping[str, Any]) -> object:
+    """Import a listener and create it.
+
+    Args:
+        name: its entry point.
+        options: plain data for its class ``Options``, if it has one.
+
+    Raises:
+        ConfigError: an option is wrong.
+        PluginError: no distribution provides it, or it cannot be imported or created.
+    """
+    plugin = load(LISTENERS, name)
+    cls = getattr(plugin, "Options", None)
+    if cls is None and options:
+        raise ConfigError(f"listener_options.{name}: this listener has no options.")
+    if cls is not None and not (isinstance(plugin, type) and isinstance(cls, type) and attrs.has(cls)):
+        raise BrokenPluginError(f"The listener '{name}' needs to be a class whose Options is an attrs class.")
+    arguments = () if cls is None else (structure(dict(options), cls, where=f"listener_options.{name}"),)
+    try:
+        return plugin(*arguments) if isinstance(plugin, type) else plugin
+    except PluginError:
+        raise
+    except Exception as error:
+        raise BrokenPluginError(f"The listener '{name}' cannot be created: {describe(error)}") from error
+
+
+def listener_name(plugin: object) -> str:
+    """Return the name of a listener that has no entry point."""
+    return str(getattr(plugin, "__name__", None) or type(plugin).__name__)

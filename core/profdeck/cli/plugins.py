@@ -1,0 +1,180 @@
+"""`profdeck plugins`: the installed plugins of every kind, their hooks and their options."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Annotated, Any
+
+import attrs
+import typer
+from rich.console import Console
+from rich.padding import Padding
+
+from profdeck.backends.api import Library
+from profdeck.backends.plugins import BACKENDS, LISTENERS, Implementation, check_hooks, load_backend, require_libraries
+from profdeck.base import entry_points
+from profdeck.base.errors import PluginError, UnknownPluginError, nearest
+from profdeck.cli import kit
+from profdeck.cli._commands import COMMANDS
+from profdeck.cli.check import HOSTS
+from profdeck.config.options import CommonOptions, OptionDoc, describe, json_schema
+from profdeck.on_demand.stores import GROUP as STORES
+from profdeck.traces.analysis.step_names import TRACE_NAMES
+from profdeck.traces.kinds import ARTIFACT_KINDS
+
+GROUPS = {
+    "backend": BACKENDS,
+    "listener": LISTENERS,
+    "command": COMMANDS,
+    "artifact kind": ARTIFACT_KINDS,
+    "host": HOSTS,
+    "store": STORES,
+    "trace names": TRACE_NAMES,
+}
+"""Entry-point groups by kind of plugin."""
+
+
+@attrs.frozen
+class InstalledPlugin:
+    """One entry point, loaded and checked."""
+
+    kind: str
+    name: str
+    provider: str
+    value: object = None
+    """The loaded object; None if it cannot be loaded."""
+    hooks: tuple[Implementation, ...] = ()
+    problem: str | None = None
+    """Why the plugin cannot be used."""
+
+    @classmethod
+    def load(cls, kind: str, point: EntryPoint) -> InstalledPlugin:
+        """Import a plugin and check it; a failure becomes its problem."""
+        provider = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
+        plugin = cls(kind, point.name, provider)
+        try:
+            value = load_backend(point.name) if kind == "backend" else entry_points.load(GROUPS[kind], point.name)
+            plugin = attrs.evolve(plugin, value=value)
+            if kind in {"backend", "listener"}:
+                plugin = attrs.evolve(plugin, hooks=tuple(check_hooks(kind, point.name, value)))
+            if kind == "backend":
+                require_libraries(value)
+        except PluginError as error:
+            return attrs.evolve(plugin, problem=str(error))
+        return plugin
+
+    @property
+    def libraries(self) -> tuple[Library, ...]:
+        """The libraries that a backend drives."""
+        return getattr(self.value, "libraries", ()) if self.kind == "backend" else ()
+
+    @property
+    def options(self) -> type | None:
+        """The options class of a backend or listener."""
+        options = getattr(self.value, "Options", None) if self.kind in {"backend", "listener"} else None
+        return options if isinstance(options, type) else None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring of a class or function; empty for other objects."""
+        text = self.value.__doc__ if callable(self.value) else None
+        return (text or "").strip().partition("\n")[0].replace("``", "`")
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON data."""
+        document: dict[str, Any] = {
+            "kind": self.kind,
+            "name": self.name,
+            "provided_by": self.provider,
+            "usable": self.problem is None,
+            "problem": self.problem,
+            "hooks": [{"name": item.hook, "wrapper": item.wraps} for item in self.hooks],
+        }
+        if self.kind == "backend":
+            document["libraries"] = [
+                {
+                    "names": list(library.names),
+                    "supported_versions": library.versions,
+                    "installed": " ".join(library.installed() or ()) or None,
+                }
+                for library in self.libraries
+            ]
+        return document
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Print the hooks and options of this plugin.")
+    ] = None,
+    *,
+    json: kit.Json = False,
+) -> None:
+    """List the installed plugins, or print the options of one."""
+    points = [(kind, point) for kind, group in GROUPS.items() for point in entry_points.installed(group).values()]
+    names = {point.name for _, point in points}
+    if name is not None and name not in names:
+        raise UnknownPluginError(f"There is no plugin '{name}'.{nearest(name, names)} List all: profdeck plugins")
+    plugins = [InstalledPlugin.load(kind, point) for kind, point in points if name in {None, point.name}]
+    if json:
+        kit.print_json({"plugins": [_document(plugin, explain=name is not None) for plugin in plugins]})
+    elif name is not None:
+        for number, plugin in enumerate(plugins):
+            _explain(plugin, first=number == 0)
+    else:
+        _list(plugins)
+
+
+def _document(plugin: InstalledPlugin, *, explain: bool) -> dict[str, Any]:
+    document = plugin.plain()
+    if explain and plugin.options is not None:
+        document["options_schema"] = json_schema(plugin.options, plugin.name)
+    return document
+
+
+def _list(plugins: list[InstalledPlugin]) -> None:
+    console = kit.stdout()
+    if not plugins:
+        console.print("No plugins are installed. profdeck's own come with it: reinstall profdeck.")
+        return
+    table = kit.table("kind", "name", "provided by", "hooks", "usable")
+    for plugin in plugins:
+        usable = "no" if plugin.problem else "yes"
+        table.add_row(plugin.kind, plugin.name, plugin.provider, "\n".join(_hook_texts(plugin)), usable)
+    console.print(table)
+    for plugin in plugins:
+        if plugin.problem:
+            console.print(f"{plugin.kind} {plugin.name}: {plugin.problem}")
+
+
+def _hook_texts(plugin: InstalledPlugin) -> list[str]:
+    return [f"{item.hook}{' (wrapper)' if item.wraps else ''}" for item in plugin.hooks]
+
+
+def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
+    console = kit.stdout()
+    summary = f": {plugin.summary}" if plugin.summary else ""
+    console.print(f"{'' if first else chr(10)}{plugin.kind} {plugin.name}{summary}")
+    console.print(f"Provided by {plugin.provider}.")
+    if plugin.hooks:
+        console.print(f"Hooks: {', '.join(_hook_texts(plugin))}.")
+    for library in plugin.libraries:
+        installed = " ".join(library.installed() or ()) or "not installed"
+        console.print(f"Supports {library.names[0]} {library.versions}: {installed}.")
+    if plugin.problem:
+        kit.warn(plugin.problem)
+    if plugin.options is None:
+        return
+    common = {doc.name for doc in describe(CommonOptions)} if plugin.kind == "backend" else set()
+    supported = {"max_capture_s", *getattr(plugin.value, "common_options", ())}
+    docs = describe(plugin.options)
+    _print_options(console, f"Options of {plugin.name}", [doc for doc in docs if doc.name not in common])
+    shared = [doc for doc in docs if doc.name in common & supported]
+    _print_options(console, "Common options that it supports", shared)
+
+
+def _print_options(console: Console, heading: str, docs: list[OptionDoc]) -> None:
+    if docs:
+        console.print(f"\n{heading}", style="bold")
+    for doc in docs:
+        console.print(f"  {doc.name}: {doc.type} = {doc.default}")
+        console.print(Padding(doc.text.replace("``", "`"), (0, 0, 0, 6), expand=False))

@@ -1,0 +1,656 @@
+"""pluggy's semantics in captures: wrappers, order, isolation, historic calls, awaitables."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pluggy
+import pytest
+
+from profdeck import Capture, Profiler, Step, hookimpl
+from profdeck.backends.plugin_manager import plugin_manager
+from profdeck.base.errors import BrokenPluginError, LeaseError, PluginError
+
+Build = Callable[..., Profiler]
+Wrapper = Generator[None, Any, Any]
+
+
+@pytest.fixture
+def build(tally: ModuleType, tmp_path: Path) -> Build:
+    """Create a profiler with the backend `tally` that captures step 1 and writes to tmp_path/run."""
+
+    def make(*, listeners: Any = (), target: Any = None, **settings: Any) -> Profiler:
+        base = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "steps": [1]}
+        return Profiler.from_config(settings={**base, **settings}, listeners=listeners, target=target)
+
+    return make
+
+
+@pytest.fixture
+def engine(tally: ModuleType, tmp_path: Path) -> Build:
+    """Create a profiler that captures step 1 of one or more toy engines."""
+
+    def make(target: Any, *, listeners: Any = (), **settings: Any) -> Profiler:
+        base = {"output": str(tmp_path), "run": "run", "rollout.backend": "tally-engine", "steps": [1]}
+        return Profiler.from_config(role="rollout", settings={**base, **settings}, listeners=listeners, target=target)
+
+    return make
+
+
+def manifest(path: Path, name: str = "rank_*.step1.json") -> dict[str, Any]:
+    (file,) = path.glob(f"run/step_*/*/{name}")
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def calls(profiler: Profiler) -> list[str]:
+    assert profiler._controller is not None
+    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]
+
+
+class Log:
+    """A listener that appends a line per call."""
+
+    def __init__(self, lines: list[str], name: str = "log") -> None:
+        self.lines, self.name = lines, name
+
+    @hookimpl
+    def profile_start(self) -> None:
+        self.lines.append(f"{self.name} start")
+
+    @hookimpl
+    def profile_step(self, step: Step) -> None:
+        self.lines.append(f"{self.name} step {step.index}")
+
+    @hookimpl
+    def profile_stop(self, capture: Capture) -> None:
+        self.lines.append(f"{self.name} stop {capture.status}")
+
+
+class First(Log):
+    """A listener that is called before the backend."""
+
+    @hookimpl(tryfirst=True)
+    def profile_start(self) -> None:
+        self.lines.append(f"{self.name} start")
+
+
+class Names:
+    """A wrapper that appends the name of each plugin that is started."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    @hookimpl(wrapper=True)
+    def profile_start(self, plugin_name: str) -> Wrapper:
+        self.names.append(plugin_name)
+        return (yield)
+
+
+# Wrappers.
+
+
+def test_a_wrapper_measures_the_start_of_each_plugin(build: Build) -> None:
+    spent_ns: dict[str, int] = {}
+
+    class Timer:
+        @hookimpl(wrapper=True)
+        def profile_start(self, plugin_name: str) -> Wrapper:
+            begin = time.perf_counter_ns()
+            results = yield
+            spent_ns[plugin_name] = time.perf_counter_ns() - begin
+            return results
+
+    profiler = build(listeners=[Log([])])
+    name = Profiler.register(Timer())
+    with profiler.capture(1) as capture:
+        assert capture is not None
+    Profiler.unregister(name)
+    assert spent_ns.keys() == {"tally", "Log"}
+    assert all(spent > 0 for spent in spent_ns.values())
+
+
+@pytest.mark.parametrize("old_style", [False, True])
+def test_wrappers_run_around_all_hooks_of_a_capture(build: Build, tmp_path: Path, old_style: bool) -> None:
+    lines: list[str] = []
+
+    def wrapper_of(hook: str) -> Any:
+        def wrap() -> Wrapper:
+            lines.append(f"before {hook}")
+            result = yield
+            lines.append(f"after {hook}")
+            return None if old_style else result
+
+        return staticmethod(hookimpl(wrapper=not old_style, hookwrapper=old_style, specname=hook)(wrap))
+
+    hooks = ("profile_start", "profile_step", "profile_stop")
+    around = type("Around", (), {f"wrap_{hook}": wrapper_of(hook) for hook in hooks})()
+    with build(listeners=[around], steps=["1..2"]) as profiler:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    assert lines == [line for hook in hooks for line in (f"before {hook}", f"after {hook}")]
+    assert manifest(tmp_path)["status"] == "complete"
+
+
+def test_a_wrapper_can_replace_the_artifacts(build: Build, tmp_path: Path) -> None:
+    class Drop:
+        @hookimpl(wrapper=True)
+        def profile_stop(self) -> Wrapper:
+            yield
+            return []
+
+    with build(listeners=[Drop()]) as profiler, profiler.capture(1):
+        pass
+    assert manifest(tmp_path)["problems"] == ["The backend left no file."]
+
+
+def test_a_plugin_can_implement_and_wrap_the_same_hook(build: Build) -> None:
+    lines: list[str] = []
+
+    class Both:
+        @hookimpl(specname="profile_start")
+        def note(self, capture: Capture) -> None:
+            lines.append(f"note {capture.id}")
+
+        @hookimpl(wrapper=True, specname="profile_start")
+        def wrap(self, plugin_name: str) -> Wrapper:
+            lines.append(f"wrap {plugin_name}")
+            return (yield)
+
+    with build(listeners=[Both()]) as profiler, profiler.capture(1):
+        pass
+    assert lines == ["wrap tally", "wrap Both", "note step1"]
+
+
+def test_a_backend_can_wrap_its_own_hooks(build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    @hookimpl(wrapper=True, specname="profile_step")
+    def around_steps(self: Any, step: Step, plugin_name: str) -> Wrapper:  # a method of the backend
+        lines.append(f"{plugin_name} {step.index}")
+        return (yield)
+
+    monkeypatch.setattr(tally.TallyBackend, "around_steps", around_steps, raising=False)
+    with build(steps=["1..2"], listeners=[Log([])]) as profiler:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    assert lines == ["tally 1", "Log 1"]
+
+
+@pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
+def test_a_wrapper_that_does_not_return_the_results_is_reported(build: Build, tmp_path: Path, hook: str) -> None:
+    @hookimpl(wrapper=True, specname=hook)
+    def forgetful() -> Wrapper:
+        yield
+
+    plugin = type("Forgetful", (), {"wrap": staticmethod(forgetful)})()
+    with build(listeners=[plugin], steps=["1..2"]) as profiler:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    document = manifest(tmp_path)
+    assert document["status"] == "partial"
+    assert f"A wrapper around {hook} returned None instead of the results" in document["problems"][0]
+    assert document["artifacts"]
+    assert "stop step1" in calls(profiler)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("late"), KeyboardInterrupt()])
+def test_a_wrapper_that_fails_after_the_start_leaves_nothing_recording(
+    build: Build, tmp_path: Path, error: BaseException
+) -> None:
+    lines: list[str] = []
+
+    class Late:
+        @hookimpl(wrapper=True)
+        def profile_start(self, plugin_name: str) -> Wrapper:
+            results = yield
+            if plugin_name == "tally":
+                raise error
+            return results
+
+    profiler = build(listeners=[Late(), Log(lines)])
+    if isinstance(error, Exception):
+        assert profiler.start(1) is None
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            profiler.start(1)
+    assert (profiler.active, calls(profiler), lines) == (None, ["start step1", "stop step1"], [])
+    assert manifest(tmp_path)["status"] == "partial"
+
+
+@pytest.mark.parametrize("trylast", [True, False])
+@pytest.mark.parametrize("raises_before", [True, False])
+def test_a_capture_whose_start_did_not_run_is_not_complete(
+    build: Build, tmp_path: Path, raises_before: bool, trylast: bool
+) -> None:
+    class Suppress:
+        @hookimpl(wrapper=True, trylast=trylast)
+        def profile_start(self) -> Wrapper:
+            if raises_before:
+                raise RuntimeError("denied")
+            try:
+                return (yield)
+            except RuntimeError:
+                return []
+
+    profiler = build(listeners=[Suppress()], **{"trainer.options.fail_at": "start"})
+    assert profiler.start(1) is None
+    document = manifest(tmp_path)
+    assert document["status"] == "failed"
+    assert ("denied" if raises_before else "a wrapper suppressed its error") in document["problems"][0]
+
+
+def test_a_capture_whose_stop_error_is_suppressed_is_not_complete(build: Build, tmp_path: Path) -> None:
+    class Suppress:
+        @hookimpl(wrapper=True)
+        def profile_stop(self) -> Wrapper:
+            try:
+                return (yield)
+            except RuntimeError:
+                return []
+
+    with build(listeners=[Suppress()], **{"trainer.options.fail_at": "stop"}) as profiler, profiler.capture(1):
+        pass
+    document = manifest(tmp_path)
+    assert document["status"] == "failed"
+    assert "profile_stop of tally did not return; a wrapper suppressed its error" in document["problems"][0]
+
+
+# Order.
+
+
+def test_the_order_is_pluggys_with_the_backend_before_listeners(build: Build) -> None:
+    lines: list[str] = []
+
+    class Last(Log):
+        @hookimpl(trylast=True)
+        def profile_start(self) -> None:
+            lines.append("last start")
+
+    class BackendStart:
+        @hookimpl(wrapper=True)
+        def profile_start(self, plugin_name: str) -> Wrapper:
+            if plugin_name == "tally":
+                lines.append("backend start")
+            return (yield)
+
+    profiler = build(listeners=[Last(lines, "last"), Log(lines), First(lines, "first"), BackendStart()])
+    with profiler.capture(1):
+        assert lines == ["first start", "backend start", "log start", "last start"]
+    assert set(lines[4:]) == {f"{name} stop complete" for name in ("first", "log", "last")}
+
+
+def test_the_backend_precedes_listeners_that_are_registered_later(build: Build) -> None:
+    names: list[str] = []
+    profiler = build(listeners=[Names(names)])
+    Profiler.register(Log([]), "late")
+    with profiler.capture(1):
+        pass
+    Profiler.unregister("late")
+    assert names == ["tally", "late"]
+
+
+def test_a_listener_is_started_once_while_the_backend_waits(
+    build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    do, busy = tally.TallyBackend._do, [True]
+
+    def start_when_free(self: Any, name: str, call: str) -> None:
+        if name == "start" and busy[0]:
+            raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
+        do(self, name, call)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", start_when_free)
+    with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
+        profiler.step(0, "mini_batch")
+        busy[0] = False
+        profiler.step(1, "mini_batch")
+    assert lines == ["first start", "first stop complete"]
+    assert calls(profiler) == ["start step1", "stop step1"]
+
+
+def test_a_started_listener_is_stopped_if_the_device_stays_busy(
+    build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def refuse(*_: object) -> None:
+        raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", refuse)
+    with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
+        pass
+    assert lines == ["first start", "first stop missing"]
+
+
+def test_a_pending_end_precedes_the_boundary_that_carries_it_out(build: Build) -> None:
+    profiler = build(steps=["1..9"])
+    profiler.start(1)
+    thread = threading.Thread(target=profiler.close)
+    thread.start()
+    thread.join()
+    profiler.step(1)
+    assert calls(profiler) == ["start step1", "stop step1"]
+
+
+# Isolation.
+
+
+def test_a_failing_plugin_does_not_prevent_other_stops(build: Build, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Broken(Log):
+        @hookimpl(tryfirst=True)
+        def profile_stop(self, capture: Capture) -> None:
+            raise RuntimeError(f"{self.name} is broken at {capture.id}")
+
+    listeners = [Broken(lines, "a"), Log(lines, "b"), Broken(lines, "c"), Log(lines, "d")]
+    with build(listeners=listeners, on_error="raise") as profiler, profiler.capture(1):
+        pass
+    assert calls(profiler) == ["start step1", "stop step1"]
+    assert {line for line in lines if "stop" in line} == {"b stop complete", "d stop complete"}
+    document = manifest(tmp_path)
+    assert document["status"] == "complete"
+    assert sum("RuntimeError: " in note for note in document["notes"]) == 2
+
+
+def test_an_interrupted_listener_does_not_leave_the_backend_recording(build: Build) -> None:
+    class Interrupted:
+        @hookimpl(tryfirst=True)
+        def profile_stop(self) -> None:
+            raise KeyboardInterrupt
+
+    profiler = build(listeners=[Interrupted()])
+    profiler.start(1)
+    with pytest.raises(KeyboardInterrupt):
+        profiler.stop()
+    assert calls(profiler) == ["start step1", "stop step1"]
+
+
+def test_a_wrapper_that_fails_around_the_stop_loses_no_trace(build: Build, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Broken:
+        @hookimpl(wrapper=True)
+        def profile_stop(self) -> Wrapper:
+            yield
+            raise RuntimeError("broken wrapper")
+
+    with build(listeners=[Broken(), Log(lines, "b"), Log(lines, "d")]) as profiler, profiler.capture(1):
+        pass
+    assert calls(profiler) == ["start step1", "stop step1"]
+    assert {"b stop partial", "d stop partial"} <= set(lines)
+    document = manifest(tmp_path)
+    assert document["artifacts"]
+    assert "broken wrapper" in " ".join(document["problems"])
+
+
+def test_a_listener_whose_start_failed_is_not_stopped(build: Build) -> None:
+    lines: list[str] = []
+
+    class Broken(Log):
+        @hookimpl
+        def profile_start(self) -> None:
+            raise RuntimeError("broken")
+
+    with build(listeners=[Broken(lines, "a"), Log(lines, "b")]) as profiler, profiler.capture(1):
+        pass
+    assert lines == ["b start", "b stop complete"]
+
+
+def test_a_listener_needs_no_start(build: Build) -> None:
+    lines: list[str] = []
+
+    class StopOnly:
+        @hookimpl
+        def profile_stop(self, capture: Capture) -> None:
+            lines.append(f"stop {capture.status}")
+
+        @hookimpl
+        def profile_step(self, step: Step) -> None:
+            lines.append(f"step {step.index}")
+
+    with build(listeners=[StopOnly()], steps=["1..2"]) as profiler:
+        for step in range(4):
+            with profiler.capture(step):
+                pass
+    assert lines == ["step 1", "stop complete"]
+    assert build(listeners=[StopOnly()], run="two", **{"trainer.options.fail_at": "start"}).start(1) is None
+    assert lines == ["step 1", "stop complete"]
+
+
+def test_a_started_listener_is_stopped_if_the_backend_does_not_start(build: Build) -> None:
+    lines: list[str] = []
+    listeners = [First(lines, "first"), Log(lines)]
+    assert build(listeners=listeners, **{"trainer.options.fail_at": "start"}).start(1) is None
+    assert lines == ["first start", "first stop failed"]
+
+
+# Registration.
+
+
+def test_an_unknown_hook_needs_optionalhook(build: Build) -> None:
+    class Later:
+        @hookimpl
+        def profile_start(self) -> None: ...
+
+        @hookimpl(optionalhook=True)
+        def profile_pause(self, capture: Capture) -> None: ...
+
+    class Wrong:
+        @hookimpl
+        def profile_pause(self, capture: Capture) -> None: ...
+
+    Profiler.unregister(Profiler.register(Later()))
+    with pytest.raises(BrokenPluginError, match="'Wrong' implements 'profile_pause', which is not a hook of profdeck"):
+        Profiler.register(Wrong())
+    with build() as profiler, profiler.capture(1) as capture:  # the manager is intact
+        assert capture is not None
+
+
+def test_historic_calls_reach_plugins_that_are_registered_later(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[str] = []
+
+    class Late:
+        @hookimpl
+        def profiler_opened(self, role: str, backend_name: str) -> None:
+            lines.append(f"{role} {backend_name}")
+
+    class Broken:
+        @hookimpl
+        def profiler_opened(self) -> None:
+            raise RuntimeError("not now")
+
+    class Wraps:
+        @hookimpl(wrapper=True)
+        def profiler_opened(self) -> Wrapper:
+            return (yield)
+
+    build()
+    name = Profiler.register(Late())
+    assert lines == ["trainer tally"]
+    with pytest.raises(BrokenPluginError, match="'Broken' cannot be registered: RuntimeError: not now"):
+        Profiler.register(Broken())
+    with pytest.raises(BrokenPluginError, match="profiler_opened is historic, and historic hooks have no wrappers"):
+        Profiler.register(Wraps())
+    assert build(run="other").enabled
+    assert lines == ["trainer tally"] * 2
+    Profiler.unregister(name)
+    assert "profiler_opened" not in caplog.text
+
+
+def test_profilers_share_a_manager_and_not_their_listeners(build: Build) -> None:
+    lines: list[str] = []
+    one, two = build(listeners=[Log(lines, "one")], run="one"), build(listeners=[Log(lines, "two")], run="two")
+    with one.capture(1), two.capture(1):
+        pass
+    assert [line for line in lines if "start" in line] == ["one start", "two start"]
+    assert isinstance(plugin_manager(), pluggy.PluginManager)
+
+
+def test_a_plugin_that_is_registered_during_a_capture_does_not_join_it(build: Build) -> None:
+    lines: list[str] = []
+    one = build(steps=["1..2"], run="one")
+    one.start(1)
+    two = build(listeners=[Log(lines)], run="two")
+    Profiler.register(Log(lines), "late")
+    one.step(1)
+    one.start(2)
+    one.stop()
+    Profiler.unregister("late")
+    assert (calls(one), calls(two), lines) == (["start step1", "step step1 global_step 1", "stop step1"], [], [])
+
+
+def test_a_name_or_an_object_is_registered_once(build: Build) -> None:
+    lines: list[str] = []
+    log = Log(lines)
+    Profiler.register(log, "mine")
+    with pytest.raises(BrokenPluginError, match="A plugin 'mine' is already registered"):
+        Profiler.register(Log([]), "mine")
+    with pytest.raises(BrokenPluginError, match="'other' is already registered as 'mine'"):
+        Profiler.register(log, "other")
+    with build(listeners=[log]) as profiler, profiler.capture(1):
+        pass
+    assert lines == ["log start", "log stop complete"]
+    Profiler.unregister("mine")
+    with pytest.raises(PluginError, match="No plugin 'mine' is registered"):
+        Profiler.unregister("mine")
+
+
+def test_a_collected_profiler_leaves_no_plugin_in_the_manager(build: Build) -> None:
+    Profiler.unregister(Profiler.register(Log([])))
+    build()
+    before = len(plugin_manager().get_plugins())
+    build(listeners=[Log([])])
+    assert len(plugin_manager().get_plugins()) > before
+    gc.collect()
+    Profiler.unregister(Profiler.register(Log([])))  # each registration forgets the plugins of collected profilers
+    assert len(plugin_manager().get_plugins()) == before
+
+
+def test_plugins_that_compare_by_value_are_told_apart(build: Build) -> None:
+    lines: list[str] = []
+
+    @attrs.define
+    class Equal:
+        @hookimpl
+        def profile_start(self) -> None:
+            lines.append("start")
+
+    with build(listeners=[Equal(), Equal()]) as profiler, profiler.capture(1):
+        pass
+    assert lines == ["start", "start"]
+
+
+def test_a_listener_without_hooks_is_rejected(build: Build) -> None:
+    with pytest.raises(BrokenPluginError, match="'object' implements no hook. Mark its methods"):
+        build(listeners=[object()])
+
+
+def test_arguments_outside_of_the_specification_are_rejected() -> None:
+    class Wrong:
+        @hookimpl
+        def profile_start(self, batch: object) -> None: ...
+
+    with pytest.raises(BrokenPluginError, match="'Wrong': profile_start has no argument 'batch'. Its arguments are"):
+        Profiler.register(Wrong())
+
+
+def test_a_plugin_for_another_version_of_the_hooks_is_rejected() -> None:
+    class Future(Log):
+        hookspec_version = 99
+
+    with pytest.raises(BrokenPluginError, match="'Future' was built for version 99 of profdeck's hooks; .* supports 1"):
+        Profiler.register(Future([]))
+
+
+# Engines.
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_wrapper_observes_the_completion_of_an_engine_start(
+    engine: Build, tally: ModuleType, tmp_path: Path, sync: bool
+) -> None:
+    toy, lines = tally.ToyEngine(), []
+
+    class Timer:
+        @hookimpl(wrapper=True)
+        def profile_start(self) -> Wrapper:
+            (start,) = yield
+            lines.append(f"called {len(toy.commands)}")
+
+            async def timed() -> None:
+                await start
+                lines.append(f"completed {len(toy.commands)}")
+
+            return [timed()]
+
+    async def run() -> None:
+        async with engine(toy, listeners=[Timer()]) as profiler, profiler.capture(1):
+            toy.iterate("decode")
+
+    if sync:
+        with engine(toy, listeners=[Timer()]) as profiler, profiler.capture(1):
+            toy.iterate("decode")
+    else:
+        asyncio.run(run())
+    assert lines == ["called 0", "completed 1"]
+    assert manifest(tmp_path, "target.step1.json")["status"] == "complete"
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_wrapper_that_discards_the_awaitable_fails_the_start(
+    engine: Build, tally: ModuleType, tmp_path: Path, closes: bool
+) -> None:
+    class Discard:
+        @hookimpl(wrapper=True)
+        def profile_start(self) -> Wrapper:
+            (start,) = yield
+            if closes:
+                start.close()
+            return []
+
+    toy = tally.ToyEngine()
+    with engine(toy, listeners=[Discard()]) as profiler, profiler.capture(1) as capture:
+        assert capture is None
+    assert toy.commands == []
+    assert "a wrapper discarded its awaitable" in manifest(tmp_path, "target.step1.json")["problems"][0]
+
+
+def test_wrappers_run_around_each_target_and_listeners_once(engine: Build, tally: ModuleType, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Around:
+        @hookimpl(wrapper=True)
+        def profile_start(self, capture: Capture, plugin_name: str) -> Wrapper:
+            lines.append(f"{plugin_name} {capture.identity.replica}")
+            return (yield)
+
+    toys = [tally.ToyEngine() for _ in range(3)]
+    registered = len(plugin_manager().get_plugins())
+    with engine(toys, listeners=[Around(), Log(lines)]) as profiler:
+        opened = len(plugin_manager().get_plugins())
+        with profiler.capture(1):
+            for toy in toys:
+                toy.iterate("decode")
+    joined = 4  # two listeners, the fleet and its backend; none per target
+    assert opened - registered == 2 * joined + 1  # each has implementations and wrappers, and there is the witness
+    assert lines[0] == "fleet None"
+    assert sorted(lines[1:4]) == [f"tally-engine {replica}" for replica in range(3)]
+    assert lines[4:] == ["Log None", "log start", "log stop complete"]
+    assert [
+        json.loads(file.read_text())["status"] for file in tmp_path.glob("run/step_*/*/replica_*/target*.json")
+    ] == ["complete"] * 3
