@@ -12,7 +12,7 @@ import attrs
 import pluggy
 
 from profdeck.backends.api import Backend
-from profdeck.backends.plugin_manager import RegisteredPlugin, Returned, Witness, plugin_manager
+from profdeck.backends.plugin_manager import PluginManager, RegisteredPlugin, Returned, Witness, plugin_manager
 from profdeck.backends.plugins import RECORDING_HOOKS
 from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, PluginError, describe
@@ -31,7 +31,9 @@ class HookCall:
     is_backend: bool
     role: RoleHooks
     caller: pluggy.HookCaller
-    returned: dict[Capture, Returned]
+    manager: PluginManager
+    generation: int
+    """The manager's generation for which the caller was selected."""
 
     def results(self, **arguments: Any) -> list[Any]:
         """Call the hook and return the results, which may be awaitables.
@@ -39,7 +41,8 @@ class HookCall:
         Raises:
             PluginError: a wrapper does not return a list.
         """
-        caller = self.role.current_caller(self)
+        is_current = self.generation == self.manager.generation
+        caller = self.caller if is_current else self.role.current_caller(self)
         results = caller(plugin_name=self.plugin.name, **arguments) if caller else []
         if not isinstance(results, list):
             raise PluginError(
@@ -68,7 +71,7 @@ class Invocation:
             try:
                 results = self.call.results(capture=capture)
             finally:
-                self.returned = self.call.returned.pop(capture, None)
+                self.returned = self.call.manager.returned.pop(capture, None)
             for index, result in enumerate(results):
                 if inspect.isawaitable(result):
                     results[index] = await resolve(result)
@@ -135,17 +138,15 @@ class RoleHooks:
         """Return one call per plugin that implements a hook, in order."""
         if self._generation != self._manager.generation:
             generation = self._manager.generation
-            self._calls = {name: self._select(name) for name in RECORDING_HOOKS}
+            self._calls = {name: self._select(name, generation) for name in RECORDING_HOOKS}
             self._generation = generation
         return self._calls[hook]
 
     def current_caller(self, call: HookCall) -> pluggy.HookCaller | None:
-        """Return the caller for a call that may precede a registration; None if the plugin was unregistered."""
-        if self._generation == self._manager.generation and call in self._calls[call.caller.name]:
-            return call.caller
+        """Return the caller for a call that precedes a registration; None if the plugin was unregistered."""
         return next((item.caller for item in self.calls(call.caller.name) if item.plugin is call.plugin), None)
 
-    def _select(self, hook: str) -> tuple[HookCall, ...]:
+    def _select(self, hook: str, generation: int) -> tuple[HookCall, ...]:
         manager, backend = self._manager, self._backend.plugin
         plugins = [*self._listeners, *manager.everywhere.values(), backend]
         wrappers = {plugin.wrappers for plugin in plugins}
@@ -165,7 +166,8 @@ class RoleHooks:
                 hooks is backend.hooks,
                 self,
                 manager.subset_hook_caller(hook, excluded - {hooks}),
-                manager.returned,
+                manager,
+                generation,
             )
             for hooks in dict.fromkeys(item.plugin for item in chosen)
         )

@@ -259,8 +259,9 @@ def _forwarding(backends: _BackendsByCapture, item: Implementation) -> Callable[
     def call(*values: Any) -> Any:
         return getattr(backends[values[0]](), attribute)(*[values[index] for index in accepted])
 
-    def step(capture: object, step: object, plugin_name: str) -> Any:
-        return call(capture, step, plugin_name)
+    def step(capture: Capture, step: object, plugin_name: str) -> Any:  # inlined: this is called in each step
+        values = capture, step, plugin_name
+        return getattr(backends[capture](), attribute)(*[values[index] for index in accepted])
 
     def step_wrapper(capture: object, step: object, plugin_name: str) -> Any:
         return (yield from call(capture, step, plugin_name))
