@@ -78,7 +78,7 @@ class Code:
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Default of each optional parameter, as source."""
+        """Default value of each optional parameter, as source."""
         return self._fact("defaults")
 
     @property
@@ -102,23 +102,23 @@ class Code:
         return self._fact("attributes_set")
 
     def annotation(self, name: str) -> str | None:
-        """Annotation of a parameter or a class field, or ``None``."""
+        """Return the annotation of a parameter or class field, if any."""
         return self._fact("annotations", name)
 
     def constant(self, name: str) -> str | None:
-        """Value assigned to a name in the body of a module or class, as source, or ``None``."""
+        """Return the value that the body of a module or class assigns to a name, as source, if any."""
         return self._fact("constants", name)
 
     def values(self, name: str) -> list[str]:
-        """Distinct values assigned to a target anywhere in the code."""
+        """Return the distinct values that the code assigns to a target."""
         return self._fact("values", name)
 
     def keyword(self, name: str) -> list[str]:
-        """Distinct values passed as this keyword argument in any call."""
+        """Return the distinct values that calls pass as this keyword argument."""
         return self._fact("keywords", name)
 
     def call(self, name: str) -> int | None:
-        """Index of the first call to a function among all calls, or ``None`` if there is no call."""
+        """Return the index of a function's first call among all calls, if any."""
         return self._fact("calls", name)
 
     def uses(self, name: str) -> bool:
@@ -130,21 +130,21 @@ class Code:
         return self._fact("literals", text)
 
     def imported_from(self, name: str) -> str | None:
-        """Module from which a name is imported, or ``None``."""
+        """Return the module from which the code imports a name, if any."""
         return self._fact("imports", name)
 
     def decorated(self, decorator: str) -> str | None:
-        """Name of the function with this decorator, or ``None``. Keyword arguments of the decorator are ignored."""
+        """Return the name of the function with this decorator, if any. Keyword arguments are ignored."""
         return self._fact("decorated", decorator)
 
     @property
     def node(self) -> Any:
-        """Syntax tree. Only tests marked `wheels` may read it."""
+        """The syntax tree. Only tests marked `wheels` may read it."""
         return self.release.node(self.path, self.symbol)
 
     @property
     def text(self) -> str:
-        """Normalized source. Only tests marked `wheels` may read it."""
+        """The normalized source. Only tests marked `wheels` may read it."""
         return ast.unparse(self.node)
 
 
@@ -208,7 +208,7 @@ class Wheel:
 
     @functools.cache  # noqa: B019  # instances exist for the whole session
     def node(self, path: str, symbol: str) -> ast.AST | None:
-        """Return the last definition of a symbol, or ``None``. Later definitions replace earlier ones at run time."""
+        """Return the last definition of a symbol, if any. At run time, later definitions replace earlier ones."""
         node = self._tree(path)
         for name in symbol.split(".") if symbol != MODULE else ():
             definitions = [child for child in ast.walk(node) if isinstance(child, DEFINITIONS) and child.name == name]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-RESULTS = Path(".nox", "results")  # relative to the working directory
+RESULTS = Path(".nox", "results")  # relative to the directory of the noxfile
 WIDTH = 80
 MAX_FAILURES = 20  # per session; pytest's output lists all failures
 

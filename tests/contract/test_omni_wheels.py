@@ -30,7 +30,7 @@ def test_diffusion_processes_load_plugins(wheel, version: str) -> None:
 def test_workers_execute_requests_batches_and_steps(wheel, version: str) -> None:
     module = wheel("diffusion/worker/diffusion_worker.py")
     worker = module["DiffusionWorker"]
-    assert worker.bases == []  # our vLLM plugin does not patch this class
+    assert worker.bases == []  # our vLLM plugin patches only subclasses of WorkerBase
     assert all(name in worker for name in ("execute_model", "execute_stepwise", "shutdown"))
     assert ("execute_model_batch" in worker) == (version in WITH_BATCHES)
     assert worker["__init__"].parameters[:3] == ["local_rank", "rank", "od_config"]

@@ -1,4 +1,4 @@
-"""Tests of torch_npu behavior that the Ascend plugin requires. They read or execute source code of released wheels."""
+"""Tests of torch_npu behavior that the Ascend plugin requires. The tests read or run code from released wheels."""
 
 from __future__ import annotations
 

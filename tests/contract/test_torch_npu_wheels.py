@@ -263,7 +263,7 @@ def test_our_option_values_match_torch_npu(config, version: str) -> None:
 
 
 def test_our_name_limits_match_torch_npu(constant) -> None:
-    text = (ROOT / "plugins" / "profdeck_npu" / "recorder.py").read_text()  # importing it requires torch_npu
+    text = (ROOT / "plugins" / "profdeck_npu" / "recorder.py").read_text()  # importing this module requires torch_npu
     limits = dict(re.findall(r"^(_\w+_LIMIT) = (\d+)$", text, re.MULTILINE))
     assert int(limits["_WORKER_LIMIT"]) < constant("MAX_WORKER_NAME_LENGTH")
     assert int(limits["_NAME_LIMIT"]) == constant("MAX_FILE_NAME_LENGTH")

@@ -38,7 +38,7 @@ def engine_arguments(mode: str) -> dict[str, Any]:
     engine: dict[str, Any] = {"model": str(OUT / "model"), "load_format": "dummy", "max_model_len": 256, "dtype": dtype}
     engine["max_num_seqs"] = 16
     if CUDA:
-        # A fixed KV cache size disables the measurement of free memory. Other parts use the GPU at the same time.
+        # Other parts use the GPU at the same time, so vLLM must not measure free memory. A fixed size disables this.
         engine |= {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 4 * 2**30}
     if mode == "eager":
         engine |= {"enforce_eager": True} | ({"attention_backend": "TRITON_ATTN"} if CUDA else {})

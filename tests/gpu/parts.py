@@ -34,7 +34,7 @@ class Part:
     needs: tuple[str, ...] = ("torch",)
     """Required modules, or ``cuda`` for a CUDA device. If a requirement is missing, the runner skips the part."""
     alone: bool = True
-    """Whether the runner must not run other parts at the same time. True if the part measures time."""
+    """Whether the part must run alone. True if the part measures time."""
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.parts import PARTS  # requires the path above
+from gpu.parts import PARTS  # requires the sys.path entry above
 from gpu.runner import RESULTS, Runner, Status
 
 HOST_LIMIT_S = 60

@@ -61,8 +61,8 @@ class Runner:
         self.results: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "host": host, "parts": {}}
 
     def run(self, parts: Sequence[Part]) -> None:
-        """Run parts in order. Parts with ``alone=False`` run at the same time."""
-        for part in parts:  # fixes the order of the results
+        """Run parts in order. Parts with ``alone=False`` can run at the same time."""
+        for part in parts:  # keeps the results in the order of the parts
             self.results["parts"][part.name] = {"status": Status.SKIPPED, "reason": "not started"}
         started: list[Future[None]] = []
         with ThreadPoolExecutor(PARALLEL) as pool:
@@ -159,7 +159,7 @@ class Runner:
 
 
 def outcome(part: Part, code: int | None, reported: dict[str, Any], log: Path) -> tuple[Status, str]:
-    """Return the status of a part and the reason for that status."""
+    """Return the status of a part and, if it did not pass, the reason."""
     if code == SKIPPED:
         return Status.SKIPPED, reported.get("skipped", "no reason reported")
     if code == 0:
@@ -195,7 +195,7 @@ def read_tests(log: Path) -> dict[str, Any]:
 
 
 def terminate(process: subprocess.Popen[bytes], token: str) -> None:
-    """Terminate all processes of a part. Kill processes that ignore SIGTERM for `GRACE_S`."""
+    """Terminate all processes of a part. Kill processes that are still running after `GRACE_S`."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not (members := processes(process.pid, token)):
             break

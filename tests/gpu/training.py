@@ -73,7 +73,7 @@ def linear_flops() -> float:
 
 
 def profiler(name: str, **role: Any) -> Profiler:
-    """Return a profiler that captures steps 4 to 6 in run `name`."""
+    """Return a profiler for the run `name` that captures steps 4 to 6."""
     settings = {"output": str(OUT), "run": name, "steps": [f"{FIRST}..{LAST}"], "on_error": "raise"}
     role_settings = {f"trainer.{key.replace('__', '.')}": value for key, value in role.items()}
     return Profiler.from_config(settings={**settings, "trainer.backend": "torch", **role_settings})
