@@ -56,7 +56,7 @@ from profdeck.traces.writing import slim, trim, windows
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
-from gpu.parts import PARTS  # noqa: E402  # found there
+from gpu.parts import PARTS  # noqa: E402  # requires the sys.path entry above
 
 WIDTH = 100
 
@@ -429,17 +429,17 @@ def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def gpu_results() -> list[dict[str, Any]]:
-    """Read the results of `make gpu`, oldest first."""
+    """Read the results of `make gpu`, sorted by date."""
     files = sorted((DOCS / "hardware").glob("*.json"))
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     for file, result in zip(files, results, strict=True):
         if not result["host"]["gpu"]:
-            raise SystemExit(f"{file} was not recorded on a GPU: results of a CPU prove nothing about one; remove it")
+            raise SystemExit(f"{file} was not recorded on a GPU. Remove this file.")
     return sorted(results, key=lambda result: str(result["date"]))
 
 
 def last_gpu_run(backend: str) -> str:
-    """Return the date and the GPU of the last run of a backend."""
+    """Return the date and the GPU of a backend's last run, or ``never``."""
     names = {part.name for part in PARTS if part.backend == backend}
     for result in reversed(gpu_results()):
         if any(found["status"] != "skipped" for name, found in result["parts"].items() if name in names):
@@ -448,7 +448,7 @@ def last_gpu_run(backend: str) -> str:
 
 
 def gpu_table() -> str:
-    """List the parts of `make gpu`, each with its last result on a GPU."""
+    """Return a Markdown table with the latest result of each part of `make gpu`."""
     headings = ("Backend", "Feature", "Last run", "GPU", "Driver", "torch", "Engine", "Outcome", "Figures")
     rows = []
     for part in PARTS:

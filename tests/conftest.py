@@ -19,7 +19,7 @@ settings.register_profile(
     "fixed",
     derandomize=True,
     database=None,
-    # Examples take longer on a busy machine.
+    # On a busy machine, examples can exceed the default deadline.
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -54,7 +54,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat each property test in the nox session `fuzz`, since tests limit their own number of examples."""
+    """Repeat each property test in the nox session `fuzz`, because a profile cannot override `max_examples`."""
     if FUZZ_ROUNDS and is_hypothesis_test(metafunc.function):
         metafunc.fixturenames.append("fuzz_round")
         metafunc.parametrize("fuzz_round", range(FUZZ_ROUNDS))

@@ -22,14 +22,14 @@ def free_port() -> int:
 
 
 def python_path(*directories: str | Path) -> str:
-    """Return a PYTHONPATH of these directories and the inherited ones, which may hold a layer of the environment."""
+    """Return a PYTHONPATH with these directories, followed by the inherited PYTHONPATH."""
     return os.pathsep.join(map(str, filter(None, [*directories, os.environ.get("PYTHONPATH")])))
 
 
 def command_path(directory: Path) -> str:
-    """Return a PATH with `profdeck` and `torchrun` of this Python, for which scripts are written to a directory.
+    """Write the scripts `profdeck` and `torchrun` to a directory. Return a PATH that starts with this directory.
 
-    An environment may have no script of its own, or the scripts of a Python in which profdeck is not installed.
+    The environment may lack these scripts, or its scripts may use a Python without profdeck.
     """
     for name, module in (("profdeck", "profdeck"), ("torchrun", "torch.distributed.run")):
         script = directory / name

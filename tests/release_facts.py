@@ -20,7 +20,7 @@ from source_facts import DEFINITIONS, FACTS, KEYED_FACTS
 MODULE = "<module>"
 REGENERATE = "Run `nox -s contract_facts` to record the facts again."
 
-# Python files are the same on every platform; these platforms avoid wheels with CUDA libraries.
+# Python files are identical on all platforms. Wheels for these platforms contain no CUDA libraries.
 PLATFORMS = {
     "sglang": ["manylinux_2_34_x86_64"],
     "torch": ["macosx_11_0_arm64"],
@@ -34,12 +34,12 @@ PLATFORMS = {
 
 
 class MissingFactError(AssertionError):
-    """The committed facts do not answer a query."""
+    """A test reads a fact that is not committed."""
 
 
 @attrs.frozen
 class Code:
-    """A module, class or function of a release. Read members with ``code["Class.method"]``."""
+    """A module, class or function in a release. ``code["Class.method"]`` returns a member."""
 
     release: CommittedFacts | Wheel
     path: str
@@ -78,17 +78,17 @@ class Code:
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Default of each optional parameter, as source."""
+        """Default value of each optional parameter, as source."""
         return self._fact("defaults")
 
     @property
     def field_names(self) -> list[str]:
-        """Annotated fields of a class, in their order."""
+        """Annotated fields of a class, in source order."""
         return self._fact("field_names")
 
     @property
     def constant_names(self) -> list[str]:
-        """Names assigned in the body of a module or class, in their order."""
+        """Names assigned in the body of a module or class, in source order."""
         return self._fact("constant_names")
 
     @property
@@ -102,23 +102,23 @@ class Code:
         return self._fact("attributes_set")
 
     def annotation(self, name: str) -> str | None:
-        """Annotation of a parameter or a class field, or ``None``."""
+        """Return the annotation of a parameter or class field, if any."""
         return self._fact("annotations", name)
 
     def constant(self, name: str) -> str | None:
-        """Value assigned to a name in the body of a module or class, as source, or ``None``."""
+        """Return the value that the body of a module or class assigns to a name, as source, if any."""
         return self._fact("constants", name)
 
     def values(self, name: str) -> list[str]:
-        """Distinct values assigned to a target anywhere in the code."""
+        """Return the distinct values that the code assigns to a target."""
         return self._fact("values", name)
 
     def keyword(self, name: str) -> list[str]:
-        """Distinct values passed as this keyword argument in any call."""
+        """Return the distinct values that calls pass as this keyword argument."""
         return self._fact("keywords", name)
 
     def call(self, name: str) -> int | None:
-        """Position of the first call of a function among all calls, or ``None``. Use it to compare the order."""
+        """Return the index of a function's first call among all calls, if any."""
         return self._fact("calls", name)
 
     def uses(self, name: str) -> bool:
@@ -126,25 +126,25 @@ class Code:
         return self._fact("names", name)
 
     def has_literal(self, text: str) -> bool:
-        """Return whether a string is in the code. Placeholders of f-strings are ``{name}`` or ``{}``."""
+        """Return whether the code contains a string literal. In f-strings, ``{name}`` or ``{}`` is a placeholder."""
         return self._fact("literals", text)
 
     def imported_from(self, name: str) -> str | None:
-        """Module from which a name is imported, or ``None``."""
+        """Return the module from which the code imports a name, if any."""
         return self._fact("imports", name)
 
     def decorated(self, decorator: str) -> str | None:
-        """Name of the function with this decorator, compared without keyword arguments, or ``None``."""
+        """Return the name of the function with this decorator, if any. Keyword arguments are ignored."""
         return self._fact("decorated", decorator)
 
     @property
     def node(self) -> Any:
-        """Syntax tree. Only tests marked `wheels` may read it."""
+        """The syntax tree. Only tests marked `wheels` may read it."""
         return self.release.node(self.path, self.symbol)
 
     @property
     def text(self) -> str:
-        """Normalized source. Only tests marked `wheels` may read it."""
+        """The normalized source. Only tests marked `wheels` may read it."""
         return ast.unparse(self.node)
 
 
@@ -179,7 +179,7 @@ class CommittedFacts:
 
 
 class Wheel:
-    """A released wheel. Computes facts from its source and records each fact that is read."""
+    """A released wheel. It computes facts from its source and records each fact that a test reads."""
 
     def __init__(self, file: Path, distribution: str, version: str) -> None:
         self.file = file
@@ -206,9 +206,9 @@ class Wheel:
         facts.setdefault(name, {})[key] = KEYED_FACTS[name](node, key)
         return facts[name][key]
 
-    @functools.cache  # noqa: B019  # one instance per release, for the session
+    @functools.cache  # noqa: B019  # instances exist for the whole session
     def node(self, path: str, symbol: str) -> ast.AST | None:
-        """Return the definition of a symbol. The last definition wins, as at run time."""
+        """Return the last definition of a symbol, if any. At run time, later definitions replace earlier ones."""
         node = self._tree(path)
         for name in symbol.split(".") if symbol != MODULE else ():
             definitions = [child for child in ast.walk(node) if isinstance(child, DEFINITIONS) and child.name == name]
@@ -219,7 +219,7 @@ class Wheel:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts that were read so far, with the identity of the wheel."""
+        """Recorded facts, with the file name and SHA-256 of the wheel."""
         with self.file.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {
@@ -230,7 +230,7 @@ class Wheel:
             "files": self._files,
         }
 
-    @functools.cache  # noqa: B019  # one instance per release, for the session
+    @functools.cache  # noqa: B019  # instances exist for the whole session
     def _tree(self, path: str) -> ast.Module | None:
         with zipfile.ZipFile(self.file) as archive:
             return ast.parse(archive.read(path)) if path in archive.namelist() else None
@@ -241,7 +241,7 @@ def facts_file(directory: Path, distribution: str, version: str) -> Path:
 
 
 def download(cache: Path, distribution: str, version: str) -> Wheel:
-    """Return a release's wheel, downloaded once into the cache."""
+    """Download the wheel of a release, unless it is cached."""
     directory = cache / f"{distribution}-{version}"
     if not list(directory.glob("*.whl")):
         options = [option for platform in PLATFORMS[distribution] for option in ("--platform", platform)]
@@ -253,7 +253,7 @@ def download(cache: Path, distribution: str, version: str) -> Wheel:
 
 
 def differences(committed: dict[str, Any], wheel: dict[str, Any]) -> list[str]:
-    """Describe each fact that differs between the committed facts and those read from the wheel."""
+    """Return a message for each difference between committed facts and the facts of a wheel."""
     before, after = dict(_flat(committed)), dict(_flat(wheel))
     release = f"{wheel['distribution']} {wheel['version']}"
     lines = []
@@ -279,7 +279,7 @@ def dumps(facts: Any, depth: int = 0) -> str:
 
 
 def _flat(facts: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each fact with the names that identify it."""
+    """Yield the path and the value of each fact."""
     yield from (((name,), facts[name]) for name in ("wheel", "sha256"))
     for path, symbols in facts["files"].items():
         yield (path, "exists"), symbols is not None

@@ -1,7 +1,7 @@
 """Run nox sessions and print a table of their results.
 
-Usage: ``python tests/run_sessions.py [NOX OPTION...]`` in the directory of the noxfile, with the Python that has nox.
-The exit status is nox's.
+Usage: ``python tests/run_sessions.py [NOX OPTION...]``. Run this script in the directory of the noxfile, with a Python
+that can import nox. The script returns nox's exit status.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-RESULTS = Path(".nox", "results")  # below the noxfile's directory, which is the working directory
+RESULTS = Path(".nox", "results")  # relative to the directory of the noxfile
 WIDTH = 80
-MAX_FAILURES = 20  # listed per session; pytest's own output lists all
+MAX_FAILURES = 20  # per session; pytest's output lists all failures
 
 
 def main(options: list[str]) -> int:
@@ -27,14 +27,14 @@ def main(options: list[str]) -> int:
         file.unlink()
     report = RESULTS / "nox.json"
     status = subprocess.run([sys.executable, "-m", "nox", "--report", report, *options], check=False).returncode
-    if report.exists():  # nox writes no report if an option is wrong
+    if report.exists():  # nox writes no report if an option is invalid
         sessions = json.loads(report.read_text(encoding="utf-8"))["sessions"]
         sys.stdout.write("\n".join(["", *table(sessions), ""]))
     return status
 
 
 def table(sessions: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table of sessions, which are entries of a report by nox."""
+    """Format sessions as a table. `sessions` is the list in nox's JSON report."""
     yield f"{'session':<10}{'result':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'minutes':>9}"
     for session in sessions:
         name, minutes = session["name"], session["duration"] / 60
@@ -53,12 +53,12 @@ def table(sessions: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def outcomes(session: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the passed tests of a session, the failed ones, and the reasons of the skipped ones."""
+    """Return a session's passed tests, its failed tests, and one reason per skipped test."""
     passed, failed, reasons = [], [], []
     for file in sorted(RESULTS.glob(f"{session}.*.xml")):
         tests: dict[str, dict[str, str]] = {}
         for case in ET.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote it in this run
-            # A failing fixture adds a second test case with the same name.
+            # If a fixture fails after the test, pytest writes a second test case with the same name.
             outcome = tests.setdefault(f"{case.get('classname')}::{case.get('name')}", {})
             outcome.update({element.tag: element.get("message", "") for element in case})
         for test, outcome in tests.items():

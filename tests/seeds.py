@@ -1,4 +1,4 @@
-"""The first seed of tests with random input: 0, or a random number in the nox sessions `fuzz` and `chaos`."""
+"""First seed of tests with random input. The nox sessions `fuzz` and `chaos` set a random seed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Facts computed from syntax trees: signatures, names, literals, and the order of calls.
+"""Extract facts from Python syntax trees, such as signatures, names, literals and the order of calls.
 
-A fact is a name, a literal, a default, an annotation or a position. It is never a statement. Calls in assigned values
-lose their arguments, and other expressions become ``...``.
+Facts contain no statements. `summarize` shortens assigned values.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def summarize(node: ast.AST) -> str:
-    """Names and literals of an expression, as source. Arguments of calls and other expressions become ``...``."""
+    """Return an expression as source code. Replace call arguments and complex expressions with ``...``."""
     match node:
         case ast.Constant() | ast.Name():
             return ast.unparse(node)

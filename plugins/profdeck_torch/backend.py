@@ -80,11 +80,11 @@ class TorchBackend(Backend[TorchOptions]):
         return (Activity.CPU, Activity.CUDA) if device else (Activity.CPU,)
 
     def devices(self) -> tuple[str, ...]:
-        """Return the GPU that this process uses; empty if the process has not initialised CUDA.
+        """Return the GPU of this process, or an empty tuple if the process has not initialized CUDA.
 
-        The CPU is not leased: each process records its own activity. Asking for the current device would initialise
-        CUDA, so a host-only process, such as a rank of a gloo job, must not be asked. CUPTI records the whole process:
-        if CUDA is initialised during the capture, its kernels are in the trace, without a lease.
+        The CPU needs no lease, because each process records only itself. A process that uses only the CPU, such as a
+        gloo rank, must not call `torch.cuda.current_device`, because the call initializes CUDA. If the process
+        initializes CUDA during a capture, the trace contains its kernels although the process has no lease.
         """
         import torch
 

@@ -125,7 +125,7 @@ class TorchRecorder:
             profile_memory=self._options.profile_memory,
             with_flops=self._options.with_flops,
             with_modules=self._options.with_modules,
-            # torch 2.11 and 2.12 warn about cleared events in the first cycle of a process unless this is set.
+            # Without this flag, torch 2.11 and 2.12 log a warning about cleared events.
             acc_events=True,
         )
 
@@ -175,7 +175,7 @@ class _Cycle:
 
     def start(self) -> None:
         self._profile.start()
-        # There is one cycle, hence nothing to accumulate. Left on, `stop` would parse every event in Python.
+        # torch has already checked the flag. If the flag remains set, `stop` parses every event in Python.
         self._profile.profiler.acc_events = False
         self._moved()
 
@@ -190,7 +190,7 @@ class _Cycle:
         if self.first is not None:
             self._mark_clock()
         if not torch.cuda.is_initialized():
-            # torch synchronizes this device at the stop, which would create a CUDA context in a process without one.
+            # `stop` synchronizes `use_device`, and that call would create a CUDA context in this process.
             self._profile.profiler.use_device = None
         self._profile.stop()
         result = self._profile.profiler and self._profile.profiler.kineto_results

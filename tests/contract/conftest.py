@@ -1,4 +1,7 @@
-"""Contract tests read committed facts about the engines' releases, or the released wheels with ``--facts``."""
+"""Fixtures for contract tests.
+
+By default, contract tests read committed facts. With ``--facts=check`` or ``--facts=write``, they read released wheels.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--facts",
         choices=["read", "check", "write"],
         default="read",
-        help="read the committed facts, or read the wheels and check or write the facts",
+        help="read committed facts, check them against the wheels, or write them from the wheels",
     )
 
 
 @pytest.fixture
 def code(request: pytest.FixtureRequest) -> Callable[[str, str, str], Code]:
-    """Return a function that opens a file of a release: distribution, version, path in the wheel."""
+    """Return a function that opens a file in a wheel. Its arguments are the distribution, the version and the path."""
     if request.node.get_closest_marker("wheels"):
         open_release = _source
     elif _mode(request.config) == "read":
@@ -47,7 +50,7 @@ def code(request: pytest.FixtureRequest) -> Callable[[str, str, str], Code]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("wheels") and _mode(item.config) == "read":
-        pytest.skip("reads the source in released wheels: run `nox -s contract`")
+        pytest.skip("requires the released wheels. Run `nox -s contract`.")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -67,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if file in committed:
             lines += differences(json.loads(committed[file]), facts)
         else:
-            lines.append(f"{file.name}: a test reads this release, but it has no facts")
+            lines.append(f"{file.name}: a test reads this release, but no facts are committed")
     if mode == "write":
         for file in committed.keys() - recorded.keys():
             file.unlink()
@@ -89,7 +92,7 @@ def _source(distribution: str, version: str) -> Wheel:
 
 @functools.cache
 def _recorded(distribution: str, version: str) -> Wheel:
-    """Open a wheel and keep the facts that tests read from it."""
+    """Open a wheel and register it for `pytest_sessionfinish`."""
     _RECORDED.append(download(CACHE, distribution, version))
     return _RECORDED[-1]
 
@@ -100,5 +103,5 @@ def _committed(distribution: str, version: str) -> CommittedFacts:
 
 
 def _mode(config: pytest.Config) -> str:
-    """Value of ``--facts``. The option exists only if the command line names this directory."""
+    """Return ``--facts``. pytest defines the option only if this directory is on its command line."""
     return config.getoption("facts", "read")

@@ -1,4 +1,4 @@
-"""Megatron Core functions that report the parallel ranks of a process."""
+"""Tests of the Megatron Core functions that return parallel ranks and group sizes."""
 
 from __future__ import annotations
 
@@ -10,4 +10,6 @@ def test_each_parallel_dimension_has_a_rank_and_a_size(code) -> None:
     assert state["model_parallel_is_initialized"].parameters == []
     for name in MEGATRON.values():
         for function in (f"get_{name}_rank", f"get_{name}_world_size"):
-            assert set(state[function].parameters) == state[function].defaults.keys(), function  # all are optional
+            assert set(state[function].parameters) == state[function].defaults.keys(), (
+                function
+            )  # all parameters are optional

@@ -1,4 +1,4 @@
-"""vLLM-Omni interfaces that the plugin uses to record diffusion stages; docs/how-to/omni.md describes their limits."""
+"""Tests of the vLLM-Omni interfaces that the plugin uses. docs/how-to/omni.md describes their limits."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def test_diffusion_processes_load_plugins(wheel, version: str) -> None:
     assert worker_main.call("load_omni_general_plugins") is not None
 
 
-def test_workers_run_requests_batches_and_steps(wheel, version: str) -> None:
+def test_workers_execute_requests_batches_and_steps(wheel, version: str) -> None:
     module = wheel("diffusion/worker/diffusion_worker.py")
     worker = module["DiffusionWorker"]
-    assert worker.bases == []  # not a vLLM worker, so it lacks the method that our vLLM plugin adds
+    assert worker.bases == []  # our vLLM plugin patches only subclasses of WorkerBase
     assert all(name in worker for name in ("execute_model", "execute_stepwise", "shutdown"))
     assert ("execute_model_batch" in worker) == (version in WITH_BATCHES)
     assert worker["__init__"].parameters[:3] == ["local_rank", "rank", "od_config"]
     for attribute in ("rank", "local_rank", "od_config", "device", "model_runner"):
         assert worker["__init__"].uses(f"self.{attribute}")
-    # Methods are looked up on the instance by name: a wrapper on the instance is called.
+    # `getattr` finds a wrapper that the plugin sets on the instance.
     method = module["WorkerWrapperBase.execute_method"]
     assert method.values("func") == ["getattr(...)"]
     assert method.uses("self.worker")
 
 
-def test_the_configuration_has_the_ranks_of_a_worker(wheel, version: str) -> None:
+def test_the_config_and_the_parallel_state_define_worker_ranks(wheel, version: str) -> None:
     config = wheel("diffusion/data.py")["OmniDiffusionConfig"]
     assert config.annotation("num_gpus") == "int | None"
     assert config.annotation("stage_id") == ("int" if version in WITH_STAGE else None)
@@ -65,7 +65,7 @@ def test_workers_of_a_stage_can_be_called_through_the_engine(wheel, version: str
         assert {"method", "args", "stage_ids"} <= set(owner["collective_rpc"].parameters)
 
 
-def test_the_built_in_profiler_puts_stage_and_rank_in_file_names(wheel, version: str) -> None:
+def test_profiler_file_names_contain_the_stage_and_the_rank(wheel, version: str) -> None:
     replica = "" if version == "0.18.0" else "_rep_{self.replica_id}"
     client = wheel("diffusion/stage_diffusion_client.py")
     assert client.has_literal(f"stage_{{self.stage_id}}{replica}_diffusion_{{}}")

@@ -1,4 +1,4 @@
-"""Recorded facts: the queries, the files, and the messages about differences."""
+"""Tests of recorded facts: queries, files and error messages."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ FACTS = {
 
 @pytest.fixture
 def committed(wheel: Wheel, tmp_path: Path) -> CommittedFacts:
-    """Facts that `read_facts` recorded."""
+    """Record the facts that `read_facts` reads and load them from the file."""
     read_facts(open_module(wheel))
     facts_file(tmp_path, "engine", "1.0").write_text(dumps(wheel.facts))
     return CommittedFacts(tmp_path, "engine", "1.0")
 
 
-def test_committed_facts_equal_those_of_the_wheel(wheel: Wheel, committed: CommittedFacts) -> None:
+def test_committed_facts_equal_the_facts_of_the_wheel(wheel: Wheel, committed: CommittedFacts) -> None:
     assert read_facts(open_module(wheel)) == read_facts(open_module(committed)) == FACTS
 
 
-def test_the_file_identifies_the_wheel_and_has_no_statements(committed: CommittedFacts) -> None:
+def test_the_file_identifies_the_wheel_and_contains_no_statements(committed: CommittedFacts) -> None:
     text = committed.file.read_text()
     facts = json.loads(text)
     assert (facts["distribution"], facts["version"]) == ("engine", "1.0")
@@ -124,22 +124,22 @@ def test_the_file_identifies_the_wheel_and_has_no_statements(committed: Committe
         (lambda module: module.release.defines("other.py", "<module>"), "other.py"),
     ],
 )
-def test_a_missing_fact_is_an_error(committed: CommittedFacts, query, message: str) -> None:
+def test_a_missing_fact_raises_an_error(committed: CommittedFacts, query, message: str) -> None:
     with pytest.raises(MissingFactError, match=f"has no fact {message}. Run `nox -s contract_facts`"):
         query(open_module(committed))
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(MissingFactError, match="engine-2.0.json does not exist. Run `nox -s contract_facts`"):
         CommittedFacts(tmp_path, "engine", "2.0")
 
 
-def test_source_text_needs_the_wheel(committed: CommittedFacts) -> None:
+def test_reading_source_text_requires_the_wheel(committed: CommittedFacts) -> None:
     with pytest.raises(MissingFactError, match="engine.py: Engine: a test reads source text. Mark it with `wheels`."):
         _ = open_module(committed)["Engine"].text
 
 
-def test_each_difference_names_the_fact(wheel: Wheel, committed: CommittedFacts) -> None:
+def test_each_difference_message_contains_the_fact(wheel: Wheel, committed: CommittedFacts) -> None:
     facts = json.loads(committed.file.read_text())
     engine = facts["files"]["engine.py"]["Engine"]
     engine["bases"] = ["Other"]

@@ -1,14 +1,14 @@
-"""SGLang interfaces that the plugin hooks, reads and calls, from the oldest supported release on."""
+"""Tests of the SGLang interfaces that the plugin patches, reads and calls."""
 
 from __future__ import annotations
 
 import pytest
 from packaging.version import Version
 
-# The oldest supported release, then releases of each kind. requirements/sglang.txt pins the last.
+# The first entry is the oldest supported release. requirements/sglang.txt pins the last entry.
 RELEASES = ["0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0.5.20", "0.5.22", "0.5.23"]
 
-# First releases with a feature that the plugin detects.
+# First release with each feature that the plugin detects.
 PLUGINS = "0.5.11"
 STEP_SPANS = "0.5.11"
 PROFILER_MANAGER = "0.5.13"
@@ -43,13 +43,13 @@ def scheduler(wheel):
 
 @pytest.fixture
 def control(wheel, since):
-    """The mixin with TokenizerManager's commands."""
+    """Return the mixin class that implements the commands of TokenizerManager."""
     if since(PLUGINS):
         return wheel("managers/tokenizer_control_mixin.py")["TokenizerControlMixin"]
     return wheel("managers/tokenizer_communicator_mixin.py")["TokenizerCommunicatorMixin"]
 
 
-def test_a_plugin_can_wrap_methods_and_verify_the_patch(wheel, since) -> None:
+def test_plugins_can_wrap_methods_and_verify_the_patch(wheel, since) -> None:
     if not since(PLUGINS):
         with pytest.raises(KeyError):
             wheel("plugins/__init__.py")
@@ -72,7 +72,7 @@ def test_processes_load_plugins_before_they_create_the_patched_objects(wheel, si
         assert (process.call("load_plugins") is not None) == since(PLUGINS)
     if since(PLUGINS):
         assert scheduler.call("load_plugins") < scheduler.call("Scheduler")
-    # A detokenizer without plugins crashes if it receives an object that only a plugin can unpickle.
+    # Without plugins, a detokenizer crashes if it receives an object of a plugin class.
     detokenizer = wheel("managers/detokenizer_manager.py")["run_detokenizer_process"]
     controller = wheel("managers/data_parallel_controller.py")["run_data_parallel_controller_process"]
     for process in (detokenizer, controller):
@@ -83,7 +83,7 @@ def test_one_scheduler_method_handles_profile_commands(wheel, scheduler, since) 
     if since(PROFILER_MANAGER):
         profiler = wheel("managers/scheduler_components/profiler_manager.py")["SchedulerProfilerManager"]
         name, prefix = "_profile", "self.profiler_manager."
-        # A lambda looks up the method for each command, so the class can be patched at any time.
+        # The scheduler looks up `_profile` for each command, so the plugin can patch the class at any time.
         assert scheduler.call("self.profiler_manager._profile") is not None
         assert scheduler.values("self.profiler_manager") == ["SchedulerProfilerManager(...)"]
     else:
@@ -97,14 +97,14 @@ def test_one_scheduler_method_handles_profile_commands(wheel, scheduler, since) 
     assert scheduler["run_batch"].call(f"{prefix}_profile_batch_predicate") is not None
 
 
-def test_a_step_is_one_call_that_a_scheduler_counts(scheduler) -> None:
+def test_the_scheduler_counts_one_call_per_step(scheduler) -> None:
     assert scheduler["__init__"].parameters[:2] == ["server_args", "port_args"]
     assert scheduler["run_batch"].parameters == ["batch", "pp_proxy_tensors"]
     assert scheduler["run_batch"].values("self.forward_ct") == ["+= 1"]
     assert "0" in scheduler.values("self.forward_ct")
 
 
-def test_a_scheduler_has_its_ranks(wheel, scheduler, since) -> None:
+def test_the_scheduler_knows_its_ranks(wheel, scheduler, since) -> None:
     names = ["tp_rank", "pp_rank", "dp_rank", "moe_ep_rank"]
     if not since(PROFILER_MANAGER):
         assert all(scheduler.values(f"self.{name}") for name in names)
@@ -118,16 +118,16 @@ def test_a_scheduler_has_its_ranks(wheel, scheduler, since) -> None:
         assert "get_parallel" in wheel("runtime_context.py")
 
 
-def test_a_batch_has_a_mode(wheel) -> None:
+def test_forward_modes_have_the_members_we_use(wheel) -> None:
     mode = wheel("model_executor/forward_batch_info.py")["ForwardMode"]
     for name in ("EXTEND", "DECODE", "MIXED", "IDLE", "TARGET_VERIFY", "PREBUILT"):
         assert mode.constant(name) is not None
     for kind in ("extend", "prefill", "decode", "mixed", "idle", "target_verify", "prebuilt"):
         method = mode[f"is_{kind}"]
-        assert set(method.parameters) == method.defaults.keys()  # all are optional
+        assert set(method.parameters) == method.defaults.keys()  # all parameters are optional
 
 
-def test_a_profile_command_and_its_reply_have_the_fields_we_use(wheel, since) -> None:
+def test_profile_requests_and_replies_have_the_fields_we_use(wheel, since) -> None:
     module = wheel("managers/io_struct.py")
     request, reply = module["ProfileReq"], module["ProfileReqOutput"]
     first = "req_type" if since(STRUCTS) else "type"
@@ -179,11 +179,11 @@ def test_the_front_end_profiler_accepts_our_arguments(control, since) -> None:
         assert start.parameters == ["req"]
         assert start.uses("req.profile_id")
     else:
-        # The caller cannot choose the profile's name.
+        # Callers cannot set the profile ID.
         assert set(start.parameters) == set(PROFILE_FIELDS) - {"profile_id"}
 
 
-def test_an_engine_has_the_methods_we_call(wheel) -> None:
+def test_the_engine_has_the_methods_we_call(wheel) -> None:
     engine = wheel("entrypoints/engine.py")["Engine"]
     assert engine["start_profile"].parameters == ["**kwargs"]
     assert engine["stop_profile"].parameters == engine["shutdown"].parameters == []
@@ -201,11 +201,11 @@ def test_the_detokenizer_dispatches_by_type(wheel, code, version: str) -> None:
 
 
 @pytest.mark.wheels
-def test_the_detokenizer_does_not_reply_to_none(wheel) -> None:
+def test_the_detokenizer_sends_no_reply_for_none(wheel) -> None:
     assert "if output is not None" in wheel("managers/detokenizer_manager.py")["DetokenizerManager.event_loop"].text
 
 
-def test_a_scheduler_can_send_to_the_detokenizer(wheel, scheduler, since) -> None:
+def test_the_scheduler_can_send_to_the_detokenizer(wheel, scheduler, since) -> None:
     if since(PROFILER_MANAGER):
         assert scheduler.call("self.ipc_channels.send_to_detokenizer.send_output") is not None
         channels = wheel("managers/scheduler_components/ipc_channels.py")["SchedulerIpcChannels"]
@@ -225,7 +225,7 @@ def test_the_sender_accepts_our_arguments(send_output) -> None:
 
 
 @pytest.mark.wheels
-def test_the_sender_of_a_rank_without_a_socket_sends_nothing(send_output) -> None:
+def test_a_sender_without_a_socket_sends_nothing(send_output) -> None:
     assert "if self.socket is None:\n        return" in send_output.text
 
 

@@ -1,4 +1,4 @@
-"""torch_npu behavior that the Ascend plugin depends on. These tests read or execute source in released wheels."""
+"""Tests of torch_npu behavior that the Ascend plugin requires. The tests read or run code from released wheels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profdeck.base.errors import ConfigError
 from profdeck.base.structuring import structure
 from profdeck_npu import NpuOptions, experimental
 
-# The releases of test_torch_npu_wheels.py.
+# Same releases as in test_torch_npu_wheels.py.
 RELEASES = ["2.6.0", "2.10.0", "2.14.0"]
 WITH_OLD_CONFIG = {"2.6.0"}
 WITH_OLD_PATHS = {"2.6.0", "2.10.0"}
@@ -33,12 +33,12 @@ def profile(wheel):
     return wheel("profiler.py")["profile"]
 
 
-def test_the_decorator_prints_the_errors_that_it_hides(wheel) -> None:
+def test_the_decorator_prints_hidden_errors(wheel) -> None:
     assert "except Exception as ex" in wheel("analysis/prof_common_func/_utils.py")["no_exception_func"].text
     assert "[ERROR]" in wheel("analysis/prof_common_func/_constant.py")["print_error_msg"].text
 
 
-def test_a_step_applies_the_action_that_the_schedule_returns_for_its_number(profile) -> None:
+def test_step_applies_the_action_for_the_new_step_number(profile) -> None:
     statements = [
         "prev_action = self.current_action",
         "self.step_num += 1",
@@ -54,7 +54,7 @@ def test_any_callable_is_a_schedule(profile) -> None:
     assert "if schedule and isinstance(schedule, Callable):" in profile["__init__"].text
 
 
-def test_a_transition_between_actions_calls_these_methods(wheel) -> None:
+def test_action_transitions_call_these_methods(wheel) -> None:
     controller = wheel("_profiler_action_controller.py")["ProfActionController"]
     (table,) = [node for node in ast.walk(controller["_init_action_map"].node) if isinstance(node, ast.Dict)]
     methods, messages = {}, {}
@@ -67,19 +67,19 @@ def test_a_transition_between_actions_calls_these_methods(wheel) -> None:
     assert methods["(NONE, RECORD)"] == ["init_trace", "start_trace"]
     assert methods["(WARMUP, RECORD)"] == ["start_trace"]
     assert methods["(WARMUP, WARMUP)"] == methods["(RECORD, RECORD)"] == methods["(NONE, NONE)"] == []
-    # A step that ends the window prints no message.
+    # At the end of the window, `step` prints no message.
     assert methods["(RECORD_AND_SAVE, NONE)"] == ["stop_trace", "finalize_trace", "self._trace_ready"]
     assert messages["(RECORD_AND_SAVE, NONE)"] == []
-    # A step that ends a warm-up releases the driver's resources; a stop leaks them.
+    # During warm-up, `step` releases driver resources, but `stop` leaks them.
     assert methods["(WARMUP, NONE)"] == ["start_trace", "stop_trace", "finalize_trace"]
     assert methods["(WARMUP, None)"] == ["finalize_trace", "delete_prof_dir"]
-    # After the window, a stop does nothing.
+    # After the window, `stop` does nothing.
     assert "(NONE, None)" not in methods
 
 
 @pytest.fixture
 def experimental_config(wheel) -> SimpleNamespace:
-    """Execute torch_npu's module of this name, which needs only its constants. `warned` holds its messages."""
+    """Execute the module `experimental_config` with stubs for its imports. `warned` contains logged messages."""
     warned: list[str] = []
     namespace = {
         "CannPackageManager": SimpleNamespace(is_support_default_export_db=lambda: False),
@@ -91,7 +91,7 @@ def experimental_config(wheel) -> SimpleNamespace:
     for path in ("analysis/prof_common_func/_constant.py", "experimental_config.py"):
         body = wheel(path).node.body
         classes = ast.Module([node for node in body if isinstance(node, ast.ClassDef)], [])
-        exec(compile(classes, path, "exec", flags=annotations.compiler_flag), namespace)  # noqa: S102  # the test subject
+        exec(compile(classes, path, "exec", flags=annotations.compiler_flag), namespace)  # noqa: S102  # code under test
     return SimpleNamespace(**namespace, warned=warned)
 
 
@@ -134,7 +134,7 @@ def test_the_config_stores_our_options_unchanged(experimental_config, version: s
     ],
     ids=["host_sys", "aic_metrics"],
 )
-def test_an_unsupported_option_is_an_error(
+def test_an_unsupported_option_raises_an_error(
     experimental_config, version: str, values: dict[str, Any], releases: set[str], message: str
 ) -> None:
     options = structure(values, NpuOptions, where="options")

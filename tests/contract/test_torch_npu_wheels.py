@@ -1,7 +1,7 @@
-"""torch_npu interfaces that the Ascend plugin calls and reads, from the oldest supported release on.
+"""Tests of the torch_npu interfaces that the Ascend plugin calls and reads.
 
-The version does not determine the interface: post-releases of an old line have the Python code of the newest line. The
-plugin therefore inspects signatures and never compares versions.
+The version does not determine the interface, because post-releases of old versions contain new Python code. The plugin
+therefore inspects signatures instead of versions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
 
 ROOT = Path(__file__).parents[2]
 
-# The oldest supported release, a release with the new config and the old path checks, and the newest release. The facts
-# of 2.13.0 equal the facts of 2.14.0; 2.7.1, 2.9.0 and 2.10.0.post7 combine facts of these three releases.
+# The oldest supported release, a release with the new config and the old path checks, and the newest release. Other
+# releases are redundant: 2.13.0 has the facts of 2.14.0, and 2.7.1, 2.9.0 and 2.10.0.post7 mix facts of these three.
 RELEASES = ["2.6.0", "2.10.0", "2.14.0"]
 WITH_OLD_CONFIG = {"2.6.0"}
 WITH_OLD_PATHS = {"2.6.0", "2.10.0"}
@@ -86,7 +86,7 @@ def test_the_package_exports_the_names_we_use(wheel) -> None:
 
 
 def test_a_decorator_hides_errors_of_the_profiler(profile, wheel) -> None:
-    """The plugin checks the files instead of return values."""
+    """The plugin cannot catch these errors, so it checks the output files."""
     module = wheel("profiler/profiler.py")
     functions = [profile[name] for name in ("start", "step", "stop", "__del__")]
     for function in (*functions, module["tensorboard_trace_handler"], module["analyse"]):
@@ -126,7 +126,7 @@ def test_a_stopped_profiler_is_not_stopped_again(profile) -> None:
     assert profile["__del__"].call("self.stop") is not None
 
 
-def test_a_schedule_returns_these_actions(wheel, interface) -> None:
+def test_a_schedule_can_return_these_actions(wheel, interface) -> None:
     actions = wheel("profiler/scheduler.py")["ProfilerAction"]
     assert actions.constant_names == ["NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"]
     # torch_npu converts the attributes of the schedule to JSON.
@@ -137,14 +137,14 @@ def test_a_schedule_returns_these_actions(wheel, interface) -> None:
 # Output files.
 
 
-def test_the_output_directory_is_available_after_the_start(interface) -> None:
+def test_the_output_directory_is_known_after_start(interface) -> None:
     assert "ProfPathCreator().get_prof_dir()" in interface.values("self.prof_path")
     init = interface["init_trace"]
     creator = "ProfPathCreator()"
     assert init.call(f"{creator}.create_prof_dir") < init.call(f"{creator}.get_prof_dir") < init.call("_init_profiler")
 
 
-def test_the_handler_sets_the_name_of_the_directory(wheel, constant, version: str) -> None:
+def test_the_handler_sets_the_directory_name(wheel, constant, version: str) -> None:
     handler = wheel("profiler/profiler.py")["tensorboard_trace_handler"]
     assert handler.parameters == ["dir_name", "worker_name", "analyse_flag", "async_mode"]
     assert handler.defaults == {
@@ -153,7 +153,7 @@ def test_the_handler_sets_the_name_of_the_directory(wheel, constant, version: st
         "analyse_flag": "True",
         "async_mode": "False",
     }
-    # The name is global to the process. Longer names are ignored.
+    # The worker name is global to the process. torch_npu ignores a name that exceeds the limit.
     assert handler.call("ProfPathCreator().init") is not None
     creator = wheel("profiler/_profiler_path_creator.py")["ProfPathCreator"]
     assert creator.decorators == ["Singleton"]
@@ -165,14 +165,14 @@ def test_the_handler_sets_the_name_of_the_directory(wheel, constant, version: st
     assert create.uses("datetime.utcnow") == (version in WITH_OLD_CONFIG)
 
 
-def test_paths_may_contain_these_characters(wheel, version: str) -> None:
+def test_the_path_check_accepts_our_paths(wheel, version: str) -> None:
     paths = wheel("utils/_path_manager.py")["PathManager"]
     check = paths["_input_path_common_check"]
     assert check.call("re.fullmatch") is not None
     pattern = ast.literal_eval(*check.values("pattern"))
     assert re.fullmatch(pattern, "/profiles/run-1/step_000010/rank_0000.step10_4711_20260101000000000_ascend_pt")
     assert not re.fullmatch(pattern, "/profiles/run=1")
-    # Old releases raise an error, so there is no handler. Newer releases only warn.
+    # For other paths, old releases raise an error. New releases log a warning.
     assert check.raises == (version in WITH_OLD_PATHS)
     assert paths.constant("MAX_FILE_NAME_LENGTH") == "255"
 
@@ -212,7 +212,7 @@ def test_the_config_has_our_options(config, version: str) -> None:
     assert init.parameters == [name for name in CONFIG if name != "mstx" or version not in WITH_OLD_CONFIG]
     defaults = init.defaults
     assert defaults["profiler_level"] == "Constant.LEVEL0"
-    # These defaults differ, so the plugin passes all options.
+    # These defaults differ between releases, so the plugin sets every option.
     old = version in WITH_OLD_CONFIG
     assert defaults["aic_metrics"] == ("Constant.AicMetricsNone" if old else "Constant.AicPipeUtilization")
     assert defaults["export_type"] == ("None" if old else "ExportType.Text")
@@ -222,7 +222,7 @@ def test_the_config_has_our_options(config, version: str) -> None:
 
 
 def test_the_config_has_one_attribute_per_option(config) -> None:
-    """The plugin reads the attributes to find options that torch_npu has reset."""
+    """The plugin reads the attributes to detect options that torch_npu has reset."""
     init = config["_ExperimentalConfig.__init__"]
     expected = {f"self.{name}" if name == "record_op_args" else f"self._{name}" for name in init.parameters}
     assert set(init.attributes_set) == expected
@@ -249,12 +249,12 @@ def test_the_option_values_exist(config, constant, interface, version: str) -> N
     assert values("ExportType") == {"Db": "db", "Text": "text"}
     host = {"CPU": "cpu", "MEM": "mem", "DISK": "disk", "NETWORK": "network", "OSRT": "osrt"}
     assert values("HostSystem") == host | ({} if version in WITH_OLD_PATHS else {"NUMA": "numa"})
-    # The activities are defined in C++. The Python code uses these two.
+    # C++ code defines the activities, so the wheel contains only their uses.
     assert interface.uses("ProfilerActivity.CPU")
     assert interface.uses("ProfilerActivity.NPU")
 
 
-def test_our_option_values_match_its_constants(config, version: str) -> None:
+def test_our_option_values_match_torch_npu(config, version: str) -> None:
     assert {str(metric) for metric in AicMetrics} == set(config["AiCMetrics"].constant_names)
     assert {kind.capitalize() for kind in Export} == set(config["ExportType"].constant_names)
     assert len(Level) == len(config["ProfilerLevel"].constant_names)
@@ -262,8 +262,8 @@ def test_our_option_values_match_its_constants(config, version: str) -> None:
     assert {part.upper() for part in HostSystem} - numa == set(config["HostSystem"].constant_names)
 
 
-def test_our_name_limits_match_its_limits(constant) -> None:
-    text = (ROOT / "plugins" / "profdeck_npu" / "recorder.py").read_text()  # it imports torch_npu
+def test_our_name_limits_match_torch_npu(constant) -> None:
+    text = (ROOT / "plugins" / "profdeck_npu" / "recorder.py").read_text()  # importing this module requires torch_npu
     limits = dict(re.findall(r"^(_\w+_LIMIT) = (\d+)$", text, re.MULTILINE))
     assert int(limits["_WORKER_LIMIT"]) < constant("MAX_WORKER_NAME_LENGTH")
     assert int(limits["_NAME_LIMIT"]) == constant("MAX_FILE_NAME_LENGTH")
@@ -308,7 +308,7 @@ def test_the_analysis_forks_and_checks_for_a_daemon_process(wheel) -> None:
     assert analyse.keyword("force") == ["True"]
 
 
-def test_the_analysis_writes_a_file_when_it_is_done(wheel, version: str) -> None:
+def test_the_analysis_writes_a_done_file(wheel, version: str) -> None:
     parser = wheel("profiler/analysis/_profiling_parser.py")["ProfilingParser"]
     assert ("generate_parser_done_file" in parser) == (version not in WITH_OLD_CONFIG)
 
@@ -351,7 +351,7 @@ def test_the_tables_have_the_columns_we_read(wheel, version: str) -> None:
 
 
 def test_torch_imports_torch_npu_automatically(wheel) -> None:
-    """Without CANN, this import fails and `import torch` with it. torch_npu restores torch's switch only afterwards."""
+    """If CANN is missing, `import torch` fails, and the environment variable is not restored."""
     module = wheel("__init__.py")
     switch = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD']"
     assert module.constant(switch) == "'0'"

@@ -1,4 +1,4 @@
-"""PyTorch interfaces that the torch backend calls, from the oldest supported release on."""
+"""Tests of the PyTorch interfaces that the torch backend calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from profdeck_torch import TorchBackend
 
-# The tests marked `torch` run the release pinned in requirements/torch.txt.
+# Tests marked `torch` use the release pinned in requirements/torch.txt.
 RELEASES = ["2.6.0", "2.9.0", "2.11.0"]
 
 pytestmark = pytest.mark.parametrize("version", RELEASES)
@@ -37,8 +37,8 @@ def test_the_profiler_accepts_our_arguments_and_has_the_methods_we_call(wheel) -
     assert profile["start"].has_literal("ProfilerStep#")
 
 
-def test_the_stop_reads_what_the_recorder_sets(wheel) -> None:
-    """`acc_events` decides whether events are parsed, `use_device` which device is synchronized."""
+def test_stop_reads_the_attributes_that_the_recorder_sets(wheel) -> None:
+    """`acc_events` enables event parsing. `use_device` selects the device to synchronize."""
     stop = wheel("autograd/profiler.py")["profile"]["__exit__"]
     assert stop.uses("self.acc_events")
     assert stop.uses("self.use_device")

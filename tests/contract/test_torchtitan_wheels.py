@@ -1,4 +1,4 @@
-"""torchtitan trainer code that builds and steps the configured profiler."""
+"""Tests of the torchtitan code that builds and steps the configured profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl interfaces that the adapter wraps and reads; docs/how-to/verl.md describes their limits."""
+"""Tests of the verl interfaces that the adapter wraps and reads. docs/how-to/verl.md describes their limits."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def test_every_process_loads_plugins(wheel, version: str) -> None:
     package = wheel("__init__.py")
     assert package.has_literal("VERL_USE_EXTERNAL_MODULES")
     assert package.has_literal("verl.plugins") == (version in WITH_PLUGINS)
-    # A plugin that cannot be loaded is only logged, so `profdeck check` has to report it.
+    # verl only logs a plugin that fails to load, so `profdeck check` must report it.
     assert package.has_literal("Failed to load plugin '%s': %s") == (version in WITH_PLUGINS)
 
 
 @releases(RELEASES)
-def test_an_unknown_tool_is_ignored_and_calls_go_through_the_implementation(wheel, version: str) -> None:
+def test_an_unknown_tool_uses_the_no_op_profiler(wheel, version: str) -> None:
     module = wheel("utils/profiler/profile.py")
     profiler = module["DistProfiler"]
     assert profiler["__init__"].parameters[:3] == ["rank", "config", "tool_config"]
     assert "_NoOpProfiler()" in profiler["__init__"].values("self._impl")
     assert profiler["__init__"].values("self._this_rank")
-    # 0.6.1 reads the flag from the config, as trainers prepare it.
+    # In 0.6.1, trainers set the flag in the config.
     assert profiler["__init__"].values("self._enable") == ([] if version == "0.6.1" else ["config.enable"])
     assert profiler["start"].uses("self._impl")
     assert profiler["stop"].uses("self._impl")
@@ -51,7 +51,7 @@ def test_an_unknown_tool_is_ignored_and_calls_go_through_the_implementation(whee
 
 
 @releases(RELEASES)
-def test_a_trainer_has_its_config_and_passes_its_step(wheel) -> None:
+def test_the_trainer_stores_its_config_and_passes_its_step(wheel) -> None:
     trainer = wheel("trainer/ppo/ray_trainer.py")["RayPPOTrainer"]
     assert trainer["__init__"].parameters[0] == "config"
     assert trainer["_start_profiling"].parameters == ["do_profile"]
@@ -62,7 +62,7 @@ def test_a_trainer_has_its_config_and_passes_its_step(wheel) -> None:
 
 
 @releases(WITH_V1)
-def test_a_v1_trainer_has_its_config_and_passes_its_step(wheel) -> None:
+def test_the_v1_trainer_stores_its_config_and_passes_its_step(wheel) -> None:
     trainer = wheel("trainer/ppo/v1/trainer_base.py")["PPOTrainer"]
     assert trainer["__init__"].parameters == ["config"]
     assert trainer["_start_profiling"].parameters == trainer["_stop_profiling"].parameters == []

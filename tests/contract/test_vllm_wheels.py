@@ -1,11 +1,11 @@
-"""vLLM interfaces that the plugin registers, wraps and calls, from the oldest supported release on."""
+"""Tests of the vLLM interfaces that the plugin registers, wraps and calls."""
 
 from __future__ import annotations
 
 import pytest
 
-# The oldest supported release, and the first releases with a trace prefix, endpoint plugins, and arguments for the
-# profiling window.
+# The oldest supported release, followed by the first releases with a trace prefix, endpoint plugins, and window
+# arguments.
 RELEASES = ["0.13.0", "0.17.0", "0.26.0", "0.32.0"]
 WITHOUT_ENDPOINT_PLUGINS = RELEASES[:2]
 
@@ -15,7 +15,7 @@ START_PROFILE = {
     "0.26.0": ["profile_prefix"],
     "0.32.0": ["profile_prefix", "*", "delay_iterations", "max_iterations"],
 }
-# The engine accepts a prefix in earlier releases than its route.
+# Before 0.32.0, the engine accepts a prefix, but its HTTP route does not.
 START_PROFILE_BODY = {"0.32.0": ["profile_prefix", "delay_iterations", "max_iterations"]}
 
 ENGINES = {
@@ -37,17 +37,17 @@ def test_the_worker_process_loads_plugins_before_it_creates_the_worker(wheel) ->
     module = wheel("vllm/v1/worker/worker_base.py")
     init = module["WorkerWrapperBase.init_worker"]
     assert init.call("load_general_plugins") < init.call("resolve_obj_by_qualname") < init.call("worker_class")
-    # Every worker inherits a method that is added to WorkerBase.
+    # All workers inherit from WorkerBase, so the plugin adds its method there.
     assert module["WorkerBase"].bases == []
     assert wheel("vllm/v1/worker/gpu_worker.py")["Worker"].bases == ["WorkerBase"]
     assert wheel("vllm/v1/worker/cpu_worker.py")["CPUWorker"].bases == ["Worker"]
 
 
-def test_a_step_is_two_calls_on_the_worker(wheel) -> None:
+def test_a_step_calls_two_worker_methods(wheel) -> None:
     worker = wheel("vllm/v1/worker/gpu_worker.py")["Worker"]
     assert worker["execute_model"].parameters == ["scheduler_output"]
     assert worker["sample_tokens"].parameters == ["grammar_output"]
-    # The executor calls the wrapper, which looks up both methods on the worker instance.
+    # The executor calls WorkerWrapperBase. The wrapper looks up both methods on the worker.
     wrapper = wheel("vllm/v1/worker/worker_base.py")["WorkerWrapperBase"]
     assert wrapper["execute_model"].call("self.worker.execute_model") is not None
     assert "sample_tokens" not in wrapper
@@ -56,7 +56,7 @@ def test_a_step_is_two_calls_on_the_worker(wheel) -> None:
 
 
 def test_workers_and_engines_report_their_device(wheel) -> None:
-    """Platforms outside vLLM report it too: `NPUPlatform.device_type` of vllm_ascend is ``npu``."""
+    """External platforms also set `device_type`. For example, vllm_ascend sets it to ``npu``."""
     assert wheel("vllm/v1/worker/worker_base.py")["WorkerBase"].values("self.current_platform") == ["current_platform"]
     device = wheel("vllm/config/device.py")["DeviceConfig"]
     assert device.annotation("device_type") == "str"
@@ -102,7 +102,7 @@ def test_worker_methods_can_be_called_through_the_engine(wheel, engine: str) -> 
 
 
 def test_each_data_parallel_engine_can_be_called_alone(wheel) -> None:
-    """A client of several engines returns only the first engine's reply."""
+    """A client with several engines returns only the first reply."""
     module = wheel("vllm/v1/engine/core_client.py")
     assert module["MPClient"].uses("self.core_engines")
     assert module["DPLBAsyncMPClient"].bases == ["DPAsyncMPClient"]

@@ -1,4 +1,7 @@
-"""A benchmark as a part: ``python -m gpu.cost BENCHMARK``. Its rows with a goal are checks."""
+"""Run a benchmark as a part of `make gpu`: ``python -m gpu.cost BENCHMARK``.
+
+On a GPU, each row with a goal is a check.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ REPEATS = {"captured_step": ("--rounds", "12" if CUDA else "2"), "idle_step": ("
 
 
 def main() -> None:
-    """Run the benchmark and report its rows."""
     report = Report()
     (name,) = sys.argv[1:]
     file = OUT / "rows.json"
@@ -21,7 +23,7 @@ def main() -> None:
         ratio = row["ratio"]
         figure = f"{row['measured']:.3g} {row['unit']}, {ratio:.3f} of {row['peer_name']}"
         report.figure(row["what"], figure)
-        if CUDA and row["goal"]:  # the goals are not for the small sizes of the CPU
+        if CUDA and row["goal"]:  # the goals apply to GPU sizes only
             report.check(row["what"], row["met"], f"{figure}; goal: {row['goal']}")
     report.finish()
 

@@ -1,7 +1,9 @@
-"""Data-parallel ranks under torchrun: ``python -m gpu.distributed KIND``.
+"""Capture data-parallel training under torchrun: ``python -m gpu.distributed KIND``.
 
-``slow``: rank 1 works four times as much, and each rank has leases of its own, so that both record at once. ``nccl``:
-one rank. ``shared``: two ranks that share a GPU and take turns. ``host``: two ranks on the CPU, which need no turns.
+- ``slow``: Rank 1 is slower than rank 0. Each rank has its own lease directory, so both ranks record at the same time.
+- ``nccl``: One rank uses NCCL.
+- ``shared``: Two ranks share a GPU and record one after the other.
+- ``host``: Two ranks use the CPU and record at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ STEPS = ("3..5", "9..11")
 
 
 def train(kind: str, rank: int) -> None:
-    """Train and capture."""
     device = "cuda" if CUDA and kind != "host" else "cpu"
     width = 2048 if device == "cuda" else 64
     torch.manual_seed(0)
@@ -46,39 +47,37 @@ def train(kind: str, rank: int) -> None:
                     synchronize()
 
 
-def judge(kind: str) -> None:
-    """Check the run of all ranks."""
+def check_run(kind: str) -> None:
     report = Report()
     if kind == "shared":
         ranks = [rank for capture in read_run(OUT / kind).captures for rank in capture.ranks]
         report.figure("ranks recorded", f"{sum(rank.status == 'complete' for rank in ranks)} of {len(ranks)}")
         waited = all(rank.status == "complete" or "held by process" in str(rank.problems) for rank in ranks)
-        report.check("a rank that is not complete names the holder", waited, [rank.problems for rank in ranks])
-        report.check("a rank of each capture is complete", any(rank.status == "complete" for rank in ranks))
+        report.check("incomplete ranks report the lease holder", waited, [rank.problems for rank in ranks])
+        report.check("at least one rank is complete", any(rank.status == "complete" for rank in ranks))
     else:
         compare(report, kind)
     if kind == "host":
-        report.check("CUDA was not initialised", not torch.cuda.is_initialized())
+        report.check("CUDA is not initialized", not torch.cuda.is_initialized())
     if kind == "nccl":
-        found = sum(count(path)["collectives"] for path in traces(kind))
-        report.check("NCCL kernels", found > 0, found)
+        nccl_kernels = sum(count(path)["collectives"] for path in traces(kind))
+        report.check("trace contains NCCL kernels", nccl_kernels > 0, nccl_kernels)
     if kind == "slow":
         kernels = [count(path)["kernels"] for path in traces(kind)]
-        # Both captures of a rank hold the same work, and the ranks record at the same time.
-        report.check("both ranks record all kernels", kernels[:2] == kernels[2:], kernels)
+        # Both captures contain the same work, so the kernel counts of a rank must be equal.
+        report.check("both captures have equal kernel counts", kernels[:2] == kernels[2:], kernels)
         findings = summarize(kind)["findings"]
         texts = [f"{finding['rule']}: {finding['text']}" for finding in findings]
         report.figure("first finding", texts[0] if texts else "none")
         if CUDA:
             named = any(finding["rule"] == "straggler" and "rank 1" in finding["text"] for finding in findings)
-            report.check("rank 1 is named", named, texts)
+            report.check("a finding reports rank 1", named, texts)
     report.check("backend", passed=True, detail=dist.get_backend())
     report.check("status", kind == "shared" or status(kind) == "complete", status(kind))
     report.finish()
 
 
 def main() -> None:
-    """Run one rank."""
     (kind,) = sys.argv[1:]
     rank = int(os.environ["RANK"])
     if kind == "slow":
@@ -90,7 +89,7 @@ def main() -> None:
     dist.barrier()
     try:
         if rank == 0:
-            judge(kind)
+            check_run(kind)
     finally:
         dist.destroy_process_group()
 

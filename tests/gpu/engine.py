@@ -1,4 +1,8 @@
-"""Captures of a vLLM engine: ``eager`` with Triton attention and no graphs, ``graphs`` with vLLM's defaults."""
+"""Capture a vLLM engine: ``python -m gpu.engine MODE``.
+
+- ``eager``: The engine uses Triton attention and no CUDA graphs.
+- ``graphs``: The engine uses torch.compile and CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ TOKENS = 64
 
 
 def write_model(path: Path, *, hidden: int, layers: int, dtype: str) -> None:
-    """Write a Llama with random weights and a tokenizer of bytes: that of the engine tests, of another size."""
+    """Write the Llama model of the engine tests with different dimensions."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
     from engine_servers import tiny_model
 
@@ -29,13 +33,12 @@ def write_model(path: Path, *, hidden: int, layers: int, dtype: str) -> None:
 
 
 def engine_arguments(mode: str) -> dict[str, Any]:
-    """Return the arguments of the engine."""
     dtype = "bfloat16" if CUDA else "float32"
     write_model(OUT / "model", hidden=1024 if CUDA else 128, layers=8 if CUDA else 2, dtype=dtype)
     engine: dict[str, Any] = {"model": str(OUT / "model"), "load_format": "dummy", "max_model_len": 256, "dtype": dtype}
     engine["max_num_seqs"] = 16
     if CUDA:
-        # With a fixed size vLLM does not measure free memory, which changes while other parts run.
+        # Other parts use the GPU at the same time, so vLLM must not measure free memory. A fixed size disables this.
         engine |= {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 4 * 2**30}
     if mode == "eager":
         engine |= {"enforce_eager": True} | ({"attention_backend": "TRITON_ATTN"} if CUDA else {})
@@ -45,7 +48,6 @@ def engine_arguments(mode: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Start the engine and capture it in several ways."""
     report = Report()
     mode = sys.argv[1]
     begin = time.perf_counter()
@@ -54,14 +56,14 @@ def main() -> None:
     from profdeck import Profiler
 
     llm = LLM(**engine_arguments(mode))
-    report.figure("engine up after s", round(time.perf_counter() - begin, 1))
+    report.figure("engine start s", round(time.perf_counter() - begin, 1))
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
     prompts = [f"hello world {number}" for number in range(8)]
 
     def generate() -> tuple[list[list[int]], float]:
         start = time.perf_counter()
-        done = llm.generate(prompts, sampling, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in done], time.perf_counter() - start
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - start
 
     generate()
     expected, _ = generate()
@@ -80,14 +82,14 @@ def main() -> None:
     }
     for step, (run, role) in enumerate(captures.items(), 1):
         with report.attempt(run):
-            own = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
-            settings = {"output": str(OUT), "run": run, "steps": [step], "rollout.backend": "vllm", **own}
+            role_settings = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
+            settings = {"output": str(OUT), "run": run, "steps": [step], "rollout.backend": "vllm", **role_settings}
             profiler = Profiler.from_config(settings=settings, role="rollout", target=llm)
             profiler.start(step)
             tokens, _ = generate()
             profiler.stop()
-            report.check(f"{run} changes no token", tokens == expected)
-            report.check(f"{run} left a trace", bool(traces(run)), [path.name for path in traces(run)])
+            report.check(f"{run} does not change tokens", tokens == expected)
+            report.check(f"{run} wrote a trace", bool(traces(run)), [path.name for path in traces(run)])
             compare(report, run)
     report.finish()
 

@@ -1,4 +1,7 @@
-"""Planted faults: the first finding of each run names its fault, and the run without a fault has no finding."""
+"""Capture steps that each have a known performance fault.
+
+The first finding of each run must report the fault. The run `control` has no fault and must have no finding.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SIZE = 4096 if CUDA else 128
 
 
 class SlowData(torch.utils.data.Dataset):
-    """A dataset whose items take 20 ms."""
+    """A dataset that takes 20 ms to load an item."""
 
     def __len__(self) -> int:
         return 100
@@ -27,8 +30,8 @@ class SlowData(torch.utils.data.Dataset):
         return torch.zeros(8)
 
 
-def products(count: int = 12, dtype: torch.dtype = torch.bfloat16) -> Step:
-    """Return a step of matrix products."""
+def matmuls(count: int = 12, dtype: torch.dtype = torch.bfloat16) -> Step:
+    """Return a step that runs `count` matrix multiplications."""
     matrix = torch.randn(SIZE, SIZE, device=DEVICE, dtype=dtype)
 
     def step() -> None:
@@ -40,43 +43,43 @@ def products(count: int = 12, dtype: torch.dtype = torch.bfloat16) -> Step:
 
 
 def control() -> Step:
-    """No fault."""
-    return products(40)
+    """Return a step without a fault."""
+    return matmuls(40)
 
 
 def loader() -> Step:
-    """A slow data loader without workers."""
-    work, batches = products(), iter(torch.utils.data.DataLoader(SlowData(), batch_size=1))
+    """Return a step that loads its batch in the main process."""
+    work, batches = matmuls(), iter(torch.utils.data.DataLoader(SlowData(), batch_size=1))
     return lambda: (next(batches), work())
 
 
 def item() -> Step:
-    """A wait for the device after each product."""
+    """Return a step that synchronizes with the device after each matrix multiplication."""
     matrix = torch.randn(SIZE, SIZE, device=DEVICE, dtype=torch.bfloat16)
     return lambda: [(matrix @ matrix).sum().item() for _ in range(12)]
 
 
 def launches() -> Step:
-    """Many small kernels."""
+    """Return a step that launches many small kernels."""
     x = torch.randn(64, 64, device=DEVICE)
     return lambda: [torch.sin(x) for _ in range(800)]
 
 
 def pageable() -> Step:
-    """Copies from pageable memory."""
-    work, host = products(), torch.randn(2**24 if CUDA else 1024)
+    """Return a step that copies from pageable memory."""
+    work, host = matmuls(), torch.randn(2**24 if CUDA else 1024)
     return lambda: (host.to(DEVICE), work())
 
 
 def fp32() -> Step:
-    """Matrix products in full single precision."""
+    """Return a step that multiplies FP32 matrices without TF32."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    return products(6, dtype=torch.float32)
+    return matmuls(6, dtype=torch.float32)
 
 
 def allocation() -> Step:
-    """Memory that is allocated anew in each step."""
-    work = products()
+    """Return a step that allocates and frees device memory."""
+    work = matmuls()
 
     def step() -> None:
         blocks = [torch.empty(2**28 if CUDA else 1024, dtype=torch.uint8, device=DEVICE) for _ in range(8)]
@@ -89,13 +92,13 @@ def allocation() -> Step:
 
 
 def sleep() -> Step:
-    """A host that sleeps."""
-    work = products()
+    """Return a step in which the host sleeps."""
+    work = matmuls()
     return lambda: (work(), synchronize(), time.sleep(0.04))
 
 
 def pointwise() -> Step:
-    """Element-wise kernels on large tensors."""
+    """Return a step that runs element-wise kernels on large tensors."""
     x = torch.randn(2**26 if CUDA else 4096, device=DEVICE)
     return lambda: [torch.tanh(x) * 1.1 + 0.1 for _ in range(30)]
 
@@ -111,12 +114,11 @@ PLANTED: dict[Callable[[], Step], set[str]] = {
     sleep: {"host-bound", "long-gap"},
     pointwise: {"pointwise"},
 }
-# The rule reports that one kernel takes most of the time, which is true of these jobs and not a fault.
+# These rules describe a step but do not report a fault.
 HARMLESS = {"one-kernel"}
 
 
 def record(plant: Callable[[], Step]) -> None:
-    """Capture four steps."""
     step = plant()
     settings = {"output": str(OUT), "run": plant.__name__, "steps": ["3..6"], "on_error": "raise"}
     with Profiler.from_config(settings={**settings, "trainer.backend": "torch"}) as profiler:
@@ -130,27 +132,26 @@ def record(plant: Callable[[], Step]) -> None:
 
 
 def main() -> None:
-    """Plant each fault, and read all runs."""
     report = Report()
     for plant in PLANTED:
         with report.attempt(plant.__name__):
             record(plant)
     with ThreadPoolExecutor(8 if CUDA else 2) as pool:
         summaries = [pool.submit(summarize, plant.__name__) for plant in PLANTED]
-    named = 0
+    reported = 0
     for (plant, expected), summary in zip(PLANTED.items(), summaries, strict=True):
         with report.attempt(plant.__name__):
             findings = [finding for finding in summary.result()["findings"] if finding["rule"] not in HARMLESS]
             rules = [finding["rule"] for finding in findings]
             detail = f"{', '.join(rules) or 'no finding'}; {findings[0]['text'] if findings else ''}"
             passed = bool(rules) and rules[0] in expected if expected else not rules
-            named += passed and bool(expected)
-            if CUDA:  # rules about devices have nothing to find on the CPU
+            reported += passed and bool(expected)
+            if CUDA:  # most findings require device events
                 report.check(f"{plant.__name__} expects {' or '.join(sorted(expected)) or 'none'}", passed, detail)
             else:
-                report.check(f"{plant.__name__} is read", passed=True, detail=detail)
+                report.check(f"{plant.__name__} has a summary", passed=True, detail=detail)
     if CUDA:
-        report.figure("faults named first", f"{named} of {len(PLANTED) - 1}")
+        report.figure("faults reported first", f"{reported} of {len(PLANTED) - 1}")
     report.finish()
 
 

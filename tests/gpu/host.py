@@ -1,4 +1,4 @@
-"""Describe this machine as JSON: GPU, driver, and the releases of the libraries."""
+"""Print the GPU, the driver and the library versions of this machine as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISTRIBUTIONS = ("profdeck", "vllm", "triton", "numpy")
 
 
 def describe() -> dict[str, Any]:
-    """Return what results depend on; ``gpu`` is None without a CUDA device."""
+    """Return hardware and software versions. If there is no CUDA device, ``gpu`` is None."""
     versions = {}
     for name in DISTRIBUTIONS:
         try:
@@ -30,7 +30,7 @@ def describe() -> dict[str, Any]:
         import torch
     except ImportError:
         return host
-    versions["torch"] = torch.__version__  # with the build, such as +cu130
+    versions["torch"] = torch.__version__  # includes the build, such as +cu130
     if torch.cuda.is_available():
         host |= {"gpu": torch.cuda.get_device_name(), "driver": driver(), "cuda": torch.version.cuda}
         host["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -38,7 +38,7 @@ def describe() -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """Return the release of the driver, as nvidia-smi reports it."""
+    """Return the driver version from nvidia-smi, or None if nvidia-smi fails."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()

@@ -1,4 +1,4 @@
-"""Ranges of cudaProfilerApi, recorded by Nsight Systems."""
+"""Check that Nsight Systems records the cudaProfilerApi range of each capture."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ for step in range(8):
 
 
 def main() -> None:
-    """Run a script under nsys."""
     report = Report()
-    # Nsight Compute has an nsys, too.
-    within = sorted(Path("/opt/nvidia").glob("nsight-*/*/host/target-linux-x64/nsys"))
-    nsys = shutil.which("nsys") or next(map(str, within), None)
+    # Nsight Compute also installs nsys.
+    installed = sorted(Path("/opt/nvidia").glob("nsight-*/*/host/target-linux-x64/nsys"))
+    nsys = shutil.which("nsys") or next(map(str, installed), None)
     if nsys is None:
         report.skip("nsys is not installed")
     (OUT / "profdeck.yaml").write_text(f"output: {OUT}\n{CONFIG}")
@@ -43,8 +42,8 @@ def main() -> None:
         "nsys", subprocess.run([nsys, "--version"], check=False, capture_output=True, text=True).stdout.strip()
     )
     subprocess.run([nsys, "profile", *flags, sys.executable, "train.py"], cwd=OUT, check=False, timeout=45)
-    left = sorted(path.name for path in OUT.iterdir() if path.suffix in {".nsys-rep", ".qdstrm", ".qdrep"})
-    report.check("ranges recorded", len(left) >= 2, left)
+    reports = sorted(path.name for path in OUT.iterdir() if path.suffix in {".nsys-rep", ".qdstrm", ".qdrep"})
+    report.check("ranges recorded", len(reports) >= 2, reports)
     report.check("captures complete", status("ranges") == "complete", status("ranges"))
     report.finish()
 

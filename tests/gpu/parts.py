@@ -1,4 +1,4 @@
-"""The parts of `make gpu`, in order of their value: commands, limits and requirements."""
+"""Parts of `make gpu`, sorted by importance."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """A program that runs in its own process group, with a time limit."""
+    """A program that the runner starts with a time limit."""
 
     name: str
     backend: str
-    """The backend that it runs, as in docs/hardware.md."""
+    """Backend under test, as listed in docs/hardware.md."""
     feature: str
-    """The feature that it covers, as in docs/hardware.md."""
+    """Feature under test, as listed in docs/hardware.md."""
     command: tuple[str, ...]
-    """Arguments of Python. ``{out}`` is the part's directory."""
+    """Arguments of the Python interpreter. The runner replaces ``{out}`` with the part's directory."""
     limit_s: float
     needs: tuple[str, ...] = ("torch",)
-    """Modules that must be installed, and ``cuda`` for a device. The part is skipped otherwise."""
+    """Required modules, or ``cuda`` for a CUDA device. If a requirement is missing, the runner skips the part."""
     alone: bool = True
-    """Whether no other part may run at the same time. True for parts that measure time."""
+    """Whether the part must run alone. True if the part measures time."""
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
 
 PARTS = (
     Part(
-        name="probe", backend="torch", feature="Ceilings: matrix products, copies", limit_s=40,
+        name="probe", backend="torch", feature="Peak rates of matrix multiplications and copies", limit_s=40,
         command=("-m", "gpu.probe"),
     ),
     Part(
@@ -48,16 +48,16 @@ PARTS = (
         needs=("torch", "cuda", "pytest"), command=(*PYTEST, "-m", "cuda", "tests/integration/test_cuda.py"),
     ),
     Part(
-        name="training", backend="torch", feature="Training in bf16: stacks, memory snapshot, windows", limit_s=90,
+        name="training", backend="torch", feature="bf16 training with stacks, memory snapshots and windows", limit_s=90,
         command=("-m", "gpu.training", "bf16", "rich", "accumulation"),
     ),
     Part(
-        name="device_features", backend="torch", feature="CUDA graphs, streams, Triton, device activity alone",
+        name="device_features", backend="torch", feature="CUDA graphs, streams, Triton, device-only captures",
         limit_s=70, needs=("torch", "cuda"),
         command=("-m", "gpu.training", "device_only", "graph", "graph_inside", "streams", "triton_kernel"),
     ),
     Part(
-        name="faults", backend="torch", feature="Planted faults are the first finding", limit_s=90,
+        name="faults", backend="torch", feature="Findings report known faults", limit_s=90,
         command=("-m", "gpu.faults"),
     ),
     Part(
@@ -69,16 +69,16 @@ PARTS = (
         command=("-m", "gpu.cost", "idle_step"),
     ),
     Part(
-        name="slow_rank", backend="torch", feature="Two ranks: the slow rank is named", limit_s=100,
+        name="slow_rank", backend="torch", feature="Findings report the slow rank of two", limit_s=100,
         command=(*TORCHRUN, "2", "-m", "gpu.distributed", "slow"),
     ),
-    # The parts below run at the same time: none of them is judged by a time.
+    # The remaining parts do not measure time, so the runner runs several of them at the same time.
     Part(
-        name="nccl", backend="torch", feature="NCCL, one rank", limit_s=60, needs=("torch", "cuda"), alone=False,
+        name="nccl", backend="torch", feature="NCCL with one rank", limit_s=60, needs=("torch", "cuda"), alone=False,
         command=(*TORCHRUN, "1", "-m", "gpu.distributed", "nccl"),
     ),
     Part(
-        name="shared_gpu", backend="torch", feature="Two ranks that share a GPU take turns", limit_s=100, alone=False,
+        name="shared_gpu", backend="torch", feature="Two ranks share a GPU and take turns", limit_s=100, alone=False,
         needs=("torch", "cuda"), command=(*TORCHRUN, "2", "-m", "gpu.distributed", "shared"),
     ),
     Part(
@@ -86,16 +86,17 @@ PARTS = (
         command=(*TORCHRUN, "2", "-m", "gpu.distributed", "host"),
     ),
     Part(
-        name="leases", backend="torch", feature="A process waits for a holder that is killed", limit_s=100, alone=False,
+        name="leases", backend="torch", feature="Recording after the lease holder is killed", limit_s=100, alone=False,
         command=("-m", "gpu.leases"),
     ),
     Part(
-        name="vllm_eager", backend="vllm", feature="Captures, Triton attention, no graphs", limit_s=170, alone=False,
-        needs=("torch", "vllm"), command=("-m", "gpu.engine", "eager"), environment=VLLM,
+        name="vllm_eager", backend="vllm", feature="Captures with Triton attention, without CUDA graphs", limit_s=170,
+        alone=False, needs=("torch", "vllm"), command=("-m", "gpu.engine", "eager"), environment=VLLM,
     ),
     Part(
-        name="compile", backend="torch", feature="torch.compile, also with reduce-overhead", limit_s=110, alone=False,
-        needs=("torch", "cuda", "triton"), command=("-m", "gpu.training", "compiled", "reduce_overhead"),
+        name="compile", backend="torch", feature="torch.compile in default and reduce-overhead modes", limit_s=110,
+        alone=False, needs=("torch", "cuda", "triton"),
+        command=("-m", "gpu.training", "compiled", "reduce_overhead"),
     ),
     Part(
         name="vllm_graphs", backend="vllm", feature="Captures with torch.compile and CUDA graphs", limit_s=170,
@@ -106,7 +107,7 @@ PARTS = (
         command=("-m", "profdeck", "demo", "--output", "{out}/demo"),
     ),
     Part(
-        name="nsys", backend="torch", feature="Ranges for Nsight Systems", limit_s=60, alone=False,
+        name="nsys", backend="torch", feature="Nsight Systems ranges", limit_s=60, alone=False,
         needs=("torch", "cuda"), command=("-m", "gpu.nsys"),
     ),
     Part(

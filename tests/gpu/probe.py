@@ -1,4 +1,4 @@
-"""Ceilings of the GPU: matrix products and copies."""
+"""Measure the peak rates of matrix multiplications and copies on the GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu.report import CUDA, Report
 
 
 def time_ms(work: Callable[[], object], count: int = 10) -> float:
-    """Return the median time on the device."""
+    """Return the median device time of one call, in milliseconds."""
     for _ in range(3):
         work()
     times = []
@@ -26,11 +26,10 @@ def time_ms(work: Callable[[], object], count: int = 10) -> float:
 
 
 def main() -> None:
-    """Measure."""
     report = Report()
     activities = ", ".join(sorted(activity.name for activity in torch.profiler.supported_activities()))
-    report.figure("activities of torch.profiler", activities)
-    report.check("activities", passed=not CUDA or "CUDA" in activities, detail=activities)
+    report.figure("torch.profiler activities", activities)
+    report.check("torch.profiler supports CUDA", passed=not CUDA or "CUDA" in activities, detail=activities)
     if not CUDA:
         report.finish()
     for name, dtype, size, tf32 in (
@@ -43,7 +42,7 @@ def main() -> None:
         rate = 2 * size**3 / time_ms(lambda left=left, right=right: left @ right) / 1e9
         report.figure(f"{name} TFLOP/s", round(rate, 1))
     target, source = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    report.figure("device copy GB/s, read and written", round(2**31 / time_ms(lambda: target.copy_(source)) / 1e6))
+    report.figure("device copy GB/s (read + write)", round(2**31 / time_ms(lambda: target.copy_(source)) / 1e6))
     host = torch.empty(2**28, dtype=torch.uint8)
     pinned, part = host.pin_memory(), target[: 2**28]
     report.figure("pageable copy GB/s", round(2**28 / time_ms(lambda: part.copy_(host), 4) / 1e6, 1))

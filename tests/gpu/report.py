@@ -1,4 +1,7 @@
-"""The result of a part, and counts of its traces by the standard library, independent of profdeck's reader."""
+"""Results of a part, and an independent reader for its traces.
+
+The reader uses only the standard library. It verifies profdeck's summaries.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +28,38 @@ _DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 class Report:
-    """Checks and figures, written to the part's directory after each of them."""
+    """Checks and figures of a part. Each method writes them to ``result.json``."""
 
     def __init__(self) -> None:
         self._content: dict[str, Any] = {"checks": {}, "figures": {}}
 
     def check(self, name: str, passed: bool, detail: object = "") -> None:
-        """Add a check, which fails the part if it did not pass."""
+        """Record a check. A failed check fails the part."""
         self._content["checks"][name] = {"passed": bool(passed), "detail": str(detail)}
         self._write(f"{name}: {'passed' if passed else 'FAILED'} {detail}")
 
     def figure(self, name: str, value: object) -> None:
-        """Add a figure, with its unit."""
+        """Record a measured value. `name` includes the unit."""
         self._content["figures"][name] = value
         self._write(f"{name}: {value}")
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """Turn an error into a failed check, so that the next one is made."""
+        """Record an exception as a failed check and continue."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # the reason is reported
+        except Exception as error:  # noqa: BLE001  # recorded as a failed check
             traceback.print_exc()
             self.check(name, passed=False, detail=f"{type(error).__name__}: {error}")
 
     def skip(self, reason: str) -> None:
-        """End the part, which cannot run here."""
+        """Record the reason and exit with code `SKIPPED`."""
         self._content["skipped"] = reason
         self._write(reason)
         sys.exit(SKIPPED)
 
     def finish(self) -> None:
-        """End the part: exit code 0 if all checks passed, else 1."""
+        """Exit with code 1 if a check failed, or 0."""
         sys.exit(not all(check["passed"] for check in self._content["checks"].values()))
 
     def _write(self, line: str) -> None:
@@ -65,23 +68,23 @@ class Report:
 
 
 def synchronize() -> None:
-    """Wait for the device, if there is one."""
+    """Wait until the CUDA device is idle. Do nothing without a device."""
     if CUDA:
         torch.cuda.synchronize()
 
 
 def traces(run: str) -> list[Path]:
-    """Return the traces of a run of this part."""
+    """Return the trace files of a run."""
     return sorted((OUT / run).glob("step_*/**/*.trace.json*"))
 
 
 def status(run: str) -> str:
-    """Return the status of a run of this part, by `profdeck ls`."""
+    """Return the status of a run, as `profdeck ls` reports it."""
     return str(read_run(OUT / run).status)
 
 
 def summarize(run: str) -> dict[str, Any]:
-    """Return the output of `profdeck summary --json`."""
+    """Return the parsed output of `profdeck summary --json`."""
     command = [sys.executable, "-m", "profdeck", "summary", "--json", str(OUT / run)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
     summary: dict[str, Any] = json.loads(done.stdout)
@@ -89,7 +92,7 @@ def summarize(run: str) -> dict[str, Any]:
 
 
 def count(path: Path) -> dict[str, float]:
-    """Count the device events of a trace."""
+    """Return event counts and the busy time of the devices in a trace."""
     data = path.read_bytes()
     events = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
     device = [event for event in events if event.get("ph") == "X" and event.get("cat") in _DEVICE_CATEGORIES]
@@ -107,7 +110,7 @@ def count(path: Path) -> dict[str, float]:
 
 
 def union_us(spans: list[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals."""
+    """Return the total length of the union of intervals."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
@@ -116,17 +119,17 @@ def union_us(spans: list[tuple[float, float]]) -> float:
 
 
 def compare(report: Report, run: str) -> None:
-    """Check that a run is complete and that profdeck counts what the standard library counts."""
+    """Check that a run is complete and that its summary agrees with `count`."""
     with report.attempt(run):
-        report.check(f"{run} complete", status(run) == "complete", status(run))
+        report.check(f"{run} is complete", status(run) == "complete", status(run))
         ranks = summarize(run)["ranks"]
-        report.check(f"{run} summary has all traces", len(ranks) == len(traces(run)), len(ranks))
+        report.check(f"the summary of {run} has all traces", len(ranks) == len(traces(run)), len(ranks))
         for rank in ranks:
             path = OUT / run / rank["path"]
             counted = count(path)
             kernels = sum(kernel["count"] for kernel in rank["kernels"])
             same = kernels == counted["kernels"] and abs((rank["busy_us"] or 0.0) - counted["busy_us"]) < 1.0
-            detail = f"{counted} and {kernels} kernels, {rank['busy_us']} us busy by profdeck"
-            report.check(f"{run} {path.name} agrees", same, detail)
+            detail = f"expected {counted}; profdeck: {kernels} kernels, {rank['busy_us']} us busy"
+            report.check(f"{run} {path.name} summary is correct", same, detail)
             if CUDA and run != "host":
                 report.check(f"{run} {path.name} has kernels", counted["kernels"] > 0, detail)

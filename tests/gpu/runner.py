@@ -1,4 +1,4 @@
-"""Run parts, each in its own process group with a time limit, within a budget."""
+"""Run parts in child processes. Each part has a time limit, and all parts share a time budget."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gpu.parts import Part
 ROOT = Path(__file__).parents[2]
 RESULTS = "gpu-results.json"
 SKIPPED = 77
-"""Exit code of a part that cannot run here, as in Automake."""
+"""Exit code of a part that skips itself. Automake uses the same code."""
 PARALLEL = 4
 GRACE_S = 5.0
 LEAST_S = 10.0
-"""A part is not started with less time than this."""
+"""Minimum remaining budget to start a part."""
 _PART = "PROFDECK_GPU_PART"
 _TAIL = 3000
 
@@ -44,14 +44,14 @@ class Status(StrEnum):
 
 
 class Runner:
-    """Runs parts and keeps their results in a file, which is complete after every part."""
+    """Runs parts and writes all results to ``gpu-results.json`` after each part."""
 
     def __init__(self, out: Path, host: dict[str, Any], *, deadline_s: float, vllm: Path | None = None) -> None:
         """Args:
         out: directory for results, logs and traces.
-        host: description of the machine, as `gpu.host` returns it.
-        deadline_s: end of the budget, by `time.monotonic`.
-        vllm: directory with vLLM and its requirements, for the PYTHONPATH of parts that need vLLM.
+        host: hardware and software versions from `gpu.host`.
+        deadline_s: end of the budget on the clock of `time.monotonic`.
+        vllm: directory with vLLM and its dependencies. Parts that need vLLM have it on PYTHONPATH.
         """
         self._out = out.absolute()
         self._vllm = vllm
@@ -61,9 +61,9 @@ class Runner:
         self.results: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "host": host, "parts": {}}
 
     def run(self, parts: Sequence[Part]) -> None:
-        """Run parts in order. Those that need not run alone run several at a time."""
-        for part in parts:  # keep this order, whichever part ends first
-            self.results["parts"][part.name] = {"status": Status.SKIPPED, "reason": "it was not reached"}
+        """Run parts in order. Parts with ``alone=False`` can run at the same time."""
+        for part in parts:  # keeps the results in the order of the parts
+            self.results["parts"][part.name] = {"status": Status.SKIPPED, "reason": "not started"}
         started: list[Future[None]] = []
         with ThreadPoolExecutor(PARALLEL) as pool:
             try:
@@ -74,14 +74,14 @@ class Runner:
                     else:
                         started.append(pool.submit(self._run, part))
                 wait(started)
-            except BaseException:  # SIGTERM or Ctrl-C: no part may outlive the runner
+            except BaseException:  # SIGTERM or Ctrl-C
                 pool.shutdown(wait=False, cancel_futures=True)
                 for token, process in [*self._running.items()]:
-                    end(process, token)
+                    terminate(process, token)
                 raise
 
     def table(self) -> str:
-        """Return the outcomes as a table in Markdown."""
+        """Return the results as a Markdown table."""
         lines = ["| Part | Outcome | Seconds | Result |", "| --- | --- | --- | --- |"]
         for name, result in self.results["parts"].items():
             text = result.get("reason") or "; ".join(f"{key}: {value}" for key, value in result["figures"].items())
@@ -91,7 +91,7 @@ class Runner:
     def _run(self, part: Part) -> None:
         try:
             result = self._result(part)
-        except Exception as error:  # noqa: BLE001  # the other parts run whatever happens
+        except Exception as error:  # noqa: BLE001  # the other parts must still run
             result = {"status": Status.FAILED, "reason": f"{type(error).__name__}: {error}"}
         with self._mutex:
             self.results["parts"][part.name] = result
@@ -106,18 +106,18 @@ class Runner:
         if missing := self._missing(part):
             return {"status": Status.SKIPPED, "reason": missing}
         if remaining_s < LEAST_S:
-            return {"status": Status.SKIPPED, "reason": f"{max(0.0, remaining_s):.0f} s of the budget are left"}
+            return {"status": Status.SKIPPED, "reason": f"only {max(0.0, remaining_s):.0f} s of the budget remain"}
         directory = self._out / part.name
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "result.json").unlink(missing_ok=True)  # of an earlier run
+        (directory / "result.json").unlink(missing_ok=True)  # from an earlier run
         log = directory / "log.txt"
         began_s = time.monotonic()
         code = self._execute(part, directory, log, min(part.limit_s, remaining_s))
         seconds = round(time.monotonic() - began_s, 1)
         reported = read_result(directory) or read_tests(log)
         status, reason = outcome(part, code, reported, log)
-        found = {"figures": reported.get("figures", {}), "checks": reported.get("checks", {})}
-        return {"status": status, "seconds": seconds, **({"reason": reason} if reason else {}), **found}
+        report = {"figures": reported.get("figures", {}), "checks": reported.get("checks", {})}
+        return {"status": status, "seconds": seconds, **({"reason": reason} if reason else {}), **report}
 
     def _missing(self, part: Part) -> str | None:
         for need in part.needs:
@@ -129,7 +129,7 @@ class Runner:
         return None
 
     def _execute(self, part: Part, directory: Path, log: Path, limit_s: float) -> int | None:
-        """Return the exit code; None if the limit was reached."""
+        """Return the exit code, or None if the part exceeded its time limit."""
         token = f"{part.name}-{os.getpid()}"
         layers = [self._vllm] if self._vllm and "vllm" in part.needs else []
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
@@ -154,20 +154,20 @@ class Runner:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            end(process, token)
+            terminate(process, token)
             del self._running[token]
 
 
 def outcome(part: Part, code: int | None, reported: dict[str, Any], log: Path) -> tuple[Status, str]:
-    """Return the status of a part and its reason."""
+    """Return the status of a part and, if it did not pass, the reason."""
     if code == SKIPPED:
-        return Status.SKIPPED, reported.get("skipped", "the part gave no reason")
+        return Status.SKIPPED, reported.get("skipped", "no reason reported")
     if code == 0:
         return Status.PASSED, ""
     if code is None:
-        return Status.TIMED_OUT, f"it did not end within its limit of {part.limit_s:g} s"
+        return Status.TIMED_OUT, f"exceeded its time limit of {part.limit_s:g} s"
     if code < 0:
-        return Status.KILLED, f"ended by {signal.Signals(-code).name}"
+        return Status.KILLED, f"killed by {signal.Signals(-code).name}"
     checks = {name: check["detail"] for name, check in reported.get("checks", {}).items() if not check["passed"]}
     failed = [f"{name}: {detail}" if detail else name for name, detail in checks.items()]
     lines = log.read_bytes()[-_TAIL:].decode(errors="replace").strip().splitlines()
@@ -175,7 +175,7 @@ def outcome(part: Part, code: int | None, reported: dict[str, Any], log: Path) -
 
 
 def read_result(directory: Path) -> dict[str, Any]:
-    """Read what a part reported until it ended; empty if there is nothing."""
+    """Read ``result.json``. Return an empty dict if the file is missing or invalid."""
     try:
         result: dict[str, Any] = json.loads((directory / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -184,7 +184,7 @@ def read_result(directory: Path) -> dict[str, Any]:
 
 
 def read_tests(log: Path) -> dict[str, Any]:
-    """Read the summary of pytest from its log; empty if there is none."""
+    """Parse the failed tests and the test counts from a pytest log."""
     text = log.read_text(encoding="utf-8", errors="replace")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)(?: - (.*))?$", text, re.MULTILINE)
     counts = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*?)(?: =+)?$", text, re.MULTILINE)
@@ -194,8 +194,8 @@ def read_tests(log: Path) -> dict[str, Any]:
     }
 
 
-def end(process: subprocess.Popen[bytes], token: str) -> None:
-    """End the processes of a part that still run: with SIGTERM, for launchers that have workers, and then SIGKILL."""
+def terminate(process: subprocess.Popen[bytes], token: str) -> None:
+    """Terminate all processes of a part. Kill processes that are still running after `GRACE_S`."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not (members := processes(process.pid, token)):
             break
@@ -206,17 +206,20 @@ def end(process: subprocess.Popen[bytes], token: str) -> None:
         while processes(process.pid, token) and time.monotonic() < deadline_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-            time.sleep(0.05)  # no event is available for processes that are not children
+            time.sleep(0.05)  # poll, because only the child process can be waited for
 
 
 def processes(session: int, token: str) -> list[int]:
-    """Return the processes of a session, and those that left it: a launcher gives each worker a session of its own."""
-    found = []
+    """Return the process IDs of a session and of processes whose environment contains the token.
+
+    Launchers start workers in new sessions. The workers inherit the token.
+    """
+    pids = []
     for directory in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int(directory.name)
             state, _, _, sid = (directory / "stat").read_bytes().rpartition(b")")[2].split()[:4]
             is_member = int(sid) == session or f"{_PART}={token}".encode() in (directory / "environ").read_bytes()
             if is_member and state != b"Z":
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids

@@ -1,6 +1,6 @@
-"""Captures of training on the device. Each is compared with counts of its trace by the standard library.
+"""Capture training steps and other work on the device: ``python -m gpu.training NAME...``.
 
-Run as ``python -m gpu.training NAME...``: the names are those of `CAPTURES`.
+`CAPTURES` lists the names. Each summary is checked against an independent count of the events in the trace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def double_kernel(x, n, BLOCK: tl.constexpr):
 
 
 class Block(nn.Module):
-    """A block of a decoder, whose matrix products are easy to count."""
+    """A transformer decoder block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model that returns its loss."""
+    """A language model. Its forward pass returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,21 +63,24 @@ class Decoder(nn.Module):
         return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def product_flops() -> float:
-    """Return the floating-point operations of the linear layers in one training step: three times the forward's."""
+def linear_flops() -> float:
+    """Return the FLOPs of the linear layers in one training step.
+
+    The backward pass needs twice the FLOPs of the forward pass.
+    """
     forward = 2 * BATCH * SEQUENCE * WIDTH * (LAYERS * 12 * WIDTH + WORDS)
     return 3.0 * forward
 
 
 def profiler(name: str, **role: Any) -> Profiler:
-    """Return a profiler of the run NAME that captures steps 4 to 6."""
+    """Return a profiler for the run `name` that captures steps 4 to 6."""
     settings = {"output": str(OUT), "run": name, "steps": [f"{FIRST}..{LAST}"], "on_error": "raise"}
-    own = {f"trainer.{key.replace('__', '.')}": value for key, value in role.items()}
-    return Profiler.from_config(settings={**settings, "trainer.backend": "torch", **own})
+    role_settings = {f"trainer.{key.replace('__', '.')}": value for key, value in role.items()}
+    return Profiler.from_config(settings={**settings, "trainer.backend": "torch", **role_settings})
 
 
 def train(report: Report, name: str, model: nn.Module, **role: Any) -> None:
-    """Train eight steps in bf16."""
+    """Train for eight steps with bf16 autocast."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=CUDA)
     tokens = torch.randint(WORDS, (BATCH, SEQUENCE), device=DEVICE)
     times_ms = []
@@ -95,11 +98,11 @@ def train(report: Report, name: str, model: nn.Module, **role: Any) -> None:
                 synchronize()
             times_ms.append((time.perf_counter() - begin) * 1e3)
     report.figure(f"{name} plain step ms", round(statistics.median([*times_ms[2:FIRST], times_ms[-1]]), 1))
-    report.figure(f"{name} captured step ms", round(times_ms[FIRST + 1], 1))  # neither the first nor the last
+    report.figure(f"{name} captured step ms", round(times_ms[FIRST + 1], 1))  # the middle step of the capture
 
 
 def repeat(name: str, work: Callable[[int], object]) -> None:
-    """Run eight steps of a function, which gets the step."""
+    """Call `work` with the step number in each of eight steps."""
     with profiler(name) as prof:
         for step in range(STEPS):
             with prof.capture(step):
@@ -108,17 +111,17 @@ def repeat(name: str, work: Callable[[int], object]) -> None:
 
 
 def bf16(report: Report) -> None:
-    """Training with shapes and floating-point operations."""
+    """Capture shapes and FLOPs, and check the FLOP count."""
     train(report, "bf16", Decoder().to(DEVICE), options__record_shapes=True, options__with_flops=True)
     (rank,) = summarize("bf16")["ranks"]
-    expected = product_flops() * (LAST - FIRST + 1)
-    found = rank.get("product_flops") or 0.0
-    detail = f"{found / 1e12:.4g} TFLOP, {expected / 1e12:.4g} by hand"
-    report.check("bf16 product_flops", abs(found - expected) < 0.02 * expected, detail)
+    expected = linear_flops() * (LAST - FIRST + 1)
+    flops = rank.get("product_flops") or 0.0
+    detail = f"{flops / 1e12:.4g} TFLOP, expected {expected / 1e12:.4g}"
+    report.check("bf16 product_flops", abs(flops - expected) < 0.02 * expected, detail)
 
 
 def rich(report: Report) -> None:
-    """Stacks, modules, memory, and on a GPU a snapshot of the allocator."""
+    """Capture stacks, modules and memory events. On a GPU, also capture an allocator snapshot."""
     options = {f"options__{name}": True for name in ("record_shapes", "with_stack", "with_modules", "profile_memory")}
     train(report, "rich", Decoder().to(DEVICE), **options, **({"options__memory_snapshot": True} if CUDA else {}))
     if CUDA:
@@ -129,7 +132,7 @@ def rich(report: Report) -> None:
 
 
 def accumulation(report: Report) -> None:
-    """Four mini-batches a step. A window records two of them, in two cycles."""
+    """Capture two mini-batches with a window of two cycles."""
     model = Decoder().to(DEVICE)
     tokens = torch.randint(WORDS, (BATCH, SEQUENCE), device=DEVICE)
     with profiler("accumulation", window={"warmup": 1, "active": 1, "repeat": 2}) as prof:
@@ -139,17 +142,17 @@ def accumulation(report: Report) -> None:
                     with torch.autocast(DEVICE, torch.bfloat16):
                         model(tokens).backward()
                     prof.step(number, "mini_batch")
-    found = len(traces("accumulation"))
-    report.check("accumulation traces", found == 2, found)
+    trace_count = len(traces("accumulation"))
+    report.check("accumulation wrote two traces", trace_count == 2, trace_count)
 
 
 def device_only(report: Report) -> None:
-    """The device's activity without the host's."""
+    """Capture device activity without host activity."""
     train(report, "device_only", Decoder().to(DEVICE), options__activities=["cuda"])
 
 
 def graph(report: Report) -> None:
-    """A CUDA graph: its kernels share a launch."""
+    """Replay a CUDA graph and check the number of graph launches."""
     matrix, result = (torch.randn(512, 512, device="cuda") for _ in range(2))
 
     def work() -> None:
@@ -161,18 +164,18 @@ def graph(report: Report) -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        work()  # cuBLAS allocates its workspace
+        work()  # cuBLAS must allocate its workspace before graph capture
     torch.cuda.current_stream().wait_stream(side)
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         work()
     repeat("graph", lambda _: [captured.replay() for _ in range(REPLAYS)])
-    found = summarize("graph")["ranks"][0]["graph_launches"]
-    report.check("graph launches", found == REPLAYS * (LAST - FIRST + 1), found)
+    launches = summarize("graph")["ranks"][0]["graph_launches"]
+    report.check("graph launches", launches == REPLAYS * (LAST - FIRST + 1), launches)
 
 
-def graph_inside(report: Report) -> None:  # the comparison is the check
-    """A CUDA graph that is captured while profdeck records."""
+def graph_inside(report: Report) -> None:
+    """Create a CUDA graph while profdeck records."""
     matrix = torch.randn(256, 256, device="cuda")
     matrix @ matrix
     captured = torch.cuda.CUDAGraph()
@@ -189,7 +192,7 @@ def graph_inside(report: Report) -> None:  # the comparison is the check
 
 
 def streams(report: Report) -> None:
-    """Copies from pinned memory on a second stream, during matrix products."""
+    """Copy from pinned memory on a second stream during matrix multiplications."""
     side, matrix = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     host = torch.empty(2**26, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(2**26, dtype=torch.uint8, device="cuda")
@@ -201,12 +204,12 @@ def streams(report: Report) -> None:
             matrix @ matrix
 
     repeat("streams", work)
-    found = count(traces("streams")[0])["streams"]
-    report.check("streams in the trace", found >= 2, found)
+    stream_count = count(traces("streams")[0])["streams"]
+    report.check("trace contains both streams", stream_count >= 2, stream_count)
 
 
 def triton_kernel(report: Report) -> None:
-    """A Triton kernel of the job's own."""
+    """Run a custom Triton kernel and check its name in the summary."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -219,20 +222,20 @@ def triton_kernel(report: Report) -> None:
     x = torch.ones(2**22, device="cuda")
     repeat("triton_kernel", lambda _: double_kernel[(2**12,)](x, x.numel(), BLOCK=1024))
     names = {kernel["name"] for kernel in summarize("triton_kernel")["ranks"][0]["kernels"]}
-    report.check("triton kernel is named", any("double_kernel" in name for name in names), names)
+    report.check("summary contains the Triton kernel", any("double_kernel" in name for name in names), names)
 
 
 def compiled(report: Report) -> None:
-    """torch.compile in its default mode."""
+    """Capture a model compiled with the default mode of torch.compile."""
     train(report, "compiled", torch.compile(Decoder().to(DEVICE)))
 
 
 def reduce_overhead(report: Report) -> None:
-    """torch.compile with CUDA graphs."""
+    """Capture a model compiled with CUDA graphs."""
     torch._dynamo.reset()
     train(report, "reduce_overhead", torch.compile(Decoder().to(DEVICE), mode="reduce-overhead"))
-    found = summarize("reduce_overhead")["ranks"][0]["graph_launches"]
-    report.check("reduce_overhead launches graphs", found > 0, found)
+    launches = summarize("reduce_overhead")["ranks"][0]["graph_launches"]
+    report.check("reduce_overhead launches graphs", launches > 0, launches)
 
 
 CAPTURES = (
@@ -241,7 +244,6 @@ CAPTURES = (
 
 
 def main() -> None:
-    """Run the captures that the command line names."""
     report = Report()
     torch.manual_seed(0)
     for capture in CAPTURES:

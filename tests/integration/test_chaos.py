@@ -1,7 +1,7 @@
-"""Jobs whose hosts misbehave and that are ended at any moment: what `ls` says of each run is true.
+"""Terminate jobs at random times and check that `ls` reports each run correctly.
 
-``PROFDECK_CHAOS_JOBS`` sets the number of jobs, ``PROFDECK_TEST_SEED`` the seed of the first. A failure names the
-seed of its job.
+``PROFDECK_CHAOS_JOBS`` sets the number of jobs. ``PROFDECK_TEST_SEED`` sets the seed of the first job. Failure messages
+contain the seed of the job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes of tests in an environment that is a layer over another one: a base Python and a PYTHONPATH."""
+"""Tests of child processes that find their packages on PYTHONPATH instead of in their environment."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pages import Shell
 
 @pytest.fixture(autouse=True)
 def layered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the Python that this environment was made with, which has no package and no script of ours."""
+    """Use the base Python of this environment. It contains neither profdeck nor its scripts."""
     monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]  # not documented
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
 
-def test_a_job_has_the_inherited_packages(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_job_inherits_packages(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("import profdeck, tally_backend")
     assert process.wait(60) == 0, process.communicate()
 
 
-def test_a_page_has_the_inherited_packages_and_the_commands(tmp_path: Path) -> None:
+def test_a_page_inherits_packages_and_commands(tmp_path: Path) -> None:
     done = Shell(tmp_path)._done("profdeck --version && python -c 'import profdeck'")
     assert done.returncode == 0, done.stdout

@@ -53,11 +53,11 @@ def build(tmp_path: Path):
 
 @pytest.fixture
 def gpu_host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A stub of ``torch.cuda`` on a host with a GPU: its state, which no call may change."""
+    """Stub ``torch.cuda`` for a host with a GPU. Fail the test if a call initializes CUDA."""
     state: dict[str, Any] = {"initialized": False, "synchronized": 0}
 
     def initialize() -> None:
-        raise AssertionError("CUDA was initialised.")
+        raise AssertionError("CUDA was initialized.")
 
     def synchronize() -> None:
         state["synchronized"] += 1
@@ -67,7 +67,7 @@ def gpu_host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.cuda, "_lazy_init", initialize)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
-    monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: both)  # as a CUDA build of torch
+    monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: both)  # as in a CUDA build of torch
     return state
 
 
@@ -156,8 +156,8 @@ def test_a_window_writes_a_trace_per_cycle_and_flushes_the_last(build, model, tm
         assert names(load(path), "cpu_op").count("aten::addmm") == 2 * len(batches)
 
 
-def test_a_first_capture_as_torch_2_11_records_it(build, model, tmp_path: Path, monkeypatch: Any) -> None:
-    """Torch 2.11 and 2.12 warn in the first cycle of a process. Parsing events in Python takes seconds."""
+def test_the_first_capture_neither_warns_nor_parses_events(build, model, tmp_path: Path, monkeypatch: Any) -> None:
+    """In the first cycle of a process, torch 2.11 and 2.12 warn unless `acc_events` is set."""
     prepare_trace = torch.profiler.profile.prepare_trace
 
     def warn_as_torch_2_11(self: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_first_capture_as_torch_2_11_records_it(build, model, tmp_path: Path, 
         prepare_trace(self)
 
     def parse_events(_: Any) -> None:
-        raise AssertionError("The stop parsed all events in Python.")
+        raise AssertionError("`stop` parsed all events in Python.")
 
     monkeypatch.setattr(torch.profiler.profile, "prepare_trace", warn_as_torch_2_11)
     monkeypatch.setattr(torch.autograd.profiler.profile, "_ensure_function_events", parse_events)
@@ -175,8 +175,8 @@ def test_a_first_capture_as_torch_2_11_records_it(build, model, tmp_path: Path, 
     complete(tmp_path / "run")
 
 
-def test_a_device_is_synchronised_at_the_stop_only_if_the_process_uses_it(build, tmp_path: Path, gpu_host) -> None:
-    """CUDA is initialised during the second capture: its kernels must be complete."""
+def test_stop_synchronizes_the_device_only_if_the_process_uses_it(build, tmp_path: Path, gpu_host) -> None:
+    """In the second capture, the process initializes CUDA. Its kernels must complete before the trace is written."""
     profiler = build(steps=[1, 2])
     with profiler.capture(1):
         pass

@@ -204,13 +204,13 @@ def work():
 """
 
 
-# A stub of `torch.cuda` on a host with one GPU.
+# Stubs `torch.cuda` for a host with one GPU.
 GPU_HOST = """
 import sys, torch
 from types import SimpleNamespace
 initialized = {initialized}
 def initialize():
-    raise AssertionError("CUDA was initialised.")
+    raise AssertionError("CUDA was initialized.")
 torch.cuda.is_available = lambda: True
 torch.cuda.is_initialized = lambda: initialized
 torch.cuda._lazy_init = initialize
@@ -218,7 +218,7 @@ torch.cuda.current_device = lambda: 0
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid="stub")
 torch.cuda.synchronize = lambda: initialized or initialize()
 activities = {{torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}}
-torch.autograd.profiler._supported_activities = lambda: activities  # as a CUDA build of torch
+torch.autograd.profiler._supported_activities = lambda: activities  # as in a CUDA build of torch
 """
 
 
@@ -296,5 +296,5 @@ def test_ranks_take_turns_on_a_gpu_only_if_they_use_it(
         process.do("work(); trainer.close()")
         process.end()
     (capture,) = read_run(tmp_path / "run").captures
-    expected = [Status.PARTIAL, Status.MISSING if initialized else Status.PARTIAL]  # they were closed
+    expected = [Status.PARTIAL, Status.MISSING if initialized else Status.PARTIAL]  # close() interrupted the captures
     assert [found.status for found in capture.ranks] == expected

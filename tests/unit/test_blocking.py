@@ -1,4 +1,4 @@
-"""Tests of blocking calls that worker threads make for an event loop."""
+"""Tests of `in_thread` and `in_threads`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_in_threads_calls_each_item_once(count: int) -> None:
 
 
 def test_in_threads_starts_more_threads_if_the_first_blocks() -> None:
-    """A call can block on a network file system."""
+    """For example, a call can block on a network file system."""
     here = threading.Barrier(4)
 
     def call(_: int) -> None:
@@ -95,7 +95,7 @@ def test_a_cancelled_call_does_not_affect_later_calls() -> None:
 
 @pytest.mark.parametrize("started", [0, 2])
 def test_calls_run_in_this_thread_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch, started: int) -> None:
-    """At interpreter shutdown no thread can start."""
+    """At interpreter shutdown, Python cannot start threads."""
     submit, left, done = ThreadPoolExecutor.submit, started, list[int]()
 
     def refuse(*arguments: Any) -> Any:
@@ -116,8 +116,8 @@ def test_calls_run_in_this_thread_if_no_thread_can_start(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("gather_s", [blocking._GATHER_S, 0.0], ids=["default", "stalled"])
-def test_successive_loops_make_all_calls(monkeypatch: pytest.MonkeyPatch, gather_s: float) -> None:
-    monkeypatch.setattr(blocking, "_GATHER_S", gather_s)  # 0: the time limit passes between any two lines
+def test_successive_runs_complete_all_calls(monkeypatch: pytest.MonkeyPatch, gather_s: float) -> None:
+    monkeypatch.setattr(blocking, "_GATHER_S", gather_s)  # 0 simulates an event loop that stalls
 
     async def call(count: int) -> list[int]:
         async with asyncio.timeout(10):

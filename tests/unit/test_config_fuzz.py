@@ -1,6 +1,6 @@
-"""Mutated configs: each is rejected with a message, or works in a loop.
+"""Fuzz test of configs. Each mutated config is either rejected with a message or works in a training loop.
 
-``PROFDECK_FUZZ_CONFIGS`` sets the number of configs, ``PROFDECK_TEST_SEED`` the seed of the first.
+``PROFDECK_FUZZ_CONFIGS`` sets the number of configs. ``PROFDECK_TEST_SEED`` sets the seed of the first config.
 """
 
 from __future__ import annotations

@@ -72,13 +72,15 @@ def test_generated_parts_are_current(generator: ModuleType) -> None:
         assert page.read_text(encoding="utf-8") == text, f"{page} is stale; run: python docs/generate.py"
 
 
-def test_readme_states_the_last_run_on_a_gpu(generator: ModuleType) -> None:
+def test_readme_states_the_last_gpu_run(generator: ModuleType) -> None:
     rows = re.findall(r"^\| (PyTorch|vLLM) \|.*[Ll]ast run on a GPU: (.+?)(?: \(|\.)", README, re.MULTILINE)
     assert rows == [("PyTorch", generator.last_gpu_run("torch")), ("vLLM", generator.last_gpu_run("vllm"))]
 
 
-def test_every_part_on_a_gpu_is_in_the_table(generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that was skipped keeps its last result; an older result is not shown."""
+def test_the_table_contains_the_latest_result_of_each_gpu_part(
+    generator: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the last run skipped a part, the table contains the result of an earlier run."""
     host = {"gpu": "NVIDIA H100", "driver": "580.1", "versions": {"torch": "2.11.0+cu130", "vllm": "0.26.0"}}
     passed, skipped = {"status": "passed", "figures": {"step ms": 3}}, {"status": "skipped", "reason": "none"}
     failed = {"status": "failed", "figures": {}, "reason": "a: 1, not 2"}
@@ -97,7 +99,7 @@ def test_every_part_on_a_gpu_is_in_the_table(generator: ModuleType, monkeypatch:
     assert generator.last_gpu_run("vllm") == "2026-02-01 on NVIDIA H100"
 
 
-def test_results_of_a_cpu_are_refused(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_results_are_rejected(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware" / "cpu.json").write_text(json.dumps({"host": {"gpu": None}}))
     monkeypatch.setattr(generator, "DOCS", tmp_path)

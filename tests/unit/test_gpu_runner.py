@@ -1,4 +1,4 @@
-"""The runner of `make gpu`, with parts that end in every way."""
+"""Tests of the runner of `make gpu`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from processes import python_path, until
 ROOT = Path(__file__).parents[2]
 REPORT = "import json, os; json.dump({}, open(os.environ['PROFDECK_GPU_OUT'] + '/result.json', 'w'));"
 HOST = {"gpu": None}
-# A worker in a session of its own, as launchers start them, that ignores SIGTERM. It ends when its parent's pipe does.
+# Starts a worker in a new session, as launchers do. The worker ignores SIGTERM.
 WORKER = """
 import signal, subprocess, sys, time
 worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -37,14 +37,16 @@ def part(name: str, code: str, **fields: Any) -> Part:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Run parts; return their results, and check that the file has them."""
+    """Return a function that runs parts, checks the results file and the table, and returns the results."""
     monkeypatch.setattr(runner, "GRACE_S", 0.5)
 
     def run(*parts: Part, budget_s: float = 600, host: dict[str, Any] = HOST) -> dict[str, Any]:
         running = runner.Runner(tmp_path, host, deadline_s=time.monotonic() + budget_s)
         running.run(parts)
         assert json.loads((tmp_path / runner.RESULTS).read_text()) == running.results
-        assert [line.split(" | ")[0] for line in running.table().splitlines()[2:]] == [f"| {one.name}" for one in parts]
+        assert [line.split(" | ")[0] for line in running.table().splitlines()[2:]] == [
+            f"| {item.name}" for item in parts
+        ]
         return running.results["parts"]
 
     return run
@@ -54,7 +56,7 @@ def is_running(pid: int) -> bool:
     return (Path("/proc") / str(pid)).exists() and " Z " not in (Path("/proc") / str(pid) / "stat").read_text()
 
 
-def test_each_outcome_has_its_reason(run) -> None:
+def test_results_have_a_status_and_a_reason(run) -> None:
     failing = REPORT.format({"checks": {"a": {"passed": False, "detail": "1, not 2"}}, "figures": {"time ms": 3}})
     found = run(
         part("passes", REPORT.format({"figures": {"time ms": 3}})),
@@ -71,7 +73,7 @@ def test_each_outcome_has_its_reason(run) -> None:
         "fails": ("failed", "a: 1, not 2"),
         "raises": ("failed", "ValueError: the reason"),
         "skips": ("skipped", "there is no nsys"),
-        "kills_itself": ("killed", "ended by SIGKILL"),
+        "kills_itself": ("killed", "killed by SIGKILL"),
         "needs_a_module": ("skipped", "no_such_module is not installed"),
         "needs_a_device": ("skipped", "there is no CUDA device"),
         "runs_after_all": ("passed", None),
@@ -79,7 +81,7 @@ def test_each_outcome_has_its_reason(run) -> None:
     assert found["passes"]["figures"] == found["fails"]["figures"] == {"time ms": 3}
 
 
-def test_a_part_of_tests_names_those_that_failed(run, tmp_path: Path) -> None:
+def test_a_failed_pytest_part_reports_the_failed_tests(run, tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2\n")
     code = f"import pytest; raise SystemExit(pytest.main(['-q', '-ra', '-p', 'no:cacheprovider', {str(tmp_path)!r}]))"
     found = run(part("tests", code))["tests"]
@@ -88,24 +90,24 @@ def test_a_part_of_tests_names_those_that_failed(run, tmp_path: Path) -> None:
     assert found["figures"]["tests"].startswith("1 failed, 1 passed in ")
 
 
-def test_a_part_that_hangs_costs_its_limit_and_its_workers_are_killed(run, tmp_path: Path) -> None:
+def test_a_part_that_hangs_is_killed_with_its_workers(run, tmp_path: Path) -> None:
     begin = time.monotonic()
     found = run(part("hangs", f"{WORKER}\ntime.sleep(600)", limit_s=5), part("next", "pass"))
     assert (found["hangs"]["status"], found["hangs"]["reason"]) == (
         "timed out",
-        "it did not end within its limit of 5 s",
+        "exceeded its time limit of 5 s",
     )
     assert found["next"]["status"] == "passed"
     assert time.monotonic() - begin < 60
     assert not is_running(int((tmp_path / "hangs" / "log.txt").read_text()))
 
 
-def test_workers_that_a_part_leaves_are_killed(run, tmp_path: Path) -> None:
+def test_workers_that_outlive_their_part_are_killed(run, tmp_path: Path) -> None:
     assert run(part("leaves_a_worker", WORKER))["leaves_a_worker"]["status"] == "passed"
     assert not is_running(int((tmp_path / "leaves_a_worker" / "log.txt").read_text()))
 
 
-def test_no_part_outlives_a_runner_that_is_ended(tmp_path: Path) -> None:
+def test_a_terminated_runner_kills_its_parts(tmp_path: Path) -> None:
     code = f"""
 import signal, sys, time
 from pathlib import Path
@@ -126,7 +128,7 @@ runner.Runner(Path({str(tmp_path)!r}), {{}}, deadline_s=time.monotonic() + 600).
     assert not is_running(int(log.read_text()))
 
 
-def test_parts_that_need_not_be_alone_run_at_the_same_time(run, tmp_path: Path) -> None:
+def test_parts_run_at_the_same_time_unless_they_must_run_alone(run, tmp_path: Path) -> None:
     meet = f"""
 import time
 from pathlib import Path
@@ -137,11 +139,11 @@ while not Path({str(tmp_path)!r}, "here.%s").exists(): time.sleep(0.01)
     assert [result["status"] for result in found.values()] == ["passed"] * 3
 
 
-def test_a_part_is_not_started_when_the_budget_is_spent(run) -> None:
-    assert run(part("late", "pass"), budget_s=5)["late"]["reason"] == "5 s of the budget are left"
+def test_a_part_is_skipped_if_the_budget_is_spent(run) -> None:
+    assert run(part("late", "pass"), budget_s=5)["late"]["reason"] == "only 5 s of the budget remain"
 
 
-def test_vllm_of_a_directory_is_for_its_parts_alone(tmp_path: Path) -> None:
+def test_only_vllm_parts_have_the_vllm_directory_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "layer" / "vllm").mkdir(parents=True)
     running = runner.Runner(tmp_path, HOST, deadline_s=time.monotonic() + 600, vllm=tmp_path / "layer")
     show = "import os, sys; print(os.environ['PYTHONPATH'])"
@@ -151,10 +153,10 @@ def test_vllm_of_a_directory_is_for_its_parts_alone(tmp_path: Path) -> None:
     assert str(tmp_path / "layer") not in paths["without"]
 
 
-def test_parts_are_listed_and_selected_by_name(tmp_path: Path) -> None:
+def test_the_command_lists_parts_and_rejects_unknown_parts(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "run.py")]
     listed = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
     assert [line.split()[0] for line in listed] == [part.name for part in PARTS]
     unknown = subprocess.run([*command, "trainin"], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert unknown.returncode == 2
-    assert "no such part: trainin; parts are probe, " in unknown.stderr
+    assert "unknown part: trainin. Choose from: probe, " in unknown.stderr

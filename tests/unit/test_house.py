@@ -1,4 +1,4 @@
-"""Rules for the source tree: class names, imports by plugins, engine names in core, and decoders."""
+"""Checks of the source tree, such as unique class names and allowed imports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_plugins_import_exactly_the_documented_modules() -> None:
 
 
 def test_core_does_not_branch_on_engine_names() -> None:
-    """Core may name trace formats and router protocols, but no comparison, dict or match contains an engine name."""
+    """Comparisons, dicts and match statements in core must not contain engine names."""
     engines = re.compile(r"vllm|sglang", re.IGNORECASE)
     for file in (ROOT / "core").rglob("*.py"):
         for node in ast.walk(parse(file)):
@@ -61,7 +61,7 @@ def test_core_does_not_branch_on_engine_names() -> None:
 
 
 def test_decoders_are_created_at_import() -> None:
-    """Two threads that create the decoder of one class at the same time can crash the process.
+    """If two threads create decoders of the same class at the same time, the process can crash.
 
     See `profdeck.base.json_files.JsonKind`.
     """

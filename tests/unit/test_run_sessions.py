@@ -1,4 +1,4 @@
-"""The table of sessions that `make test` prints last."""
+"""Tests of the results table that `make test` prints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_table_has_counts_failures_and_reasons(tmp_path: Path) -> None:
+def test_the_table_lists_counts_failures_and_reasons(tmp_path: Path) -> None:
     pytest.importorskip("nox")
     (tmp_path / "noxfile.py").write_text(NOXFILE)
     (tmp_path / "cases.py").write_text(CASES)
@@ -78,7 +78,7 @@ def test_the_table_has_counts_failures_and_reasons(tmp_path: Path) -> None:
     ]
 
 
-def test_a_wrong_option_is_reported_by_nox_alone(tmp_path: Path) -> None:
+def test_an_invalid_option_prints_no_table(tmp_path: Path) -> None:
     pytest.importorskip("nox")
     (tmp_path / "noxfile.py").write_text(NOXFILE)
 

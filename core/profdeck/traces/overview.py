@@ -1,7 +1,7 @@
-"""The numbers that people see first, per role: stages, device time, kernels and steps, over all of its ranks.
+"""Statistics per role for the terminal and the report: stages, device time, kernels and steps.
 
-The terminal and the report show these; each comes from the summary alone. Times are microseconds per step, the mean
-of the ranks; for a role without steps, of the recording. All captures of a rank count as one rank, weighted by steps.
+Times are means over the ranks of a role, in microseconds per step. If a role has no steps, times are per recording. A
+rank with several captures counts once, and its captures are weighted by their number of steps.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ class StepRow:
 
     name: str
     count: int
-    """In all captures of the rank with the most steps."""
+    """Number of steps in all captures of a rank. If ranks differ, this is the maximum."""
     median_us: float
     min_us: float
     max_us: float
     tokens_per_s: float | None
-    """Per second of wall time, of the fastest rank and capture."""
+    """Tokens per second of wall time in the fastest capture of any rank."""
 
 
 @attrs.frozen(kw_only=True)
 class Team:
-    """The ranks of one role, in all replicas and captures."""
+    """All ranks of one role, including all replicas and captures."""
 
     name: str
-    """The role, with the run if there are several runs; empty if the traces have no role."""
+    """Role name, followed by the run name if there are several runs. Empty if the traces have no role."""
     role: str | None
     views: tuple[RankView, ...]
     """One view per rank and capture."""
@@ -116,7 +116,7 @@ class Team:
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
-    """Return the roles of a run, sorted by rank."""
+    """Group the ranks of a run by role. Each unrelated trace is its own group."""
     groups: dict[tuple[str | None, ...], list[RankView]] = {}
     unrelated, runs = strangers(run.ranks), runs_of(run.ranks)
     for view in views_of(run):
@@ -153,7 +153,7 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
 
 
 def about(run: RunSummary, teams: Sequence[Team]) -> str:
-    """Return one line on the number of captures, ranks, steps and events, and whether the traces are complete."""
+    """Return a one-line summary of the captures, ranks, steps and events of a run."""
     runs = runs_of(run.ranks)
     captures = {(rank.run, rank.capture) for rank in run.ranks if rank.capture}
     parts = [plural(len(runs), "run")] if len(runs) > 1 else []
@@ -177,7 +177,7 @@ def _of_roles(teams: Sequence[Team]) -> str:
     for team in teams:
         if team.role:
             ranks[team.role] += team.ranks
-    if len(ranks) < 2:  # noqa: PLR2004 - one needs no count
+    if len(ranks) < 2:  # noqa: PLR2004 - a single role needs no count
         return "".join(f" of {name}" for name in ranks)
     return f" ({', '.join(f'{count} {name}' for name, count in ranks.items())})"
 
@@ -203,9 +203,9 @@ def not_complete(run: RunSummary) -> list[tuple[str, str]]:
 
 
 def _by_rank(views: Iterable[RankView]) -> list[list[RankView]]:
-    """Group the captures of each rank."""
+    """Group views by rank. A rank has one view per capture."""
     ranks: dict[tuple[str, int], list[RankView]] = {}
-    # Traces of one target in one capture may have the same label: they have no rank, but are not the same rank.
+    # Traces without a rank can have the same label within a capture. Treat them as different ranks.
     namesakes: Counter[tuple[str, str | None]] = Counter()
     for view in views:
         key = view.label, view.rank.capture
@@ -219,7 +219,7 @@ def _steps(view: RankView) -> int:
 
 
 def _weighted(views: Sequence[RankView], steps: Callable[[RankView], int] = _steps) -> Iterator[tuple[RankView, float]]:
-    """Yield each view with its weight in a mean over ranks, in which a rank's captures count by their steps."""
+    """Yield each view with its weight. Each rank has the same total weight. Captures are weighted by steps."""
     ranks = _by_rank(views)
     for captures in ranks:
         total = sum(map(steps, captures)) * len(ranks)

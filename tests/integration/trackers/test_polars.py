@@ -1,4 +1,4 @@
-"""Tests of polars data frames; polars is installed in the environment `trackers` only."""
+"""Tests of polars data frames. Only the environment `trackers` contains polars."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def test_polars_frames_equal_arrow_tables(tmp_path: Path) -> None:
     for table in (run.kernels, run.steps, run.captures):
         expected = table.to_arrow()
         assert table.to_polars().to_dicts() == expected.to_pylist()
-        assert pl.DataFrame(table).shape == expected.shape  # through the Arrow C stream
+        assert pl.DataFrame(table).shape == expected.shape  # uses the Arrow C stream interface

@@ -23,7 +23,7 @@ from gpu_job import GpuJob
 
 SCREENS = Path(__file__).parent / "screens"
 SIZES = {"80x24": (80, 24), "120x35": (120, 35), "piped": None}
-WIDE = ("summary-8-ranks", "diff")  # the only commands whose expected screens include 120x35
+WIDE = ("summary-8-ranks", "diff")  # only these commands have a 120x35 screen
 COMMANDS = {
     "summary-8-ranks": ("summary", "eight"),
     "summary-long-names": ("summary", "long"),

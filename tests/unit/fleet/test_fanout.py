@@ -1,4 +1,4 @@
-"""Tests of `fan_out`: one operation on many targets concurrently."""
+"""Tests of `fan_out`."""
 
 from __future__ import annotations
 

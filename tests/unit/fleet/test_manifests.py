@@ -63,7 +63,7 @@ def test_a_target_costs_two_manifests_and_no_wait_for_the_disk(build: Build, dis
     assert len(disk.threads) <= 16
 
 
-@pytest.mark.slow  # on a busy machine, the first targets answer before the last are asked
+@pytest.mark.slow  # on a busy machine, some targets reply before all requests are sent
 def test_nothing_is_claimed_while_targets_are_being_asked(build: Build, disk: Disk) -> None:
     """Which would delay what the last ones are asked."""
 

@@ -1,6 +1,6 @@
-"""Mutated traces: no file hangs or crashes the reader, or uses too much memory.
+"""Fuzz test of the trace reader. A mutated trace must not hang or crash the reader, or exceed the memory limit.
 
-``PROFDECK_FUZZ_FILES`` sets the number of files, ``PROFDECK_TEST_SEED`` the seed of the first.
+``PROFDECK_FUZZ_FILES`` sets the number of files. ``PROFDECK_TEST_SEED`` sets the seed of the first file.
 """
 
 from __future__ import annotations

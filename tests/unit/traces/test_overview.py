@@ -1,4 +1,4 @@
-"""The numbers per role: ranks are counted once, and their captures are weighted by steps."""
+"""Tests of the statistics per role."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def team_and_line(run: Path) -> tuple[Team, str]:
     return team, about(summary, teams)
 
 
-def test_captures_of_one_rank_are_one_rank(tmp_path: Path) -> None:
+def test_captures_of_one_rank_count_as_one_rank(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 5, lambda number: GpuJob(steps=STEPS[number], load_us=100.0 * (number + 1)))
 
     team, line = team_and_line(run)
@@ -52,7 +52,7 @@ def test_means_weight_captures_by_their_steps(tmp_path: Path) -> None:
     assert team.steps[0].count == sum(STEPS)
 
 
-def test_the_spread_is_between_ranks(tmp_path: Path) -> None:
+def test_the_spread_compares_ranks(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",
         3,
@@ -67,7 +67,7 @@ def test_the_spread_is_between_ranks(tmp_path: Path) -> None:
     assert (loading.slowest, loading.spread) == ("trainer rank 1", pytest.approx(0.5))
 
 
-def test_a_finding_counts_ranks_and_not_their_captures(tmp_path: Path) -> None:
+def test_a_finding_counts_ranks_instead_of_captures(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 3, lambda _: GpuJob(ranks=2, steps=4, load_us=2_000.0))
 
     loading = next(finding for finding in load(run).summary.findings if finding.rule == "data-loading")

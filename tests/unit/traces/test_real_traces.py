@@ -1,6 +1,6 @@
-"""Real traces of GPUs and NPUs against a reference that reads them with the standard library.
+"""Compare real GPU and NPU traces with a reference reader that uses only the standard library.
 
-`test_oracle.py` compares the summaries of GPU traces; the reference here also reads NPU traces.
+`test_oracle.py` checks the summaries of GPU traces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.shared_data
 
 
 def each(paths: list[Path | None]) -> pytest.MarkDecorator:
-    skip = pytest.mark.skip(reason=f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+    skip = pytest.mark.skip(reason=f"no traces in {DATA}; set PROFDECK_TEST_DATA")
     missing = [pytest.param(None, marks=skip)]
     return pytest.mark.parametrize("path", paths or missing, ids=lambda path: path.name if path else "none")
 
@@ -45,7 +45,7 @@ def nanoseconds(time_us: Any) -> int:
 
 
 @each(TRACES)
-def test_real_traces_are_whole_and_every_event_is_counted(path: Path) -> None:
+def test_real_traces_are_complete_and_every_event_is_counted(path: Path) -> None:
     check = check_trace(path)
 
     assert check.problem is None

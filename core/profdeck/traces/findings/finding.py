@@ -31,7 +31,7 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
             continue
         teams.setdefault((draft.rule, draft.key), []).append(draft)
     noun = "traces" if strangers(run.ranks) else "ranks"
-    ranks = len({view.label for view in views})  # a rank has a view per capture
+    ranks = len({view.label for view in views})  # a rank has one view per capture
     found = [_one(team, ranks, noun) for team in teams.values()]
     found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
     return (*run_rules.incomplete(run), *_without_repeats(found), *run_rules.few_steps(views))

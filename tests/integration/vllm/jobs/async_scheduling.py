@@ -1,7 +1,8 @@
-"""An engine with async scheduling, in which a batch is scheduled before the last one has been sampled.
+"""Capture a vLLM engine that uses async scheduling on the CPU.
 
-vLLM uses it on GPUs and turns it off on the CPU, where there are no streams. Here it is turned on, over stubs of
-CUDA's streams and events that do nothing: operators on the CPU end before they return. All else is vLLM's own.
+With async scheduling, vLLM schedules a batch before it has sampled the previous batch. vLLM disables async scheduling
+on the CPU, where CUDA streams are unavailable. This job enables it with stubs for CUDA streams and events. The stubs
+do nothing, because CPU operators are synchronous.
 """
 
 from __future__ import annotations
@@ -17,26 +18,25 @@ from profdeck import Profiler
 
 
 class Event:
-    """A stub of an event that has always happened."""
+    """Stub of a CUDA event that is always complete."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def record(self, *_: object) -> None:
-        """Do nothing."""
+        pass
 
     synchronize = wait = record
 
     def query(self) -> bool:
-        """Return True."""
         return True
 
 
 class Stream:
-    """A stub of a stream."""
+    """Stub of a CUDA stream."""
 
     def wait_stream(self, _: object) -> None:
-        """Do nothing."""
+        pass
 
     wait_event = wait_stream
 
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     torch.cuda.stream = lambda _: contextlib.nullcontext()
     configure = CpuPlatform.check_and_update_config
 
-    def check_and_update_config(config) -> None:  # vLLM's
+    def check_and_update_config(config) -> None:  # replaces vLLM's method
         configure(config)
         config.scheduler_config.async_scheduling = True
 
