@@ -8,6 +8,7 @@ from typing import ClassVar, assert_type
 import attrs
 
 from profdeck import (
+    HOOKSPEC_VERSION,
     Activity,
     Artifact,
     Backend,
@@ -33,6 +34,9 @@ def host(profiler: Profiler) -> None:
     assert_type(profiler.active, Capture | None)
     with profiler.capture(1) as capture:
         assert_type(capture, Capture | None)
+    assert_type(Profiler.register(object(), "mine"), str)
+    Profiler.unregister("mine")
+    assert_type(Profiler.from_config(listeners=[object()]), Profiler)
     with profiler as entered:
         assert_type(entered, Profiler)
 
@@ -65,6 +69,8 @@ class Own(Backend):
     name: ClassVar[str] = "own"
     Options: ClassVar[type[CommonOptions]] = Options
     libraries: ClassVar[tuple[Library, ...]] = (Library(("own",), ">=1"),)
+    common_options: ClassVar[tuple[str, ...]] = ("with_stack",)
+    hookspec_version: ClassVar[int] = HOOKSPEC_VERSION
 
     @hookimpl
     def profile_start(self, capture: Capture) -> None:

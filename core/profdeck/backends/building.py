@@ -19,7 +19,7 @@ from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, descri
 from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
 from profdeck.base.structuring import structure
 from profdeck.config.model import Config, Mode
-from profdeck.config.options import CommonOptions
+from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 from profdeck.records.request import BatchKind
 
 # What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
@@ -46,6 +46,11 @@ def build_backend(config: Config, role: str) -> Backend:
     return backend
 
 
+def supported_options(cls: type[Backend]) -> set[str]:
+    """Return the names of a backend's options, without the common options that it does not support."""
+    return set(attrs.fields_dict(cls.Options)) - (COMMON_OPTIONS - {"max_capture_s", *cls.common_options})
+
+
 def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: str) -> CommonOptions:
     """Return the options of a backend, checked.
 
@@ -53,12 +58,12 @@ def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: 
         ConfigError: an option is unknown, has a wrong value, or is a common option that the backend does not support.
     """
     structured: CommonOptions = structure(dict(options), cls.Options, where=where)
-    supported = {"max_capture_s", *cls.common_options}
+    supported = supported_options(cls)
     for field in attrs.fields(CommonOptions):
         if field.name not in supported and getattr(structured, field.name) != field.default:
             raise ConfigError(
                 f"{where}.{field.name}: the backend '{cls.name}' does not support this common option. It supports "
-                f"{', '.join(sorted(supported))}."
+                f"{', '.join(sorted(COMMON_OPTIONS & supported))}."
             )
     return structured
 

@@ -256,26 +256,24 @@ def _forwarding(backends: _BackendsByCapture, item: Implementation) -> Callable[
     arguments = ("capture", "step", "plugin_name") if item.hook == "profile_step" else ("capture", "plugin_name")
     accepted = [arguments.index(name) for name in item.parameters]
 
-    def call(*values: Any) -> Any:
-        return getattr(backends[values[0]](), attribute)(*[values[index] for index in accepted])
+    def forward(capture: Capture, plugin_name: str) -> Any:
+        values = capture, plugin_name
+        return getattr(backends[capture](), attribute)(*[values[index] for index in accepted])
 
-    def step(capture: Capture, step: object, plugin_name: str) -> Any:  # inlined: this is called in each step
+    def forward_step(capture: Capture, step: object, plugin_name: str) -> Any:
         values = capture, step, plugin_name
         return getattr(backends[capture](), attribute)(*[values[index] for index in accepted])
 
-    def step_wrapper(capture: object, step: object, plugin_name: str) -> Any:
-        return (yield from call(capture, step, plugin_name))
+    def wrap(capture: Capture, plugin_name: str) -> Any:
+        return (yield from forward(capture, plugin_name))
 
-    def start_or_stop(capture: object, plugin_name: str) -> Any:
-        return call(capture, plugin_name)
-
-    def start_or_stop_wrapper(capture: object, plugin_name: str) -> Any:
-        return (yield from call(capture, plugin_name))
+    def wrap_step(capture: Capture, step: object, plugin_name: str) -> Any:
+        return (yield from forward_step(capture, step, plugin_name))
 
     function: Callable[..., Any]
     if item.hook == "profile_step":
-        function = step_wrapper if item.wraps else step
+        function = wrap_step if item.wraps else forward_step
     else:
-        function = start_or_stop_wrapper if item.wraps else start_or_stop
+        function = wrap if item.wraps else forward
     setattr(function, HOOK_OPTIONS, {**item.options, "specname": item.hook})
     return function

@@ -124,7 +124,7 @@ class FleetBackend(EngineBackend):
     @hookimpl
     def profile_step(self, capture: Capture, step: Step) -> Awaitable[None] | None:  # noqa: ARG002  # as the hook has it
         """Pass a boundary on, if the backend of the targets wants to know of it."""
-        if not hasattr(self.member, "profile_step"):
+        if not self._hooks.calls("profile_step"):
             return None
         recording = [member.recording for member in self._members if member.recording is not None]
 

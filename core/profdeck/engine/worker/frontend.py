@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from profdeck.backends.building import supported_options
 from profdeck.base.identity import Identity
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.recorder import EngineRecorder, handle
@@ -41,14 +42,14 @@ class FrontendRecorder:
 
     def _start(self, request: CaptureRequest) -> None:
         # The options are those of the workers' device, of which this process may have another one.
-        understood = attrs.fields_dict(device_backend(_DEVICE).Options)
-        options = {name: value for name, value in request.options.items() if name in understood}
+        supported = supported_options(device_backend(_DEVICE))
+        options = {**request.options, "activities": [_DEVICE]}
         own = attrs.evolve(
             request,
             role=f"{request.role}-{self._name}",
             ranks="all",
             iterations=None,
             stages=(),
-            options={**options, "activities": [_DEVICE]},
+            options={name: value for name, value in options.items() if name in supported},
         )
         self._recorder.start(own, at_once=True)

@@ -53,7 +53,7 @@ class TallyBackend(Backend):
     name: ClassVar[str] = "tally"
     Options: ClassVar[type[TallyOptions]] = TallyOptions
     device_types: ClassVar[tuple[str, ...]] = ("tally-device",)
-    common_options: ClassVar[tuple[str, ...]] = ("with_stack",)
+    common_options: ClassVar[tuple[str, ...]] = tuple(attrs.fields_dict(CommonOptions))
     may_write: ClassVar[threading.Event] = threading.Event()
     may_write.set()
 
