@@ -110,9 +110,9 @@ class Team:
     steps: tuple[StepRow, ...]
 
     @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return len(_by_rank(self.views))
+    def rank_labels(self) -> list[str]:
+        """Label of each rank, sorted by replica and rank."""
+        return [group[0].label for group in _by_rank(self.views)]
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
@@ -146,7 +146,7 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         step_us=_mean(views, lambda view: view.step_us),
         stages=_stages(views),
         device=_device(views),
-        kernels=_work(views, _kernels),
+        kernels=_work([view for view in views if view.rank.devices], _kernels),
         operators=_work(views, _operators, _steps_on_host),
         steps=_step_rows(views),
     )
@@ -159,7 +159,7 @@ def about(run: RunSummary, teams: Sequence[Team]) -> str:
     parts = [plural(len(runs), "run")] if len(runs) > 1 else []
     parts += [plural(len(captures), "capture")] if captures else []
     ranked = any(rank.rank is not None for rank in run.ranks) and not strangers(run.ranks)
-    count = sum(team.ranks for team in teams)
+    count = sum(len(team.rank_labels) for team in teams)
     parts.append(plural(count, "rank" if ranked else "trace") + _of_roles(teams))
     if numbers := [step.step for rank in run.ranks for step in rank.steps if step.step is not None]:
         parts.append(f"step{'s' if len(set(numbers)) > 1 else ''} {ranges(numbers)}")
@@ -176,7 +176,7 @@ def _of_roles(teams: Sequence[Team]) -> str:
     ranks: Counter[str] = Counter()
     for team in teams:
         if team.role:
-            ranks[team.role] += team.ranks
+            ranks[team.role] += len(team.rank_labels)
     if len(ranks) < 2:  # noqa: PLR2004 - a single role needs no count
         return "".join(f" of {name}" for name in ranks)
     return f" ({', '.join(f'{count} {name}' for name, count in ranks.items())})"
@@ -203,15 +203,20 @@ def not_complete(run: RunSummary) -> list[tuple[str, str]]:
 
 
 def _by_rank(views: Iterable[RankView]) -> list[list[RankView]]:
-    """Group views by rank. A rank has one view per capture."""
-    ranks: dict[tuple[str, int], list[RankView]] = {}
-    # Traces without a rank can have the same label within a capture. Treat them as different ranks.
-    namesakes: Counter[tuple[str, str | None]] = Counter()
+    """Group views by rank, sorted by replica and rank.
+
+    A rank has one view per trace: one per capture, or one per cycle of a window.
+    """
+    groups: dict[tuple[str, int], list[RankView]] = {}
+    unnumbered: Counter[tuple[str, str | None]] = Counter()
     for view in views:
-        key = view.label, view.rank.capture
-        ranks.setdefault((view.label, namesakes[key]), []).append(view)
-        namesakes[key] += 1
-    return [*ranks.values()]
+        index = 0
+        if view.rank.rank is None:
+            # Traces without a rank can have the same label within a capture. Treat them as different ranks.
+            index = unnumbered[view.label, view.rank.capture]
+            unnumbered[view.label, view.rank.capture] += 1
+        groups.setdefault((view.label, index), []).append(view)
+    return sorted(groups.values(), key=lambda group: (group[0].rank.replica or 0, group[0].rank.rank or 0))
 
 
 def _steps(view: RankView) -> int:

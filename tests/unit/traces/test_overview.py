@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import statistics
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from captured_runs import write_run
 from gpu_job import GpuJob
 from profdeck.traces import load
 from profdeck.traces.overview import Team, about, teams_of
+from profdeck.traces.report.role_section import role_section
 
 STEPS = (1, 3, 5, 2, 4)
 
@@ -27,7 +30,7 @@ def test_captures_of_one_rank_count_as_one_rank(tmp_path: Path) -> None:
     team, line = team_and_line(run)
 
     assert line.startswith("5 captures, 1 rank of trainer, ")
-    assert (team.name, team.ranks, len(team.views)) == ("trainer", 1, 5)
+    assert (team.name, team.rank_labels, len(team.views)) == ("trainer", ["trainer rank 0"], 5)
     assert {(stage.slowest, stage.spread) for stage in team.stages} == {(None, 0.0)}
 
 
@@ -74,3 +77,55 @@ def test_a_finding_counts_ranks_instead_of_captures(tmp_path: Path) -> None:
 
     assert "(both ranks, most on trainer rank " in loading.text
     assert loading.ranks == ("trainer rank 0", "trainer rank 1")
+
+
+def test_a_finding_names_the_capture_of_its_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 2, lambda number: GpuJob(steps=4, load_us=1_000.0 * (number + 1)))
+
+    (loading,) = (finding for finding in load(run).summary.findings if finding.rule == "data-loading")
+
+    assert loading.text.endswith("(2.00 ms) in data_loading (capture step50).")
+
+
+def test_the_cycles_of_a_window_are_one_rank(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1, lambda _: GpuJob(steps=2))
+    directory = run / "step_000000" / "trainer"
+    manifest = directory / "rank_0000.step0.json"
+    trace = directory / "rank_0000.step0.trace.json.gz"
+    record = json.loads(manifest.read_text())
+    (artifact,) = record["artifacts"]
+    second = trace.with_name("rank_0000.step0.cycle1.trace.json.gz")
+    second.write_bytes(trace.read_bytes())
+    record["artifacts"] = [artifact, artifact | {"name": second.name}]
+    manifest.write_text(json.dumps(record))
+
+    team, line = team_and_line(run)
+
+    assert line.startswith("1 capture, 1 rank of trainer, ")
+    assert (len(team.views), team.rank_labels, team.steps[0].count) == (2, ["trainer rank 0"], 4)
+    assert {stage.slowest for stage in team.stages} == {None}
+
+
+def test_kernels_and_their_classes_have_the_same_ranks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1, lambda _: GpuJob(ranks=3, steps=2))
+    trace = run / "step_000000" / "trainer" / "rank_0001.step0.trace.json.gz"
+    document = json.loads(gzip.decompress(trace.read_bytes()))
+    document["traceEvents"] = [event for event in document["traceEvents"] if event["pid"] != 0]
+    trace.write_bytes(gzip.compress(json.dumps(document).encode()))
+
+    team, _ = team_and_line(run)
+
+    (products,) = (row for row in team.kernels if "gemm" in row.name)
+    (gemm,) = (row for row in team.device if row.name == "gemm")
+    assert products.calls == pytest.approx(20)
+    assert products.mean_us == pytest.approx(gemm.mean_us)
+
+
+def test_the_page_has_a_column_per_rank_or_none(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 2, lambda _: GpuJob(ranks=2, steps=2))
+    (team,) = teams_of(load(run).summary)
+
+    section = role_section(team, 0, 2)
+
+    assert {len(row) for row in section["stages"]} == {len(section["stage_columns"])}
+    assert [column.name for column in section["stage_columns"]][3:5] == ["trainer rank 0", "trainer rank 1"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -31,26 +31,38 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
             continue
         teams.setdefault((draft.rule, draft.key), []).append(draft)
     noun = "traces" if strangers(run.ranks) else "ranks"
-    ranks = len({view.label for view in views})  # a rank has one view per capture
-    found = [_one(team, ranks, noun) for team in teams.values()]
+    captures: dict[str, set[str | None]] = {}
+    for view in views:
+        captures.setdefault(view.label, set()).add(view.rank.capture)
+    found = [_one(team, captures, noun) for team in teams.values()]
     found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
     return (*run_rules.incomplete(run), *_without_repeats(found), *run_rules.few_steps(views))
 
 
-def _one(team: list[RankFinding], ranks: int, noun: str) -> Finding:
+def _one(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str) -> Finding:
+    """Merge the findings of several ranks and captures into one, with the numbers of the worst.
+
+    Args:
+        team: findings of one rule.
+        captures: captures of each rank, by label.
+        noun: "ranks" or "traces".
+    """
+    ranks = len(captures)
     in_order = sorted(team, key=lambda draft: (-(draft.share or 0.0), -(draft.gain_us or 0.0), draft.label))
     worst = in_order[0]
     of_many = dict.fromkeys(draft.label for draft in in_order)
-    if worst.of_all:
-        who = ""
-    elif len(of_many) > 1:
+    parts = []
+    if len(of_many) > 1 and not worst.of_all:
         which = f"{len(of_many)} of {ranks}" if len(of_many) < ranks else "both" if ranks == _PAIR else f"all {ranks}"
-        who = f" ({which} {noun}, most on {worst.label})"
-    else:
-        who = f" ({worst.label})" if ranks > 1 and worst.label not in worst.text else ""
+        parts = [f"{which} {noun}", f"most on {worst.label}"]
+    elif ranks > 1 and not worst.of_all and worst.label not in worst.text:
+        parts = [worst.label]
+    if len(captures[worst.label]) > 1:
+        parts.append(f"capture {worst.capture}")
+    where = f" ({', '.join(parts)})" if parts else ""
     return Finding(
         rule=worst.rule,
-        text=f"{worst.text}{who}.",
+        text=f"{worst.text}{where}.",
         do=worst.do,
         gain_us=worst.gain_us,
         share=worst.share,

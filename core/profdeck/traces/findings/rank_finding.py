@@ -16,6 +16,8 @@ class RankFinding:
     text: str
     do: str
     label: str
+    capture: str | None = None
+    """Id of the capture that the numbers come from."""
     gain_us: float | None = None
     step_us: float = 0.0
     key: str = ""
@@ -32,7 +34,7 @@ class RankFinding:
 
 def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> RankFinding:
     """Return a finding of a rank, with its typical step as evidence unless another is given."""
-    defaults = {"label": view.label, "step_us": view.step_us, "evidence": view.evidence()}
+    defaults = {"label": view.label, "capture": view.rank.capture, "step_us": view.step_us, "evidence": view.evidence()}
     return RankFinding(rule=rule, text=text, do=do, **(defaults | more))  # type: ignore[arg-type]  # the fields are checked
 
 

@@ -29,22 +29,22 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
     """
     few = 1 if ranks <= _MANY_RANKS else 4
     per = "ms" if team.unit == "recording" else f"ms/{team.unit}"
-    labels = list(dict.fromkeys(view.label for view in team.views))
+    labels = team.rank_labels
+    of_ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
+    shown = labels if 1 < of_ranks <= _MANY_RANKS and of_ranks == len(labels) else []
     stages = [
         [
             Cell(("" if row.is_stage else "of all: ") + row.name),
             ms(row.mean_us),
             percent(row.share),
-            *(map(ms, row.of_ranks_us) if 1 < len(row.of_ranks_us) <= _MANY_RANKS else ()),
-            *([percent(row.spread), Cell(row.slowest or "")] if len(row.of_ranks_us) > 1 else ()),
+            *(map(ms, row.of_ranks_us) if shown else ()),
+            *([percent(row.spread), Cell(row.slowest or "")] if of_ranks > 1 else ()),
         ]
         for row in team.stages
     ]
-    of_ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
-    shown = labels if 1 < of_ranks <= _MANY_RANKS and of_ranks == len(labels) else []
     found = {
         "id": f"role{place}",
-        "heading": f"{team.name or 'Trace'}" + (f", {team.ranks} ranks" if team.ranks > 1 else ""),
+        "heading": f"{team.name or 'Trace'}" + (f", {len(labels)} ranks" if len(labels) > 1 else ""),
         "unit": team.unit,
         "stages": stages,
         "stage_columns": [
