@@ -9,6 +9,8 @@ import pytest
 from profdeck import Capture, ProfdeckError, Profiler, hookimpl
 from profdeck.testing import CaptureRun, FakeClock, HookEvents
 
+pytest_plugins = ["profdeck.testing"]
+
 
 def test_a_capture_is_complete(capture_run: CaptureRun) -> None:
     run = capture_run("meter", steps="1..3", options={"interval": 2})
