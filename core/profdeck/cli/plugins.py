@@ -26,6 +26,7 @@ from profdeck.backends.plugins import (
 )
 from profdeck.base import entry_points
 from profdeck.base.errors import PluginError, UnknownPluginError, nearest
+from profdeck.base.errors import describe as describe_error
 from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
@@ -72,7 +73,7 @@ class InstalledPlugin:
                 require_libraries(value)
             elif kind == "listener":
                 # Without its constructor, which may need options or a library that is not installed.
-                listener = object.__new__(value) if isinstance(value, type) else value
+                listener = cast("Any", value).__new__(value) if isinstance(value, type) else value
                 plugin = attrs.evolve(plugin, hooks=tuple(check_hooks(kind, point.name, listener)))
                 options = listener_options(point.name, value)
                 if options is None or not _has_required_fields(options):
@@ -80,6 +81,8 @@ class InstalledPlugin:
                 PluginManager().add_object(point.name, listener)
         except PluginError as error:
             return attrs.evolve(plugin, problem=str(error))
+        except Exception as error:  # noqa: BLE001  # a broken plugin must not hide the others
+            return attrs.evolve(plugin, problem=f"The {kind} '{point.name}' cannot be loaded: {describe_error(error)}")
         return plugin
 
     @property

@@ -49,6 +49,9 @@ class NeedsOptions(Base):
 class NoLibrary(Base):
     def __init__(self): raise MissingLibraryError.of("It needs", "papyrus")
 
+class NoInstance(Base):
+    def __new__(cls): raise OSError("full")
+
 class Fails(Base):
     def __init__(self): raise OSError("disk")
 """
@@ -188,6 +191,7 @@ PROBLEMS = {
     "OptionsAreADict": "needs to be a class whose Options is an attrs class",
     "NeedsOptions": "Define a class Options, or remove the constructor's required arguments",
     "NoLibrary": "It needs papyrus, which is not installed. Install it with",
+    "NoInstance": "OSError: full",
     "Fails": "cannot be created: OSError: disk",
 }
 
