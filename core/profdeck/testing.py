@@ -1,6 +1,7 @@
 """Fixtures of pytest for tests of backends and listeners.
 
-Load them in a ``conftest.py`` with ``pytest_plugins = ["profdeck.testing"]``. pytest is not a dependency of profdeck.
+Load them with ``pytest_plugins = ["profdeck.testing"]`` in the test module or in the top-level ``conftest.py``.
+pytest is not a dependency of profdeck.
 """
 
 from __future__ import annotations
@@ -153,10 +154,12 @@ def capture_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook_events: Ho
     - ``options``: options of the backend;
     - ``steps``: the steps to capture, as in a config. Default: step 1;
     - ``last_step``: the last step of the job. Default: 3;
-    - ``listeners``: objects, in addition to the listeners that ``settings`` name;
+    - ``listeners``: objects with hook implementations. Names of installed listeners belong in ``settings``;
     - ``body``: a function that is called in each step, with the number of the step;
-    - ``settings``: further keys of the config, such as ``{"listeners": ["uploader"]}``.
+    - ``settings``: further keys of the config, such as ``{"listeners": ["uploader"]}`` and
+      ``{"listener_options.uploader.directory": "/data"}``.
 
+    ``capture_finished`` is not called: it runs in another process after the capture. Call it on an instance to test it.
     Failures of the backend are not raised: they are problems of the capture.
     """
     monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))

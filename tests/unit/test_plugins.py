@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 import pytest
 
-from profdeck import Backend, Library, hookimpl
+from profdeck import Backend, Library, Profiler, hookimpl
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.plugins import (
     BACKENDS,
@@ -67,7 +67,7 @@ def test_a_broken_import_names_the_distribution(offer) -> None:
         ),
         (
             f"{BACKEND}  def profile_start(self, capture): pass",
-            "no implementation of profile_start. Mark a method profile_start with @profdeck.hookimpl",
+            r"\(offered_odd.Plugin\) has no implementation of profile_start. Mark a method profile_start with @",
         ),
         (
             f"{BACKEND}  @hookimpl(wrapper=True)\n  def profile_start(self): return (yield)",
@@ -77,6 +77,10 @@ def test_a_broken_import_names_the_distribution(offer) -> None:
         (
             "from profdeck import Backend\nclass Plugin(Backend): name = 'other'",
             "The entry point 'odd' and the name of its backend differ: Plugin.name is 'other'",
+        ),
+        (
+            f"{HOOKS}  common_options = ('with_stak',)",
+            r"common_options contains 'with_stak', which is not a common option. Did you mean 'with_stack'\?",
         ),
         (f"{BACKEND}  hookspec_version = 99", "built for version 99 of profdeck's hooks; .* supports 1. Install"),
         (
@@ -130,16 +134,18 @@ def test_only_what_is_asked_for_is_imported(offer, tally: ModuleType) -> None:
 def test_a_hook_that_is_not_in_the_specification_is_rejected() -> None:
     class Odd(Plain):
         @hookimpl
-        def profile_pause(self, capture: object) -> None: ...
+        def profile_stopp(self, capture: object) -> None: ...
 
-    with pytest.raises(BrokenPluginError, match=r"'plain' implements 'profile_pause', which is not a hook of profdeck"):
+    message = r"'plain' implements 'profile_stopp', which is not a hook of profdeck. Did you mean 'profile_stop'\?"
+    with pytest.raises(BrokenPluginError, match=message):
         RoleHooks(Odd)
 
     class Wrong(Plain):
         @hookimpl
-        def profile_step(self, batch: object) -> None: ...
+        def profile_step(self, plugin: object) -> None: ...
 
-    with pytest.raises(BrokenPluginError, match=r"'plain': profile_step has no argument 'batch'"):
+    message = r"'plain': profile_step has no argument 'plugin'. Did you mean 'plugin_name'\?"
+    with pytest.raises(BrokenPluginError, match=message):
         RoleHooks(Wrong)
 
 
@@ -148,6 +154,37 @@ def test_a_listener_that_cannot_be_created_is_named(offer) -> None:
     with pytest.raises(BrokenPluginError, match="'shy' cannot be created: OSError: no"):
         load_listener("shy", {})
     assert isinstance(load(LISTENERS, "shy"), type)
+
+
+def test_a_name_of_the_other_kind_names_its_config_key(offer, tally: ModuleType) -> None:
+    offer(LISTENERS, "diary", "class Plugin: pass")
+    with pytest.raises(UnknownPluginError, match="'diary' is a listener, not a backend. .* config key listeners"):
+        load_backend("diary")
+    with pytest.raises(UnknownPluginError, match="'tally' is a backend, not a listener. .* key backend of a role"):
+        load_listener("tally", {})
+
+
+class Diary:
+    @hookimpl
+    def profile_stop(self) -> None: ...
+
+
+class StaticDiary:
+    @staticmethod
+    @hookimpl
+    def profile_stop() -> None: ...
+
+
+def test_a_string_or_a_class_is_not_a_listener(tally: ModuleType) -> None:
+    message = "'diary' is a string, not an object .* belong in the config key 'listeners'"
+    with pytest.raises(BrokenPluginError, match=message):
+        Profiler.register("diary")
+    settings = {"steps": [1], "trainer.backend": "tally"}
+    with pytest.raises(BrokenPluginError, match=message):
+        Profiler.from_config(settings=settings, listeners=["diary"])
+    with pytest.raises(BrokenPluginError, match=r"'Diary' is a class, .* Pass Diary\(\) instead of Diary"):
+        Profiler.register(Diary)
+    Profiler.unregister(Profiler.register(StaticDiary))
 
 
 def test_options_describe_themselves(tally: ModuleType) -> None:

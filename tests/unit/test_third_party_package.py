@@ -34,6 +34,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_its_tests_pass(environment: dict[str, str]) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(PACKAGE)]
+    options += ["--confcutdir", str(PACKAGE)]
     command = [sys.executable, "-m", "pytest", *options, str(PACKAGE / "tests")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

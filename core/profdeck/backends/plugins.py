@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import attrs
@@ -12,9 +12,17 @@ import pluggy
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hookspecs import HOOKSPEC_VERSION, NAMESPACE, SUPPORTED_VERSIONS, Hooks
-from profdeck.base.entry_points import load
-from profdeck.base.errors import BrokenPluginError, ConfigError, PluginError, describe
+from profdeck.base.entry_points import installed, load
+from profdeck.base.errors import (
+    BrokenPluginError,
+    ConfigError,
+    PluginError,
+    UnknownPluginError,
+    describe,
+    nearest,
+)
 from profdeck.base.structuring import structure
+from profdeck.config.options import COMMON_OPTIONS
 
 BACKENDS = "profdeck.backends"
 LISTENERS = "profdeck.listeners"
@@ -68,6 +76,8 @@ def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
     Raises:
         BrokenPluginError: it does not follow the hook specifications.
     """
+    if kind == "listener":
+        _require_object(name, plugin)
     version = getattr(plugin, "hookspec_version", HOOKSPEC_VERSION)
     if version not in SUPPORTED_VERSIONS:
         raise BrokenPluginError(
@@ -81,14 +91,14 @@ def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
             if item.options.get("optionalhook"):
                 continue
             raise BrokenPluginError(
-                f"The {kind} '{name}' implements '{item.hook}', which is not a hook of profdeck. The hooks are "
-                f"{', '.join(hook_names())}."
+                f"The {kind} '{name}' implements '{item.hook}', which is not a hook of profdeck."
+                f"{nearest(item.hook, hook_names())} The hooks are {', '.join(hook_names())}."
             )
         accepted = tuple(caller.spec.argnames)
         if unknown := [argument for argument in item.parameters if argument not in accepted]:
             raise BrokenPluginError(
-                f"The {kind} '{name}': {item.hook} has no argument {', '.join(map(repr, unknown))}. Its arguments are "
-                f"{', '.join(accepted)}."
+                f"The {kind} '{name}': {item.hook} has no argument {', '.join(map(repr, unknown))}."
+                f"{nearest(unknown[0], accepted)} Its arguments are {', '.join(accepted)}."
             )
         if item.wraps and not inspect.isgeneratorfunction(getattr(plugin, item.attribute)):
             raise BrokenPluginError(f"The {kind} '{name}': {item.attribute} is a wrapper and needs one yield.")
@@ -98,6 +108,21 @@ def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
             )
         implemented.append(item)
     return implemented
+
+
+def _require_object(name: str, plugin: object) -> None:
+    if isinstance(plugin, str):
+        raise BrokenPluginError(
+            f"The listener {plugin!r} is a string, not an object with hook implementations. Pass an object; names of "
+            "installed listeners belong in the config key 'listeners'."
+        )
+    if isinstance(plugin, type):
+        functions = (inspect.getattr_static(plugin, item.attribute) for item in implementations(plugin))
+        if any(isinstance(function, FunctionType) for function in functions):
+            raise BrokenPluginError(
+                f"The listener '{name}' is a class, and its hooks need an instance. Pass {plugin.__name__}() instead "
+                f"of {plugin.__name__}."
+            )
 
 
 def hook_names() -> tuple[str, ...]:
@@ -111,7 +136,7 @@ def load_backend(name: str) -> type[Backend]:
     Raises:
         PluginError: no distribution provides it, its import fails, or it is not a usable backend.
     """
-    cls = load(BACKENDS, name)
+    cls = _load("backend", name)
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BrokenPluginError(f"The backend '{name}' is {cls!r}, not a subclass of profdeck.Backend.")
     if getattr(cls, "name", None) != name:
@@ -123,6 +148,19 @@ def load_backend(name: str) -> type[Backend]:
         raise BrokenPluginError(f"The backend '{name}' has Options that are not an attrs class: {cls.Options!r}.")
     check_backend(cls)
     return cls
+
+
+def _load(kind: str, name: str) -> Any:
+    groups = {"backend": BACKENDS, "listener": LISTENERS}
+    group = groups.pop(kind)
+    ((other_kind, other_group),) = groups.items()
+    if name not in installed(group) and name in installed(other_group):
+        key = "backend of a role" if other_kind == "backend" else "listeners"
+        raise UnknownPluginError(
+            f"'{name}' is a {other_kind}, not a {kind}. Its name belongs in the config key {key}. Installed {kind}s: "
+            f"{', '.join(installed(group)) or 'none'}."
+        )
+    return load(group, name)
 
 
 def check_backend(cls: type[Backend]) -> list[Implementation]:
@@ -137,12 +175,17 @@ def check_backend(cls: type[Backend]) -> list[Implementation]:
         if False not in kinds:
             only = " (only a wrapper)" if kinds else ""
             raise BrokenPluginError(
-                f"The backend '{cls.name}' has no implementation of {hook}{only}. Mark a method {hook} with "
-                "@profdeck.hookimpl."
+                f"The backend '{cls.name}' ({cls.__module__}.{cls.__qualname__}) has no implementation of {hook}"
+                f"{only}. Mark a method {hook} with @profdeck.hookimpl."
             )
     if others := [item.hook for item in implemented if item.hook not in RECORDING_HOOKS]:
         raise BrokenPluginError(
             f"The backend '{cls.name}' implements {', '.join(others)}, which only listeners can. Move it to a listener."
+        )
+    if unknown := sorted(set(cls.common_options) - COMMON_OPTIONS):
+        raise BrokenPluginError(
+            f"The backend '{cls.name}': common_options contains {', '.join(map(repr, unknown))}, which is not a common "
+            f"option.{nearest(unknown[0], COMMON_OPTIONS)} The common options are {', '.join(sorted(COMMON_OPTIONS))}."
         )
     return implemented
 
@@ -169,12 +212,13 @@ def load_listener(name: str, options: Mapping[str, Any]) -> object:
         ConfigError: an option is wrong.
         PluginError: no distribution provides it, or it cannot be imported or created.
     """
-    plugin = load(LISTENERS, name)
-    cls = getattr(plugin, "Options", None)
+    plugin = _load("listener", name)
+    cls = listener_options(name, plugin)
     if cls is None and options:
-        raise ConfigError(f"listener_options.{name}: this listener has no options.")
-    if cls is not None and not (isinstance(plugin, type) and isinstance(cls, type) and attrs.has(cls)):
-        raise BrokenPluginError(f"The listener '{name}' needs to be a class whose Options is an attrs class.")
+        raise ConfigError(
+            f"listener_options.{name}: this listener has no options. Remove the key. A listener that needs options "
+            "defines a class Options."
+        )
     arguments = () if cls is None else (structure(dict(options), cls, where=f"listener_options.{name}"),)
     try:
         return plugin(*arguments) if isinstance(plugin, type) else plugin
@@ -182,6 +226,38 @@ def load_listener(name: str, options: Mapping[str, Any]) -> object:
         raise
     except Exception as error:
         raise BrokenPluginError(f"The listener '{name}' cannot be created: {describe(error)}") from error
+
+
+def listener_options(name: str, plugin: object) -> type | None:
+    """Return the options class of an installed listener; None if it has none.
+
+    Args:
+        name: the name of the listener, for messages.
+        plugin: the object of its entry point.
+
+    Raises:
+        BrokenPluginError: the options are not an attrs class, or the constructor has other arguments.
+    """
+    options = getattr(plugin, "Options", None)
+    if options is not None and not (isinstance(plugin, type) and isinstance(options, type) and attrs.has(options)):
+        raise BrokenPluginError(f"The listener '{name}' needs to be a class whose Options is an attrs class.")
+    if isinstance(plugin, type):
+        try:
+            signature = inspect.signature(plugin)
+        except ValueError:  # constructors in C may have no signature
+            return options
+        try:
+            signature.bind(*(() if options is None else (options,)))
+        except TypeError as error:
+            expected = (
+                "Define a class Options, or remove the constructor's required arguments."
+                if options is None
+                else "A listener with Options requires a constructor __init__(self, options)."
+            )
+            raise BrokenPluginError(
+                f"The listener '{name}' cannot be created: {plugin.__name__}{signature}: {error}. {expected}"
+            ) from None
+    return options
 
 
 def listener_name(plugin: object) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from profdeck.backends import plugins
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.backends.plugin_manager import PluginManager
 from profdeck.base import entry_points
 from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
 from profdeck.cli import _cost, _size, kit
@@ -166,7 +167,8 @@ def _output_directory(output: Path) -> str:
 
 
 def _listener(name: str, options: Mapping[str, Any]) -> str:
-    plugins.check_hooks("listener", name, plugins.load_listener(name, options))
+    # A manager of its own: the listener must not participate in recordings of this process.
+    PluginManager().add_object(name, plugins.load_listener(name, options))
     return "can be loaded"
 
 

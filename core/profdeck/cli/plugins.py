@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import attrs
 import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from profdeck.backends.api import Library
-from profdeck.backends.plugins import BACKENDS, LISTENERS, Implementation, check_hooks, load_backend, require_libraries
+from profdeck.backends.api import Backend, Library
+from profdeck.backends.building import supported_options
+from profdeck.backends.plugin_manager import PluginManager
+from profdeck.backends.plugins import (
+    BACKENDS,
+    LISTENERS,
+    Implementation,
+    check_backend,
+    check_hooks,
+    listener_options,
+    load_backend,
+    load_listener,
+    require_libraries,
+)
 from profdeck.base import entry_points
 from profdeck.base.errors import PluginError, UnknownPluginError, nearest
+from profdeck.base.errors import describe as describe_error
 from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
-from profdeck.config.options import CommonOptions, OptionDoc, describe, json_schema
+from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
 from profdeck.on_demand.stores import GROUP as STORES
 from profdeck.traces.analysis.step_names import TRACE_NAMES
 from profdeck.traces.kinds import ARTIFACT_KINDS
@@ -55,12 +68,21 @@ class InstalledPlugin:
         try:
             value = load_backend(point.name) if kind == "backend" else entry_points.load(GROUPS[kind], point.name)
             plugin = attrs.evolve(plugin, value=value)
-            if kind in {"backend", "listener"}:
-                plugin = attrs.evolve(plugin, hooks=tuple(check_hooks(kind, point.name, value)))
             if kind == "backend":
+                plugin = attrs.evolve(plugin, hooks=tuple(check_backend(value)))
                 require_libraries(value)
+            elif kind == "listener":
+                # Without its constructor, which may need options or a library that is not installed.
+                listener = cast("Any", value).__new__(value) if isinstance(value, type) else value
+                plugin = attrs.evolve(plugin, hooks=tuple(check_hooks(kind, point.name, listener)))
+                options = listener_options(point.name, value)
+                if options is None or not _has_required_fields(options):
+                    listener = load_listener(point.name, {})
+                PluginManager().add_object(point.name, listener)
         except PluginError as error:
             return attrs.evolve(plugin, problem=str(error))
+        except Exception as error:  # noqa: BLE001  # a broken plugin must not hide the others
+            return attrs.evolve(plugin, problem=f"The {kind} '{point.name}' cannot be loaded: {describe_error(error)}")
         return plugin
 
     @property
@@ -72,7 +94,14 @@ class InstalledPlugin:
     def options(self) -> type | None:
         """The options class of a backend or listener."""
         options = getattr(self.value, "Options", None) if self.kind in {"backend", "listener"} else None
-        return options if isinstance(options, type) else None
+        return options if isinstance(options, type) and attrs.has(options) else None
+
+    @property
+    def unsupported_options(self) -> frozenset[str]:
+        """The common options that a backend does not support."""
+        if self.kind != "backend" or self.value is None:
+            return frozenset()
+        return COMMON_OPTIONS - supported_options(cast("type[Backend]", self.value))
 
     @property
     def summary(self) -> str:
@@ -88,7 +117,7 @@ class InstalledPlugin:
             "provided_by": self.provider,
             "usable": self.problem is None,
             "problem": self.problem,
-            "hooks": [{"name": item.hook, "wrapper": item.wraps} for item in self.hooks],
+            "hooks": [{"name": item.hook, "wrapper": item.wraps, "order": _order(item)} for item in self.hooks],
         }
         if self.kind == "backend":
             document["libraries"] = [
@@ -100,6 +129,10 @@ class InstalledPlugin:
                 for library in self.libraries
             ]
         return document
+
+
+def _has_required_fields(options: type) -> bool:
+    return any(field.init and field.default is attrs.NOTHING for field in attrs.fields(options))
 
 
 def command(
@@ -127,7 +160,7 @@ def command(
 def _document(plugin: InstalledPlugin, *, explain: bool) -> dict[str, Any]:
     document = plugin.plain()
     if explain and plugin.options is not None:
-        document["options_schema"] = json_schema(plugin.options, plugin.name)
+        document["options_schema"] = json_schema(plugin.options, plugin.name, omitted=plugin.unsupported_options)
     return document
 
 
@@ -147,7 +180,16 @@ def _list(plugins: list[InstalledPlugin]) -> None:
 
 
 def _hook_texts(plugin: InstalledPlugin) -> list[str]:
-    return [f"{item.hook}{' (wrapper)' if item.wraps else ''}" for item in plugin.hooks]
+    return [f"{item.hook}{_attributes(item)}" for item in plugin.hooks]
+
+
+def _attributes(item: Implementation) -> str:
+    attributes = ", ".join(filter(None, ["wrapper" if item.wraps else None, _order(item)]))
+    return f" ({attributes})" if attributes else ""
+
+
+def _order(item: Implementation) -> str | None:
+    return next((name for name in ("tryfirst", "trylast") if item.options.get(name)), None)
 
 
 def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
@@ -164,17 +206,16 @@ def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
         kit.warn(plugin.problem)
     if plugin.options is None:
         return
-    common = {doc.name for doc in describe(CommonOptions)} if plugin.kind == "backend" else set()
-    supported = {"max_capture_s", *getattr(plugin.value, "common_options", ())}
-    docs = describe(plugin.options)
+    common = COMMON_OPTIONS if plugin.kind == "backend" else frozenset()
+    docs = [doc for doc in describe(plugin.options) if doc.name not in plugin.unsupported_options]
     _print_options(console, f"Options of {plugin.name}", [doc for doc in docs if doc.name not in common])
-    shared = [doc for doc in docs if doc.name in common & supported]
-    _print_options(console, "Common options that it supports", shared)
+    _print_options(console, "Common options that it supports", [doc for doc in docs if doc.name in common])
 
 
 def _print_options(console: Console, heading: str, docs: list[OptionDoc]) -> None:
     if docs:
         console.print(f"\n{heading}", style="bold")
     for doc in docs:
-        console.print(f"  {doc.name}: {doc.type} = {doc.default}")
+        limits = f" ({doc.limits})" if doc.limits else ""
+        console.print(f"  {doc.name}: {doc.type}{limits} = {doc.default}")
         console.print(Padding(doc.text.replace("``", "`"), (0, 0, 0, 6), expand=False))

@@ -12,7 +12,7 @@ import itertools
 import re
 import textwrap
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -77,6 +77,8 @@ class OptionDoc:
     type: str
     default: str
     text: str
+    limits: str = ""
+    """The limits that its validators set, such as ``>= 1``."""
 
 
 def describe(options: type) -> list[OptionDoc]:
@@ -92,21 +94,34 @@ def describe(options: type) -> list[OptionDoc]:
             type=_type_name(field.type),
             default=_default_text(field.default),
             text=" ".join(texts.get(field.name, "").split()),
+            limits=", ".join(f"{operator} {limit}" for operator, limit in _limits(field.validator)),
         )
         for field in fields
     ]
 
 
-def json_schema(options: type, title: str) -> dict[str, Any]:
-    """Return the JSON Schema of an options class."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **_schema_of_class(options)}
+def json_schema(options: type, title: str, *, omitted: Collection[str] = ()) -> dict[str, Any]:
+    """Return the JSON Schema of an options class.
+
+    Args:
+        options: the class.
+        title: the title of the schema.
+        omitted: names of fields that the schema does not list.
+    """
+    schema = _schema_of_class(options, omitted)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
-def _schema_of_class(options: type) -> dict[str, Any]:
+def _schema_of_class(options: type, omitted: Collection[str] = ()) -> dict[str, Any]:
     hints, texts = typing.get_type_hints(options), {doc.name: doc.text for doc in describe(options)}
     properties, required = {}, []
     for field in attrs.fields(options):
+        if field.name in omitted:
+            continue
         schema = _schema_of_type(hints[field.name])
+        for operator, limit in _limits(field.validator):
+            keyword = _LIMIT_KEYWORDS[operator]
+            schema[keyword.format("Items" if schema.get("type") == "array" else "Length")] = limit
         if texts[field.name]:
             schema["description"] = texts[field.name].replace("``", "`")
         if field.default is attrs.NOTHING:
@@ -116,6 +131,34 @@ def _schema_of_class(options: type) -> dict[str, Any]:
             schema["default"] = unstructure(factory() if factory else field.default)
         properties[field.name] = schema
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+_LIMIT_KEYWORDS = {
+    ">=": "minimum",
+    ">": "exclusiveMinimum",
+    "<=": "maximum",
+    "<": "exclusiveMaximum",
+    "length >=": "min{}",
+    "length <=": "max{}",
+}
+
+
+def _limits(validator: Any) -> Iterator[tuple[str, Any]]:
+    """Yield operators and limits of the attrs validators of numbers and lengths; other validators are skipped."""
+    match validator:
+        case object(exc_types=_):  # not_ inverts its validator
+            return
+        case object(_validators=parts):  # and_
+            for part in parts:
+                yield from _limits(part)
+        case object(validator=inner):  # optional
+            yield from _limits(inner)
+        case object(compare_op=operator, bound=limit):
+            yield operator, limit
+        case object(min_length=limit):
+            yield "length >=", limit
+        case object(max_length=limit):
+            yield "length <=", limit
 
 
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}

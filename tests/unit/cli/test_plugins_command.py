@@ -1,13 +1,84 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
 Cli = Callable[..., Result]
+
+LISTENERS = """
+import attrs
+from attrs import validators
+from profdeck import Activity, hookimpl
+from profdeck.base.errors import MissingLibraryError
+
+@attrs.frozen
+class Options:
+    word: str = attrs.field(validator=validators.and_(validators.min_len(1), validators.max_len(9)))
+    activities: tuple[Activity, ...] | None = None
+    ratios: tuple[float, ...] = attrs.field(default=(), validator=validators.min_len(0))
+
+class Base:
+    @hookimpl(tryfirst=True)
+    def profile_stop(self): pass
+
+class Fine(Base):
+    Options = Options
+    def __init__(self, options): raise AssertionError("a required option is not set")
+
+class NoHooks: pass
+
+class NoHooksButRequiredOptions:
+    Options = Options
+    def __init__(self, options): pass
+
+class NoConstructor(Base): Options = Options
+
+class OptionsAreADict(Base):
+    Options = dict
+    def __init__(self, options): pass
+
+class NeedsOptions(Base):
+    def __init__(self, options): pass
+
+class NoLibrary(Base):
+    def __init__(self): raise MissingLibraryError.of("It needs", "papyrus")
+
+class NoInstance(Base):
+    def __new__(cls): raise OSError("full")
+
+class Fails(Base):
+    def __init__(self): raise OSError("disk")
+"""
+
+
+@pytest.fixture
+def odd_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config with the listeners above, which are installed under the names of their classes."""
+    names = [line.split()[1].split("(")[0].rstrip(":") for line in LISTENERS.splitlines() if line.startswith("class ")]
+    names = [name for name in names if name not in {"Base", "Options"}]
+    (tmp_path / "odd_listeners.py").write_text(LISTENERS)
+    about = tmp_path / "odd_listeners-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: odd_listeners\nVersion: 1\n")
+    points = "".join(f"{name} = odd_listeners:{name}\n" for name in names)
+    (about / "entry_points.txt").write_text(f"[profdeck.listeners]\n{points}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "odd_listeners", raising=False)
+    config = {
+        "steps": [1],
+        "roles": {"trainer": {"backend": "paper"}},
+        "listeners": names,
+        "listener_options": {name: {"word": "x"} for name in ("Fine", "NoHooksButRequiredOptions", "NoConstructor")},
+    }
+    file = tmp_path / "profdeck.yaml"
+    file.write_text(json.dumps(config))
+    return file
 
 
 def test_broken_plugins_do_not_break_the_list(cli: Cli) -> None:
@@ -20,16 +91,19 @@ def test_broken_plugins_do_not_break_the_list(cli: Cli) -> None:
         "provided_by": "paper 1.5",
         "usable": True,
         "problem": None,
-        "hooks": [{"name": "profile_start", "wrapper": False}, {"name": "profile_stop", "wrapper": False}],
+        "hooks": [
+            {"name": "profile_start", "wrapper": False, "order": None},
+            {"name": "profile_stop", "wrapper": False, "order": None},
+        ],
         "libraries": [{"names": ["paper"], "supported_versions": ">=1,<2", "installed": "paper 1.5"}],
     }
     assert "needs papyrus, which is not installed" in plugins["backend", "paper-absent"]["problem"]
     assert plugins["backend", "paper-absent"]["libraries"][0]["installed"] is None
     assert "version 1.5 is installed" in plugins["backend", "paper-old"]["problem"]
     assert "No module named 'paper_nowhere'" in plugins["backend", "paper-broken"]["problem"]
-    assert plugins["listener", "paper-log"]["hooks"] == [{"name": "profile_stop", "wrapper": False}]
+    assert plugins["listener", "paper-log"]["hooks"] == [{"name": "profile_stop", "wrapper": False, "order": None}]
     assert "profile_stop has no argument 'paper'" in plugins["listener", "paper-wrong"]["problem"]
-    assert plugins["listener", "paper-timer"]["hooks"] == [{"name": "profile_start", "wrapper": True}]
+    assert plugins["listener", "paper-timer"]["hooks"] == [{"name": "profile_start", "wrapper": True, "order": None}]
     assert plugins["command", "paper-cut"]["usable"]
     assert plugins["store", "paper-board"]["usable"]
     kinds = {"backend", "listener", "command", "artifact kind", "host", "store", "trace names"}
@@ -65,9 +139,9 @@ def test_options_of_one(cli: Cli) -> None:
     assert "Hooks: profile_start, profile_stop." in result.stdout
     assert "Supports paper >=1,<2: paper 1.5." in result.stdout
     own, common = result.stdout.split("Common options that it supports")
-    assert "sheets: int = 3" in own
+    assert "sheets: int (>= 1) = 3" in own
     assert "Default: 3. More give larger `.trace.json` files." in own
-    assert "max_capture_s: float = 1800.0" in common
+    assert "max_capture_s: float (> 0.0, <= 31536000.0) = 1800.0" in common
     assert "with_stack" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -84,11 +158,12 @@ def test_the_json_schema_of_options(cli: Cli) -> None:
     schema = plugin["options_schema"]
     assert schema["properties"]["sheets"] == {
         "type": "integer",
+        "minimum": 1,
         "description": "Operators per trace. Default: 3. More give larger `.trace.json` files.",
         "default": 3,
     }
     assert (schema["title"], schema["required"], schema["additionalProperties"]) == ("paper", [], False)
-    assert schema["properties"]["activities"]["anyOf"][0]["items"] == {"enum": ["cpu", "cuda", "npu"]}
+    assert schema["properties"].keys() == {"sheets", "torn", "jammed", "max_capture_s"}
     (timer,) = json.loads(cli("plugins", "paper-timer", "--json").stdout)["plugins"]
     assert timer["options_schema"]["properties"]["unit"]["enum"] == ["s", "ms"]
 
@@ -97,7 +172,7 @@ def test_options_of_one_that_cannot_be_used(cli: Cli) -> None:
     result = cli("plugins", "paper-absent")
     assert result.exit_code == 0
     assert "Supports papyrus >=3: not installed." in result.stdout
-    assert "sheets: int = 3" in result.stdout
+    assert "sheets: int (>= 1) = 3" in result.stdout
     assert result.stderr.startswith("warning: The backend 'paper-absent' needs papyrus")
 
 
@@ -107,3 +182,45 @@ def test_a_plugin_that_cannot_be_loaded_has_its_reason(cli: Cli) -> None:
     result = cli("plugins", "papr", "--json")
     assert (result.exit_code, result.stdout) == (3, "")
     assert "There is no plugin 'papr'. Did you mean 'paper'? List all: profdeck plugins" in result.stderr
+
+
+PROBLEMS = {
+    "NoHooks": "implements no hook. Mark its methods with @profdeck.hookimpl",
+    "NoHooksButRequiredOptions": "implements no hook. Mark its methods with @profdeck.hookimpl",
+    "NoConstructor": "A listener with Options requires a constructor __init__(self, options)",
+    "OptionsAreADict": "needs to be a class whose Options is an attrs class",
+    "NeedsOptions": "Define a class Options, or remove the constructor's required arguments",
+    "NoLibrary": "It needs papyrus, which is not installed. Install it with",
+    "NoInstance": "OSError: full",
+    "Fails": "cannot be created: OSError: disk",
+}
+
+
+def test_a_listener_is_usable_if_check_accepts_it(cli: Cli, odd_listeners: Path) -> None:
+    plugins = {plugin["name"]: plugin for plugin in json.loads(cli("plugins", "--json").stdout)["plugins"]}
+    listed = json.loads(cli("check", odd_listeners, "--json").stdout)["checks"]
+    checks = {check["what"].removeprefix("listeners."): check for check in listed}
+    for name, problem in PROBLEMS.items():
+        assert not plugins[name]["usable"]
+        assert problem in plugins[name]["problem"]
+        assert not checks[name]["ok"]
+        assert problem in checks[name]["detail"]
+    assert plugins["NoLibrary"]["hooks"] == [{"name": "profile_stop", "wrapper": False, "order": "tryfirst"}]
+
+
+def test_a_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Path) -> None:
+    (plugin,) = json.loads(cli("plugins", "Fine", "--json").stdout)["plugins"]
+    assert (plugin["usable"], plugin["problem"]) == (True, None)
+    properties = plugin["options_schema"]["properties"]
+    assert properties["word"] == {"type": "string", "minLength": 1, "maxLength": 9}
+    assert properties["ratios"] == {"type": "array", "items": {"type": "number"}, "minItems": 0, "default": []}
+    assert properties["activities"]["anyOf"][0]["items"] == {"enum": ["cpu", "cuda", "npu"]}
+    text = cli("plugins", "Fine").stdout
+    assert "Hooks: profile_stop (tryfirst)." in text
+    assert "word: str (length >= 1, length <= 9) = required" in text
+
+
+def test_options_that_are_not_an_attrs_class_are_not_listed(cli: Cli, odd_listeners: Path) -> None:
+    result = cli("plugins", "OptionsAreADict")
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "needs to be a class whose Options is an attrs class" in result.stderr

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from meter_plugins import MeterLog, MeterLogOptions
 
 from profdeck import Capture, ProfdeckError, Profiler, hookimpl
 from profdeck.testing import CaptureRun, FakeClock, HookEvents
+
+pytest_plugins = ["profdeck.testing"]
 
 
 def test_a_capture_is_complete(capture_run: CaptureRun) -> None:
@@ -40,6 +43,17 @@ def test_a_listener_gets_its_options(capture_run: CaptureRun, tmp_path: Path) ->
 def test_wrong_options_are_errors(capture_run: CaptureRun, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfdeckError, match=message):
         capture_run("meter", settings=settings)
+
+
+def test_names_of_listeners_are_settings(capture_run: CaptureRun) -> None:
+    with pytest.raises(ProfdeckError, match="belong in the config key 'listeners'"):
+        capture_run("meter", listeners=["meter-gate"])
+
+
+def test_the_finish_of_a_capture_is_tested_with_an_instance(tmp_path: Path) -> None:
+    log = MeterLog(MeterLogOptions(path=tmp_path / "log.txt"))
+    log.capture_finished({"capture": "step1", "status": "complete"})
+    assert log.options.path.read_text() == "finished step1 complete\n"
 
 
 def test_a_supported_common_option_is_accepted(capture_run: CaptureRun) -> None:
