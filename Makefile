@@ -5,7 +5,7 @@ NOX := $(CACHE)/nox-$(firstword $(shell cksum requirements/nox.txt))/bin/nox
 # Runs nox, then prints a table of the sessions.
 RUN_SESSIONS = $(dir $(NOX))python tests/run_sessions.py
 
-.PHONY: demo test test-engines lint bench gpu
+.PHONY: demo test test-engines lint bench gpu nox
 demo: $(NOX)
 	@$(NOX) --session demo
 
@@ -20,6 +20,10 @@ lint: $(NOX)
 
 bench: $(NOX)
 	@$(NOX) --session bench
+
+# Any session, such as `make nox ARGS="-s unit -- -k schedule"`.
+nox: $(NOX)
+	@$(NOX) $(ARGS)
 
 # Over the torch of PYTHON; arguments of the runner in GPU, such as GPU="--budget 400 training".
 gpu: $(NOX)

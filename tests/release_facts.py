@@ -155,7 +155,7 @@ class CommittedFacts:
         self.file = facts_file(directory, distribution, version)
         if not self.file.exists():
             raise MissingFactError(f"{self.file} does not exist. {REGENERATE}")
-        self._files = json.loads(self.file.read_text(encoding="utf-8"))["files"]
+        self._files = load_facts(self.file)["files"]
 
     def __str__(self) -> str:
         return self.file.name
@@ -240,6 +240,20 @@ def facts_file(directory: Path, distribution: str, version: str) -> Path:
     return directory / f"{distribution}-{version}.json"
 
 
+def load_facts(file: Path) -> dict[str, Any]:
+    """Read a facts file.
+
+    Raises:
+        ValueError: the file is corrupt.
+    """
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        dict(_flat(facts))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file.name} is corrupt ({type(error).__name__}: {error}).") from error
+    return facts
+
+
 def download(cache: Path, distribution: str, version: str) -> Wheel:
     """Download the wheel of a release, unless it is cached."""
     directory = cache / f"{distribution}-{version}"
@@ -280,7 +294,7 @@ def dumps(facts: Any, depth: int = 0) -> str:
 
 def _flat(facts: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and the value of each fact."""
-    yield from (((name,), facts[name]) for name in ("wheel", "sha256"))
+    yield from (((name,), facts[name]) for name in ("distribution", "version", "wheel", "sha256"))
     for path, symbols in facts["files"].items():
         yield (path, "exists"), symbols is not None
         for symbol, values in (symbols or {}).items():

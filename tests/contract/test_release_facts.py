@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from release_facts import Code, CommittedFacts, MissingFactError, Wheel, differences, dumps, facts_file
+from release_facts import Code, CommittedFacts, MissingFactError, Wheel, differences, dumps, facts_file, load_facts
 
 SOURCE = '''
 from .base import Base
@@ -151,3 +156,126 @@ def test_each_difference_message_contains_the_fact(wheel: Wheel, committed: Comm
     assert unused == "engine 1.0: engine.py: Engine: is_async: no test reads this fact"
     assert size == 'engine 1.0: engine.py: Engine: annotations: size: "int" in the wheel, not in the committed facts'
     assert digest.startswith('engine 1.0: sha256: "0" in the committed facts, ')
+
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+INI = f"""
+[pytest]
+pythonpath = {CONFTEST.parents[1]}
+addopts = --import-mode=importlib -p no:cacheprovider
+markers = wheels
+"""
+CONTRACT = """
+import os
+import pytest
+
+def test_bases(code):
+    assert code("engine", "1.0", "engine.py")["Engine"].bases == ["Base"]
+
+def test_start(code):
+    assert code("engine", "1.0", "engine.py")["start_engine"].is_async
+
+def test_a_device():
+    if "SKIP" in os.environ:
+        pytest.skip("needs a device")
+"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(wheel: Wheel, tmp_path: Path) -> Run:
+    """Return a function that runs pytest on a contract test of the wheel."""
+    cached = tmp_path / "cache" / "profdeck" / "wheels" / "engine-1.0"
+    cached.mkdir(parents=True)
+    wheel.file.rename(cached / wheel.file.name)
+    (tmp_path / "contract").mkdir()
+    shutil.copy(CONFTEST, tmp_path / "contract")
+    (tmp_path / "contract" / "test_engine.py").write_text(CONTRACT)
+    (tmp_path / "pytest.ini").write_text(INI)
+
+    def run(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options],
+            cwd=tmp_path,
+            env=os.environ | {"PYTEST_ADDOPTS": "", "XDG_CACHE_HOME": str(tmp_path / "cache")} | environ,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+@pytest.fixture
+def facts(run: Run, tmp_path: Path) -> Path:
+    """Write the facts of the wheel and return their file."""
+    done = run("contract", "--facts=write")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tmp_path / "contract" / "facts" / "engine-1.0.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace('"version": "1.0"', '"version": "1.1"'), 'engine 1.0: version: "1.1" in the commit'),
+        (lambda text: text[:40], "engine-1.0.json is corrupt (JSONDecodeError: "),
+    ],
+    ids=["version", "truncated"],
+)
+def test_a_changed_file_fails_the_check_and_is_replaced(
+    run: Run, facts: Path, change: Callable[[str], str], message: str
+) -> None:
+    text = facts.read_text()
+    facts.write_text(change(text))
+
+    done = run("contract", "--facts=check")
+    assert done.returncode == 1, done.stdout
+    assert message in done.stdout
+    assert "Run `nox -s contract_facts`" in done.stdout
+    assert "INTERNALERROR" not in done.stdout
+
+    assert run("contract", "--facts=write").returncode == 0
+    assert facts.read_text() == text
+
+
+def test_complete_facts_pass_the_check(run: Run, facts: Path) -> None:
+    done = run("contract", "--facts=check")
+    assert done.returncode == 0, f"{facts}: {done.stdout}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "environ", "reason"),
+    [
+        ("check", ["contract", "-k", "bases"], {}, "2 tests are deselected."),
+        ("write", ["contract", "-k", "bases"], {}, "2 tests are deselected."),
+        ("write", ["contract/test_engine.py::test_bases"], {}, "The command line selects single tests."),
+        ("write", ["contract"], {"SKIP": "1"}, "1 tests did not pass, the first is contract/test_engine.py::"),
+    ],
+    ids=["check", "deselected", "node", "skipped"],
+)
+def test_facts_require_all_tests(
+    run: Run, tmp_path: Path, mode: str, options: list[str], environ: dict[str, str], reason: str
+) -> None:
+    done = run(*options, f"--facts={mode}", **environ)
+
+    assert done.returncode == 1, done.stdout
+    assert reason in done.stdout
+    assert f"--facts={mode} requires that all contract tests pass; it changed no file." in done.stdout
+    assert not (tmp_path / "contract" / "facts").exists()
+
+
+@pytest.mark.parametrize("mode", ["check", "write"])
+def test_facts_require_one_process(run: Run, tmp_path: Path, mode: str) -> None:
+    done = run("contract", f"--facts={mode}", PYTEST_ADDOPTS="-n 2")
+
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    assert f"--facts={mode} requires all tests in one process. Remove -n" in done.stderr
+    assert not (tmp_path / "contract" / "facts").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 1}', "\xff"])
+def test_a_corrupt_file_raises_an_error(tmp_path: Path, text: str) -> None:
+    file = facts_file(tmp_path, "engine", "1.0")
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"engine-1.0.json is corrupt \("):
+        load_facts(file)

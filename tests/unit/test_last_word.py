@@ -82,6 +82,22 @@ def test_what_is_not_complete_is_counted(said: Said) -> None:
     )
 
 
+OTHER_KIND = "import functools, tally_backend as tally; tally.Artifact = functools.partial(tally.Artifact, kind='note')"
+FAILING = {"trainer.options": {"fail_at": "stop"}, "steps": [1]}
+
+
+@pytest.mark.parametrize(
+    ("before", "settings", "message"),
+    [
+        (OTHER_KIND, {}, "profdeck: 2 captures in profiles/job. Next: profdeck ls profiles/job\n"),
+        ("", FAILING, "profdeck: 1 capture in profiles/job, 1 not complete. Next: profdeck ls profiles/job\n"),
+    ],
+    ids=["other kind", "failed"],
+)
+def test_without_a_trace_the_next_command_is_ls(said: Said, before: str, settings: dict, message: str) -> None:
+    assert said(("trainer", 0), before=before, **settings).endswith(message)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

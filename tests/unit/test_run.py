@@ -13,9 +13,10 @@ import attrs
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import ProfdeckError
+from profdeck.base.errors import CaptureError, ProfdeckError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import process_started
+from profdeck.records.capture import Capture
 from profdeck.records.manifest import read_manifest
 from profdeck.records.run_directory import run_name
 from profdeck.verification.reading import read_run
@@ -127,6 +128,29 @@ def test_what_belongs_to_no_capture_is_listed(record) -> None:
     assert any("rank_0007.step1.trace.json.gz is in no manifest" in problem for problem in problems)
     assert any("rank_0008.step1.json: not a readable manifest" in problem for problem in problems)
     assert "The role 'rollout' recorded nothing." in problems
+
+
+@pytest.mark.parametrize("status", ["complete", "recording"])
+def test_an_artifact_with_a_name_like_a_manifest_is_not_a_problem(record, status: str) -> None:
+    run = record(0, **{"trainer.ranks": [0]})
+    (manifest,) = files(run, "*step1.json")
+    artifact = manifest.with_name("rank_0000.step1.memory.json")
+    artifact.write_text("{}")
+    content = json.loads(manifest.read_text())
+    listed = [*content["artifacts"], {"name": artifact.name, "kind": "memory", "size_bytes": 2, "whole": True}]
+    manifest.write_text(json.dumps(content | {"status": status, "artifacts": listed if status == "complete" else []}))
+
+    report = read_run(run)
+
+    assert (report.status, report.problems) == (Status(status), ())
+
+
+def test_an_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
+    capture = Capture(id="step1", directory=tmp_path, identity=Identity(), first_step=1, current_step=1)
+    with pytest.raises(CaptureError, match=r"rank_0000.step1.json is the capture's manifest. Use a suffix with a name"):
+        capture.artifact_path(".json")
+    assert capture.artifact_path(".memory.json").name == "rank_0000.step1.memory.json"
+    assert capture.artifact_path(".json", "memory").name == "rank_0000.step1.memory.json"
 
 
 def test_what_is_no_run_is_explained(record, tmp_path: Path) -> None:

@@ -14,12 +14,16 @@ import attrs
 from profdeck.base.words import plural
 from profdeck.records.capture import Capture
 from profdeck.records.status import Status
+from profdeck.traces.kinds import TRACE, kind_named
 
 
 @attrs.define
 class _Counts:
     captures: int = 0
     poor: int = 0
+    has_target: bool = False
+    """True if an engine or server recorded: its processes list their traces in other manifests."""
+    artifact_kinds: set[str] = attrs.field(factory=set)
 
 
 _runs: dict[Path, _Counts] = {}
@@ -41,6 +45,8 @@ def count(run: Path, capture: Capture) -> None:
     counts = _runs.setdefault(run, _Counts())
     counts.captures += 1
     counts.poor += capture.status is not Status.COMPLETE
+    counts.has_target |= capture.target is not None
+    counts.artifact_kinds.update(artifact.kind for artifact in capture.artifacts)
 
 
 def withdraw() -> None:
@@ -54,10 +60,20 @@ def _say() -> None:
     for path, counts in _runs.items():
         run = _shown(path)
         what = f"{plural(counts.captures, 'capture')} in {run}"
-        poor = f", {counts.poor} not complete: profdeck ls {run} says why" if counts.poor else ""
+        command = "summary" if _has_trace(counts) else "ls"
+        poor = f", {counts.poor} not complete" if counts.poor else ""
+        if counts.poor and command != "ls":
+            poor += f": profdeck ls {run} says why"
         with contextlib.suppress(OSError, ValueError):  # a stream that is closed
-            sys.stderr.write(f"profdeck: {what}{poor}. Next: profdeck summary {run}\n")
+            sys.stderr.write(f"profdeck: {what}{poor}. Next: profdeck {command} {run}\n")
             sys.stderr.flush()
+
+
+def _has_trace(counts: _Counts) -> bool:
+    """Return whether `profdeck summary` can read an artifact of the run."""
+    if counts.has_target or TRACE in counts.artifact_kinds:
+        return True
+    return any(kind_named(kind) is not None for kind in counts.artifact_kinds)
 
 
 def _shown(path: Path) -> str:

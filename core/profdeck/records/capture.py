@@ -135,8 +135,22 @@ class Capture:
         return self.directory / f"{self.stem}.json"
 
     def artifact_path(self, suffix: str, part: str | None = None) -> Path:
-        """Name an artifact: ``suffix`` starts with a dot; ``part`` tells several of one kind apart."""
-        return self.directory / f"{self.stem}{f'.{part}' if part else ''}{suffix}"
+        """Return the path of an artifact.
+
+        Args:
+            suffix: The end of the file name, with its dot, such as ``.memory.json``.
+            part: A name that distinguishes several artifacts of one kind.
+
+        Raises:
+            CaptureError: the path is that of the manifest, as with the suffix ``.json``.
+        """
+        path = self.directory / f"{self.stem}{f'.{part}' if part else ''}{suffix}"
+        if path == self.manifest_path:
+            raise CaptureError(
+                f"artifact_path({suffix!r}): {path.name} is the capture's manifest. "
+                "Use a suffix with a name, such as '.memory.json'."
+            )
+        return path
 
     def move_to(self, state: CaptureState) -> None:
         """Advance the state.

@@ -58,6 +58,8 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     manifests: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
     targets: list[tuple[Path, Manifest]] = []
     problems: list[str] = []
+    errors: dict[Path, str] = {}
+    listed: set[Path] = set()
     pruned = read_pruned(path)
 
     def unreadable(error: OSError) -> None:
@@ -68,8 +70,9 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         try:
             manifest = read_manifest(file)
         except ProfdeckError as error:
-            problems.append(str(error))
+            errors[file] = str(error)
             continue
+        listed.update(file.parent / record.name for record in manifest.artifacts)
         if only is not None and not only(manifest):
             continue
         if not _is_at_its_place(file, manifest, path):
@@ -101,12 +104,18 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         there[file.parent, manifest.request].add(manifest.rank)
     places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
     asked = tuple(_target(file, manifest, there, places, prover) for file, manifest in targets)
+    ranked = (rank for capture in captures for rank in capture.ranks)
+    reports: tuple[RankReport | TargetReport, ...] = (*ranked, *asked)
+    # A backend may give an artifact a name like a manifest's, such as rank_0000.step1.memory.json.
+    problems += [
+        error
+        for file, error in errors.items()
+        if listed.isdisjoint((file, *file.parents)) and not str(file).startswith(_begun(reports))
+    ]
     if only is None:
         problems += _skipped(about, captures, asked, pruned)
         seen = {capture.role for capture in captures} | {target.role for target in asked}
         problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
-        ranked = (rank for capture in captures for rank in capture.ranks)
-        reports: tuple[RankReport | TargetReport, ...] = (*ranked, *asked)
         known = {artifact.path for report in reports for artifact in report.artifacts}
         problems += [
             f"{stray.relative_to(path)} is in no manifest."
