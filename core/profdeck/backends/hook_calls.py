@@ -131,15 +131,19 @@ class Invocation:
 
     def describe(self, error: BaseException) -> str:
         """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""
+        if self.raised(error):
+            return f"{self.call}: {describe(error)}"
         implementation = self.returned.error if self.returned else None
         reason = self.call.describe(error)
-        if implementation is error:
-            return f"{self.call}: {describe(error)}"
         if isinstance(error, ProfdeckError) and str(self.call) in str(error):  # raised by `run`
             return str(error)
         if reason.startswith(str(self.call)):
             reason = self.call.describe_wrapper(error)
         return f"{reason}. {self.call} failed: {describe(implementation)}" if implementation else reason
+
+    def raised(self, error: BaseException) -> bool:
+        """Return whether the implementation raised an error, or one of its awaitables did."""
+        return self.returned is not None and self.returned.error is error
 
     @property
     def completed(self) -> bool:

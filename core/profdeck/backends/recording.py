@@ -65,6 +65,7 @@ class Recording:
         self._turn = turn
         self._started: set[RegisteredPlugin] = set()
         self._start_failure: str | None = None
+        """The reason if a wrapper around the start of the backend failed."""
         self._interruption: BaseException | None = None
         """The first interruption of a stop. It is raised after all plugins have been stopped."""
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
@@ -147,7 +148,7 @@ class Recording:
                 elif call.is_backend and isinstance(error, LeaseError):
                     self._turn.wait_for(error)
                     return False
-                if call.is_backend:
+                if call.is_backend and not invocation.raised(error):
                     self._start_failure = invocation.describe(error)
                 if call.is_backend or is_interruption(error):
                     raise
