@@ -441,6 +441,27 @@ def test_the_reason_of_a_failure_names_the_wrapper_and_the_implementation(build:
     )
 
 
+def test_the_reason_of_a_failed_step_names_the_wrapper_that_raised(build: Build, tmp_path: Path) -> None:
+    class Outer:
+        @hookimpl(wrapper=True, tryfirst=True)
+        def profile_step(self) -> Wrapper:
+            return (yield)
+
+    class Inner:
+        @hookimpl(wrapper=True)
+        def profile_step(self) -> Wrapper:
+            yield
+            raise OSError("metrics server is down")
+
+    with build(listeners=[Inner(), Outer()], steps=["1..2"]) as profiler:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    assert manifest(tmp_path)["problems"] == [
+        "The wrapper of Inner failed around profile_step of tally at global_step 1: OSError: metrics server is down"
+    ]
+
+
 def test_a_failed_wrapper_around_a_listener_is_a_note(build: Build, tmp_path: Path) -> None:
     class Metrics:
         @hookimpl(wrapper=True)

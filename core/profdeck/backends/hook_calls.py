@@ -59,18 +59,12 @@ class HookCall:
         results: list[Any] = self.manager.call(self.hook, unwrapped, {"plugin_name": self.plugin.name, **arguments})
         return results
 
-    def describe(self, error: BaseException) -> str:
-        """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""
+    def failed_wrapper(self, error: BaseException) -> str | None:
+        """Return the name of the plugin whose wrapper raised an error; None if no wrapper is known to have failed."""
         plugins = {code: item.plugin for item in self.implementations for code in _codes(item.function)}
         frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         plugin = next((plugins[code] for code in reversed(frames) if code in plugins), None)
-        if isinstance(plugin, PluginObject) and plugin is not self.plugin.hooks:
-            return self.describe_wrapper(error, f"The wrapper of {plugin.plugin_name}")
-        return f"{self}: {describe(error)}"
-
-    def describe_wrapper(self, error: BaseException, subject: str = "A wrapper") -> str:
-        """Return the reason of a wrapper's failure."""
-        return f"{subject} failed around {self}: {describe(error)}"
+        return plugin.plugin_name if isinstance(plugin, PluginObject) and plugin is not self.plugin.hooks else None
 
     def __str__(self) -> str:
         return f"{self.hook} of {self.plugin.name}"
@@ -133,13 +127,14 @@ class Invocation:
         """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""
         if self.raised(error):
             return f"{self.call}: {describe(error)}"
-        implementation = self.returned.error if self.returned else None
-        reason = self.call.describe(error)
-        if isinstance(error, ProfdeckError) and str(self.call) in str(error):  # raised by `run`
+        wrapper = self.call.failed_wrapper(error)
+        if wrapper is None and isinstance(error, ProfdeckError) and str(self.call) in str(error):  # raised by `run`
             return str(error)
-        if reason.startswith(str(self.call)):
-            reason = self.call.describe_wrapper(error)
-        return f"{reason}. {self.call} failed: {describe(implementation)}" if implementation else reason
+        subject = f"The wrapper of {wrapper}" if wrapper else "A wrapper"
+        reason = f"{subject} failed around {self.call}: {describe(error)}"
+        if self.returned is None or self.returned.error is None:
+            return reason
+        return f"{reason}. {self.call} failed: {describe(self.returned.error)}"
 
     def raised(self, error: BaseException) -> bool:
         """Return whether the implementation raised an error, or one of its awaitables did."""

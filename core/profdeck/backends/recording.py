@@ -181,7 +181,9 @@ class Recording:
             except BaseException as error:
                 if is_interruption(error):
                     raise
-                self._add_failure(call, f"At {step.unit} {step.index}, {call.describe(error)}")
+                wrapper = call.failed_wrapper(error)
+                failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
+                self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe(error)}")
 
     async def _stop_plugin(self, call: HookCall, resolve: Resolve) -> tuple[Output, ...]:
         """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
