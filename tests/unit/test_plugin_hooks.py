@@ -16,7 +16,7 @@ import attrs
 import pluggy
 import pytest
 
-from profdeck import Capture, Profiler, Step, hookimpl
+from profdeck import Capture, Profiler, Step, Unit, hookimpl
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.base.errors import BrokenPluginError, LeaseError, PluginError
 
@@ -201,7 +201,7 @@ def test_a_wrapper_that_does_not_return_the_results_is_reported(build: Build, tm
                 pass
     document = manifest(tmp_path)
     assert document["status"] == "partial"
-    assert f"A wrapper around {hook} returned None instead of the results" in document["problems"][0]
+    assert f"A wrapper around {hook} of tally returned None instead of the results" in document["problems"][0]
     assert document["artifacts"]
     assert "stop step1" in calls(profiler)
 
@@ -398,6 +398,108 @@ def test_a_wrapper_that_fails_around_the_stop_loses_no_trace(build: Build, tmp_p
     assert "broken wrapper" in " ".join(document["problems"])
 
 
+def fail_before_the_yield() -> Wrapper:
+    raise OSError("metrics server is down")
+    yield
+
+
+def return_without_a_yield() -> Wrapper:
+    return []
+    yield
+
+
+@pytest.mark.parametrize("wrap", [fail_before_the_yield, return_without_a_yield])
+@pytest.mark.parametrize("wait_s", [0, 0.001])
+def test_a_wrapper_that_does_not_call_the_stop_leaves_nothing_recording(
+    build: Build, tmp_path: Path, wrap: Callable[[], Wrapper], wait_s: float
+) -> None:
+    lines: list[str] = []
+    metrics = type("Metrics", (), {"wrap": staticmethod(hookimpl(wrapper=True, specname="profile_stop")(wrap))})()
+    with build(listeners=[metrics, Log(lines)], **{"trainer.options.wait_s": wait_s}) as profiler, profiler.capture(1):
+        pass
+    assert calls(profiler)[-1] == "stop step1"
+    assert lines == ["log start", "log stop partial"]
+    document = manifest(tmp_path)
+    assert (document["status"], len(document["artifacts"])) == ("partial", 1)
+    assert "failed around profile_stop of tally: " in document["problems"][0]
+
+
+def test_the_reason_of_a_failure_names_the_wrapper_and_the_implementation(build: Build, tmp_path: Path) -> None:
+    class Metrics:
+        @hookimpl(wrapper=True)
+        def profile_stop(self) -> Wrapper:
+            raise OSError("metrics server is down")
+            yield
+
+    options = {"trainer.options.fail_at": "stop"}
+    with build(listeners=[Metrics()], **options) as profiler, profiler.capture(1):
+        pass
+    (problem,) = manifest(tmp_path)["problems"]
+    assert problem.startswith(
+        "The wrapper of Metrics failed around profile_stop of tally: OSError: metrics server is down. profile_stop of "
+        "tally failed: RuntimeError: "
+    )
+
+
+def test_the_reason_of_a_failed_step_names_the_wrapper_that_raised(build: Build, tmp_path: Path) -> None:
+    class Outer:
+        @hookimpl(wrapper=True, tryfirst=True)
+        def profile_step(self) -> Wrapper:
+            return (yield)
+
+    class Inner:
+        @hookimpl(wrapper=True)
+        def profile_step(self) -> Wrapper:
+            yield
+            raise OSError("metrics server is down")
+
+    with build(listeners=[Inner(), Outer()], steps=["1..2"]) as profiler:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    assert manifest(tmp_path)["problems"] == [
+        "The wrapper of Inner failed around profile_step of tally at global_step 1: OSError: metrics server is down"
+    ]
+
+
+def test_a_failed_wrapper_around_a_listener_is_a_note(build: Build, tmp_path: Path) -> None:
+    class Metrics:
+        @hookimpl(wrapper=True)
+        def profile_start(self, plugin_name: str) -> Wrapper:
+            results = yield
+            if plugin_name == "log":
+                raise OSError("metrics server is down")
+            return results
+
+    lines: list[str] = []
+    name = Profiler.register(Log(lines), "log")
+    with build(listeners=[Metrics()]) as profiler, profiler.capture(1):
+        pass
+    Profiler.unregister(name)
+    document = manifest(tmp_path)
+    assert lines == ["log start", "log stop complete"]
+    assert document["status"] == "complete"
+    assert document["notes"] == [
+        "A listener failed: The wrapper of Metrics failed around profile_start of log: OSError: metrics server is down"
+    ]
+
+
+def test_a_capture_that_a_wrapper_ends_at_its_start_keeps_the_reason(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late:
+        @hookimpl(wrapper=True)
+        def profile_start(self) -> Wrapper:
+            yield
+            raise ValueError("late")
+
+    assert build(listeners=[Late()]).start(1) is None
+    assert (
+        "Capture step1 was stopped at its start: The wrapper of Late failed around profile_start of tally: "
+        "ValueError: late"
+    ) in caplog.text
+
+
 def test_a_listener_whose_start_failed_is_not_stopped(build: Build) -> None:
     lines: list[str] = []
 
@@ -409,6 +511,84 @@ def test_a_listener_whose_start_failed_is_not_stopped(build: Build) -> None:
     with build(listeners=[Broken(lines, "a"), Log(lines, "b")]) as profiler, profiler.capture(1):
         pass
     assert lines == ["b start", "b stop complete"]
+
+
+def test_a_failed_enum_lookup_of_a_listener_is_a_note(build: Build, tmp_path: Path) -> None:
+    class Broken:
+        @hookimpl
+        def profile_start(self) -> None:
+            Unit("lightyear")
+
+    with build(listeners=[Broken()]) as profiler, profiler.capture(1):
+        pass
+    assert "'lightyear' is not a valid Unit" in manifest(tmp_path)["notes"][0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt()])
+def test_an_interrupted_listener_does_not_prevent_other_stops(
+    build: Build, tmp_path: Path, error: BaseException
+) -> None:
+    lines: list[str] = []
+
+    class Interrupted:
+        @hookimpl
+        def profile_stop(self) -> None:
+            raise error
+
+    profiler = build(listeners=[Log(lines, "a"), Interrupted(), Log(lines, "b")])
+    profiler.start(1)
+    with pytest.raises(type(error)):
+        profiler.stop()
+    assert {"a stop complete", "b stop complete"} <= set(lines)
+    assert manifest(tmp_path)["status"] == "complete"
+    profiler.close()
+
+
+@pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
+def test_a_listener_that_awaits_a_cancelled_future_has_failed(build: Build, tmp_path: Path, hook: str) -> None:
+    async def fail() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    listener = type("Cancelled", (), {"fail": staticmethod(hookimpl(specname=hook)(fail))})()
+
+    async def run() -> None:
+        async with build(listeners=[listener], steps=["1..2"]) as profiler:
+            for step in (1, 2):
+                async with profiler.capture(step):
+                    pass
+
+    asyncio.run(run())
+    document = manifest(tmp_path)
+    assert document["status"] == "complete"
+    assert "CancelledError" in document["notes"][0]
+
+
+def test_the_stops_precede_the_cancellation_of_the_task(build: Build, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Slow:
+        @hookimpl
+        async def profile_stop(self) -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def stop() -> None:
+        profiler = build(listeners=[Log(lines, "a"), Slow(), Log(lines, "b")])
+        async with profiler.capture(1):
+            pass
+
+    async def run() -> None:
+        task = asyncio.create_task(stop())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    entered = asyncio.Event()
+    asyncio.run(run())
+    assert {"a stop complete", "b stop complete"} <= set(lines)
 
 
 def test_a_listener_needs_no_start(build: Build) -> None:
@@ -430,6 +610,35 @@ def test_a_listener_needs_no_start(build: Build) -> None:
     assert lines == ["step 1", "stop complete"]
     assert build(listeners=[StopOnly()], run="two", **{"trainer.options.fail_at": "start"}).start(1) is None
     assert lines == ["step 1", "stop complete"]
+
+
+def fail_to_write() -> Any:
+    raise OSError("disk full")
+
+
+@pytest.mark.parametrize("output", [fail_to_write, "no artifact"])
+def test_a_failed_start_whose_file_cannot_be_written_ends(build: Build, tmp_path: Path, output: Any) -> None:
+    lines: list[str] = []
+
+    class Late:
+        @hookimpl(wrapper=True)
+        def profile_start(self, plugin_name: str) -> Wrapper:
+            results = yield
+            if plugin_name == "tally":
+                raise RuntimeError("late")
+            return results
+
+        @hookimpl(wrapper=True)
+        def profile_stop(self) -> Wrapper:
+            results = yield
+            return [[*(outputs or ()), output] for outputs in results]
+
+    profiler = build(listeners=[Late(), First(lines, "first")], steps=[1, 3])
+    assert profiler.start(1) is None
+    assert lines == ["first start", "first stop partial"]
+    document = manifest(tmp_path)
+    assert (document["status"], len(document["artifacts"])) == ("partial", 1)
+    assert any("A file could not be written" in problem for problem in document["problems"])
 
 
 def test_a_started_listener_is_stopped_if_the_backend_does_not_start(build: Build) -> None:
@@ -469,11 +678,6 @@ def test_historic_calls_reach_plugins_that_are_registered_later(build: Build, ca
         def profiler_opened(self, role: str, backend_name: str) -> None:
             lines.append(f"{role} {backend_name}")
 
-    class Broken:
-        @hookimpl
-        def profiler_opened(self) -> None:
-            raise RuntimeError("not now")
-
     class Wraps:
         @hookimpl(wrapper=True)
         def profiler_opened(self) -> Wrapper:
@@ -482,14 +686,60 @@ def test_historic_calls_reach_plugins_that_are_registered_later(build: Build, ca
     build()
     name = Profiler.register(Late())
     assert lines == ["trainer tally"]
-    with pytest.raises(BrokenPluginError, match="'Broken' cannot be registered: RuntimeError: not now"):
-        Profiler.register(Broken())
     with pytest.raises(BrokenPluginError, match="profiler_opened is historic, and historic hooks have no wrappers"):
         Profiler.register(Wraps())
     assert build(run="other").enabled
     assert lines == ["trainer tally"] * 2
     Profiler.unregister(name)
     assert "profiler_opened" not in caplog.text
+
+
+def test_a_failed_notification_of_a_profiler_is_logged(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    roles: list[str] = []
+
+    class Good:
+        @hookimpl
+        def profiler_opened(self, role: str) -> None:
+            roles.append(role)
+
+    class Broken:
+        @hookimpl
+        def profiler_opened(self) -> None:
+            raise RuntimeError("not now")
+
+    profilers = [build(listeners=[Good(), Broken(), Good()], run="one")]
+    assert roles == ["trainer"] * 2
+    assert caplog.messages == ["The plugin Broken failed at profiler_opened: RuntimeError: not now"]
+    profilers.append(build(listeners=[Broken(), Good()], run="two"))  # history is replayed
+    assert all(profiler.enabled for profiler in profilers)
+
+
+def test_a_plugin_does_not_join_a_capture_before_its_registration_has_ended(build: Build, tmp_path: Path) -> None:
+    entered, proceed = threading.Event(), threading.Event()
+    lines: list[str] = []
+
+    class Late(Log):
+        @hookimpl
+        def profiler_opened(self) -> None:
+            entered.set()
+            proceed.wait(10)
+
+    profiler = build(listeners=[Log(lines)], steps=["1..2", 4])
+    profiler.start(1)
+    thread = threading.Thread(target=Profiler.register, args=(Late(lines, "late"), "late"))
+    thread.start()
+    assert entered.wait(10)
+    profiler.step(1)
+    profiler.start(2)
+    profiler.stop()
+    assert lines == ["log start", "log step 1", "log stop complete"]
+    proceed.set()
+    thread.join()
+    with profiler.capture(4):
+        pass
+    Profiler.unregister("late")
+    assert {line for line in lines if "late" in line} == {"late start", "late stop complete"}
+    assert manifest(tmp_path)["status"] == "complete"
 
 
 def test_profilers_share_a_manager_and_not_their_listeners(build: Build) -> None:
@@ -628,6 +878,55 @@ def test_a_wrapper_that_discards_the_awaitable_fails_the_start(
         assert capture is None
     assert toy.commands == []
     assert "a wrapper discarded its awaitable" in manifest(tmp_path, "target.step1.json")["problems"][0]
+
+
+def fail_after_the_yield() -> Wrapper:
+    yield
+    raise OSError("metrics server is down")
+
+
+def fail_before_the_await() -> Wrapper:
+    yield
+
+    async def fail() -> None:
+        raise OSError("metrics server is down")
+
+    return [fail()]
+
+
+def close_the_awaitable() -> Wrapper:
+    (stop,) = yield
+    stop.close()
+    return []
+
+
+@pytest.mark.parametrize(
+    "wrap", [fail_before_the_yield, fail_after_the_yield, fail_before_the_await, close_the_awaitable]
+)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_wrapper_that_fails_around_the_stop_leaves_no_engine_recording(
+    engine: Build, tally: ModuleType, tmp_path: Path, wrap: Callable[[], Wrapper], count: int, sync: bool
+) -> None:
+    toys = [tally.ToyEngine() for _ in range(count)]
+    target = toys if count > 1 else toys[0]
+    metrics = type("Metrics", (), {"wrap": staticmethod(hookimpl(wrapper=True, specname="profile_stop")(wrap))})()
+
+    async def run() -> None:
+        async with engine(target, listeners=[metrics]) as profiler, profiler.capture(1):
+            for toy in toys:
+                toy.iterate("decode")
+
+    if sync:
+        with engine(target, listeners=[metrics]) as profiler, profiler.capture(1):
+            for toy in toys:
+                toy.iterate("decode")
+    else:
+        asyncio.run(run())
+    assert [len(toy.commands) for toy in toys] == [2] * count  # start and stop
+    files = list(tmp_path.glob("run/step_*/**/target*.json"))
+    assert files
+    assert {json.loads(file.read_text())["status"] for file in files} == {"partial"}
 
 
 def test_wrappers_run_around_each_target_and_listeners_once(engine: Build, tally: ModuleType, tmp_path: Path) -> None:

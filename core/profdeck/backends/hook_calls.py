@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import logging
+import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any
 
 import attrs
 import pluggy
 
 from profdeck.backends.api import Backend
-from profdeck.backends.plugin_manager import PluginManager, RegisteredPlugin, Returned, Witness, plugin_manager
+from profdeck.backends.plugin_manager import PluginManager, PluginObject, RegisteredPlugin, Returned, is_witness, plugin_manager
 from profdeck.backends.plugins import RECORDING_HOOKS
 from profdeck.base.blocking import Resolve
-from profdeck.base.errors import CaptureError, PluginError, describe
+from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe
 from profdeck.base.identity import Identity
 from profdeck.base.interruptions import raise_of_signal
 from profdeck.records.capture import Capture
-
-logger = logging.getLogger("profdeck")
 
 
 @attrs.frozen(eq=False)
@@ -30,26 +29,54 @@ class HookCall:
     plugin: RegisteredPlugin
     is_backend: bool
     role: RoleHooks
-    caller: pluggy.HookCaller
+    hook: str
+    implementations: list[pluggy.HookImpl]
+    """The plugin's implementations and the wrappers. Plugins that are registered later are not among them."""
     manager: PluginManager
     generation: int
-    """The manager's generation for which the caller was selected."""
+    """The manager's generation for which the implementations were selected."""
 
     def results(self, **arguments: Any) -> list[Any]:
         """Call the hook and return the results, which may be awaitables.
 
         Raises:
-            PluginError: a wrapper does not return a list.
+            PluginError: a wrapper does not return a list, or the plugin was unregistered.
         """
-        is_current = self.generation == self.manager.generation
-        caller = self.caller if is_current else self.role.current_caller(self)
-        results = caller(plugin_name=self.plugin.name, **arguments) if caller else []
+        call = self if self.generation == self.manager.generation else self.role.current_call(self)
+        if call is None:
+            raise PluginError(f"The plugin was unregistered before {self}.")
+        results = self.manager.call(self.hook, call.implementations, {"plugin_name": self.plugin.name, **arguments})
         if not isinstance(results, list):
             raise PluginError(
-                f"A wrapper around {self.caller.name} returned {results!r} instead of the results. End it with "
-                "'return results', where results is the value of its yield."
+                f"A wrapper around {self} returned {results!r} instead of the results. End "
+                "it with 'return results', where results is the value of its yield."
             )
         return results
+
+    def results_without_wrappers(self, **arguments: Any) -> list[Any]:
+        """Call the plugin's implementations and return the results."""
+        unwrapped = [item for item in self.implementations if item.plugin is self.plugin.hooks or is_witness(item)]
+        results: list[Any] = self.manager.call(self.hook, unwrapped, {"plugin_name": self.plugin.name, **arguments})
+        return results
+
+    def failed_wrapper(self, error: BaseException) -> str | None:
+        """Return the name of the plugin whose wrapper raised an error; None if no wrapper is known to have failed."""
+        plugins = {code: item.plugin for item in self.implementations for code in _codes(item.function)}
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        plugin = next((plugins[code] for code in reversed(frames) if code in plugins), None)
+        return plugin.plugin_name if isinstance(plugin, PluginObject) and plugin is not self.plugin.hooks else None
+
+    def __str__(self) -> str:
+        return f"{self.hook} of {self.plugin.name}"
+
+
+def _codes(function: object) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions that it defines."""
+    codes = [getattr(function, "__code__", None)]
+    while codes:
+        if isinstance(code := codes.pop(), CodeType):
+            yield code
+            codes.extend(code.co_consts)
 
 
 @attrs.define(eq=False)
@@ -58,37 +85,86 @@ class Invocation:
 
     call: HookCall
     returned: Returned | None = None
-    """The return values of the implementation; None if it did not return."""
+    """The progress of the implementation; None if it was not called."""
 
     async def run(self, capture: Capture, resolve: Resolve) -> list[Any]:
-        """Call the hook and await its results.
+        """Call the hook and await its results. If a wrapper fails, awaitables that have not started are closed.
 
         Raises:
             BaseException: from the implementation or a wrapper.
             CaptureError: a wrapper hides that the implementation failed or was not awaited.
         """
         try:
-            try:
-                results = self.call.results(capture=capture)
-            finally:
-                self.returned = self.call.manager.returned.pop(capture, None)
-            for index, result in enumerate(results):
-                if inspect.isawaitable(result):
-                    results[index] = await resolve(result)
+            return await self._run(capture, resolve)
         finally:
-            for awaitable in self.returned.pending if self.returned else ():
-                awaitable.close()
-        name = f"{self.call.caller.name} of {self.call.plugin.name}"
-        if self.returned is None:
-            raise CaptureError(f"{name} did not return; a wrapper suppressed its error.")
-        if self.returned.pending:
-            raise CaptureError(f"{name} was not awaited; a wrapper discarded its awaitable.")
-        return results
+            self._close()
+
+    async def run_to_completion(self, capture: Capture, resolve: Resolve) -> list[Any]:
+        """Call the hook and await its results. If a wrapper fails, the implementation still runs and is awaited.
+
+        Raises:
+            BaseException: as of `run`, after the implementation has completed.
+        """
+        try:
+            return await self._run(capture, resolve)
+        except GeneratorExit:  # nothing can be awaited any more
+            raise
+        except BaseException:
+            try:
+                if self.returned is None:
+                    self._call(self.call.results_without_wrappers, capture)
+                if self.returned is not None:
+                    for awaitable in self.returned.pending[:]:
+                        if not awaitable.started:
+                            await resolve(awaitable)
+            except Exception as failure:  # noqa: BLE001  # `describe` adds it
+                raise_of_signal(failure)
+            raise
+        finally:
+            self._close()
+
+    def describe(self, error: BaseException) -> str:
+        """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""
+        if self.raised(error):
+            return f"{self.call}: {describe(error)}"
+        wrapper = self.call.failed_wrapper(error)
+        if wrapper is None and isinstance(error, ProfdeckError) and str(self.call) in str(error):  # raised by `run`
+            return str(error)
+        subject = f"The wrapper of {wrapper}" if wrapper else "A wrapper"
+        reason = f"{subject} failed around {self.call}: {describe(error)}"
+        if self.returned is None or self.returned.error is None:
+            return reason
+        return f"{reason}. {self.call} failed: {describe(self.returned.error)}"
+
+    def raised(self, error: BaseException) -> bool:
+        """Return whether the implementation raised an error, or one of its awaitables did."""
+        return self.returned is not None and self.returned.error is error
 
     @property
     def completed(self) -> bool:
         """Whether the implementation has returned and its awaitables have completed."""
-        return self.returned is not None and not self.returned.pending
+        return self.returned is not None and self.returned.results is not None and not self.returned.pending
+
+    async def _run(self, capture: Capture, resolve: Resolve) -> list[Any]:
+        results = self._call(self.call.results, capture)
+        for index, result in enumerate(results):
+            if inspect.isawaitable(result):
+                results[index] = await resolve(result)
+        if self.returned is None or self.returned.results is None:
+            raise CaptureError(f"{self.call} did not return; a wrapper suppressed its error.")
+        if self.returned.pending:
+            raise CaptureError(f"{self.call} was not awaited; a wrapper discarded its awaitable.")
+        return results
+
+    def _call(self, results: Callable[..., list[Any]], capture: Capture) -> list[Any]:
+        try:
+            return results(capture=capture)
+        finally:
+            self.returned = self.call.manager.returned.pop(capture, None)
+
+    def _close(self) -> None:
+        for awaitable in self.returned.pending if self.returned else ():
+            awaitable.discard()
 
 
 class RoleHooks:
@@ -125,14 +201,10 @@ class RoleHooks:
         self._backend.backends[capture] = weakref.ref(backend)
 
     def open(self, role: str, identity: Identity, backend_name: str) -> None:
-        """Call ``profiler_opened``; a failure is logged."""
-        try:
-            self._manager.hook.profiler_opened.call_historic(
-                kwargs={"role": role, "identity": identity, "backend_name": backend_name}
-            )
-        except Exception as error:  # noqa: BLE001  # a plugin must not prevent the job
-            raise_of_signal(error)
-            logger.warning("A plugin failed at profiler_opened: %s", describe(error))
+        """Call ``profiler_opened``."""
+        self._manager.hook.profiler_opened.call_historic(
+            kwargs={"role": role, "identity": identity, "backend_name": backend_name}
+        )
 
     def calls(self, hook: str) -> tuple[HookCall, ...]:
         """Return one call per plugin that implements a hook, in order."""
@@ -142,30 +214,28 @@ class RoleHooks:
             self._generation = generation
         return self._calls[hook]
 
-    def current_caller(self, call: HookCall) -> pluggy.HookCaller | None:
-        """Return the caller for a call that precedes a registration; None if the plugin was unregistered."""
-        return next((item.caller for item in self.calls(call.caller.name) if item.plugin is call.plugin), None)
+    def current_call(self, call: HookCall) -> HookCall | None:
+        """Return the call that replaces a call of an earlier generation; None if the plugin was unregistered."""
+        return next((item for item in self.calls(call.hook) if item.plugin is call.plugin), None)
 
     def _select(self, hook: str, generation: int) -> tuple[HookCall, ...]:
         manager, backend = self._manager, self._backend.plugin
         plugins = [*self._listeners, *manager.everywhere.values(), backend]
         wrappers = {plugin.wrappers for plugin in plugins}
         called = {plugin.hooks: plugin for plugin in (plugins if self._role is None else [backend])}
-        implemented = getattr(manager.hook, hook).get_hookimpls()[::-1]
-        excluded = {
-            item.plugin for item in implemented if item.plugin not in wrappers and not isinstance(item.plugin, Witness)
-        }
+        implemented = getattr(manager.hook, hook).get_hookimpls()
 
         def rank(item: pluggy.HookImpl) -> int:
             return 0 if item.tryfirst else 3 if item.trylast else 1 if item.plugin is backend.hooks else 2
 
-        chosen = sorted((item for item in implemented if item.plugin in called), key=rank)
+        chosen = sorted((item for item in reversed(implemented) if item.plugin in called), key=rank)
         return tuple(
             HookCall(
                 called[hooks],
                 hooks is backend.hooks,
                 self,
-                manager.subset_hook_caller(hook, excluded - {hooks}),
+                hook,
+                [item for item in implemented if item.plugin is hooks or item.plugin in wrappers or is_witness(item)],
                 manager,
                 generation,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -33,20 +34,26 @@ from profdeck.base.errors import BrokenPluginError, PluginError, describe
 from profdeck.base.interruptions import raise_of_signal
 from profdeck.records.capture import Capture
 
+logger = logging.getLogger("profdeck")
+
 
 @attrs.define(eq=False)
 class Returned:
-    """The return values of one implementation, and the number of awaitables that have not completed."""
+    """The progress of one implementation."""
 
-    results: list[Any]
+    results: list[Any] | None = None
+    """Its return values; None if it raised or has not returned."""
     pending: list[ObservedAwaitable] = attrs.field(factory=list)
+    """Awaitables that have not completed."""
+    error: BaseException | None = None
+    """The exception that it or one of its awaitables raised."""
 
-    def observed(self) -> list[Any]:
-        """Return the results, with awaitables that record their completion."""
-        observed = list(self.results)
+    def observe(self, results: list[Any]) -> list[Any]:
+        """Store the return values and return them, with awaitables that record their completion."""
+        self.results, observed = results, list(results)
         for index, result in enumerate(observed):
             if inspect.isawaitable(result):
-                observed[index] = awaitable = ObservedAwaitable(self, index, result)
+                observed[index] = awaitable = ObservedAwaitable(self, results, index, result)
                 self.pending.append(awaitable)
         return observed
 
@@ -56,19 +63,36 @@ class ObservedAwaitable:
     """An awaitable that records its result."""
 
     returned: Returned
+    results: list[Any]
     index: int
     awaitable: Awaitable[Any]
+    started: bool = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        result = yield from self.awaitable.__await__()
-        self.returned.results[self.index] = result
+        self.started = True
+        try:
+            result = yield from self.awaitable.__await__()
+        except BaseException as error:
+            self.returned.error = error
+            raise
+        self.results[self.index] = result
         self.returned.pending.remove(self)
         return result
 
     def close(self) -> None:
+        """Do nothing: wrappers may close a coroutine that they discard, but ``profile_stop`` must run."""
+
+    def discard(self) -> None:
         """Close the coroutine if it was not awaited."""
         if inspect.iscoroutine(self.awaitable) and inspect.getcoroutinestate(self.awaitable) == inspect.CORO_CREATED:
             self.awaitable.close()
+
+
+@attrs.frozen(eq=False)
+class PluginObject:
+    """An object for pluggy. It is hashable, although plugins may be compared by value."""
+
+    plugin_name: str
 
 
 @attrs.frozen(eq=False)
@@ -77,16 +101,16 @@ class RegisteredPlugin:
 
     name: str
     """The name that wrappers and messages see."""
-    hooks: object
-    wrappers: object
+    hooks: PluginObject
+    wrappers: PluginObject
     source: object = None
     """The registered object; None for a backend class."""
 
 
 class Witness:
-    """Innermost wrapper: records the return value of each implementation.
+    """Innermost wrapper: records the return value or exception of each implementation.
 
-    Outer wrappers may suppress an exception, discard an awaitable, or raise after the implementation has returned.
+    Outer wrappers may raise before the call, suppress an exception, discard an awaitable, or raise after the return.
     """
 
     def __init__(self, returned: dict[Capture, Returned]) -> None:
@@ -94,12 +118,21 @@ class Witness:
 
     @hookimpl(wrapper=True, trylast=True)
     def profile_start(self, capture: Capture) -> Generator[None, list[Any], list[Any]]:
-        """Record the return values of the call in progress."""
-        results = yield
-        returned = self.returned[capture] = Returned(results)
-        return returned.observed()
+        """Record the progress of the call."""
+        returned = self.returned[capture] = Returned()
+        try:
+            results = yield
+        except BaseException as error:
+            returned.error = error
+            raise
+        return returned.observe(results)
 
     profile_stop = profile_start
+
+
+def is_witness(implementation: pluggy.HookImpl) -> bool:
+    """Return whether an implementation records return values."""
+    return isinstance(implementation.plugin, Witness)
 
 
 class PluginManager(pluggy.PluginManager):
@@ -111,9 +144,9 @@ class PluginManager(pluggy.PluginManager):
         self.everywhere: dict[str, RegisteredPlugin] = {}
         """Plugins that participate in all recordings, by name."""
         self.generation = 0
-        """Number of registrations. A subset caller of pluggy does not exclude plugins that are registered later."""
+        """Number of changes of `everywhere`. Selections of an earlier generation are outdated."""
         self.returned: dict[Capture, Returned] = {}
-        """Return values of implementations whose call is in progress."""
+        """Progress of implementations whose call is in progress."""
         self._witness = Witness(self.returned)
         self._mutex = threading.RLock()
         self._numbers = itertools.count()
@@ -128,8 +161,9 @@ class PluginManager(pluggy.PluginManager):
         hooks: dict[str, Callable[..., Any]] = {}
         wrappers: dict[str, Callable[..., Any]] = {}
         for item, function in functions:
-            (wrappers if item.wraps else hooks)[item.attribute] = function
-        added = RegisteredPlugin(name, _plugin_object(hooks), _plugin_object(wrappers), source)
+            isolated = _isolated(name, function) if item.hook == "profiler_opened" else function
+            (wrappers if item.wraps else hooks)[item.attribute] = isolated
+        added = RegisteredPlugin(name, _plugin_object(name, hooks), _plugin_object(name, wrappers), source)
         with self._mutex:
             while self._expired:
                 self._remove(self._expired.popleft())
@@ -137,23 +171,21 @@ class PluginManager(pluggy.PluginManager):
             try:
                 self.register(added.hooks, f"{name} {number}")
                 self.register(added.wrappers, f"{name} {number} wrappers")
-            except BaseException as error:  # of a historic call
+            except BaseException:  # such as an interruption of profiler_opened
                 self._remove(added)
-                raise_of_signal(error)
-                if not isinstance(error, Exception):
-                    raise
-                raise BrokenPluginError(f"The plugin '{name}' cannot be registered: {describe(error)}") from error
+                raise
             # The wrapper that is registered last is the innermost. Calls of other threads always have one.
             witness, self._witness = self._witness, Witness(self.returned)
             self.register(self._witness, f"witness {number}")
             self._unregister(witness)
-            self.generation += 1
         return added
 
-    def remove(self, plugin: RegisteredPlugin) -> None:
-        """Unregister a plugin."""
-        with self._mutex:
-            self._remove(plugin)
+    def call(self, hook: str, implementations: list[pluggy.HookImpl], arguments: dict[str, Any]) -> Any:
+        """Call selected implementations of a hook.
+
+        A subset caller of pluggy would also call plugins that are registered later.
+        """
+        return self._hookexec(hook, implementations, arguments, False)  # noqa: FBT003  # positional in pluggy
 
     def remove_with(self, owner: object, plugin: RegisteredPlugin) -> None:
         """Unregister a plugin some time after its owner is garbage-collected."""
@@ -185,6 +217,7 @@ class PluginManager(pluggy.PluginManager):
             if registered := [other for other, item in self.everywhere.items() if item.source is plugin]:
                 raise BrokenPluginError(f"The plugin '{name}' is already registered as '{registered[0]}'.")
             self.everywhere[name] = self.add_object(name, plugin)
+            self.generation += 1  # last: a selection of this generation includes the plugin
         return name
 
     def unregister_everywhere(self, name: str) -> None:
@@ -197,7 +230,9 @@ class PluginManager(pluggy.PluginManager):
             if name not in self.everywhere:
                 registered = ", ".join(self.everywhere) or "none"
                 raise PluginError(f"No plugin '{name}' is registered. Registered: {registered}.")
-            self._remove(self.everywhere.pop(name))
+            plugin = self.everywhere.pop(name)
+            self.generation += 1
+            self._remove(plugin)
 
     def add_object(self, name: str, plugin: object) -> RegisteredPlugin:
         """Validate an object and register its hook implementations.
@@ -228,9 +263,27 @@ def plugin_manager() -> PluginManager:
     return PluginManager()
 
 
-def _plugin_object(functions: dict[str, Callable[..., Any]]) -> object:
-    """Return a hashable object with these functions; plugins may be compared by value."""
-    return type("PluginHooks", (), {name: staticmethod(function) for name, function in functions.items()})()
+def _isolated(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with its exceptions logged.
+
+    pluggy would end a historic call at the first exception, and raise it again at later registrations.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001  # a plugin must not prevent the job
+            raise_of_signal(error)
+            logger.warning("The plugin %s failed at profiler_opened: %s", name, describe(error))
+
+    return call
+
+
+def _plugin_object(name: str, functions: dict[str, Callable[..., Any]]) -> PluginObject:
+    methods = {attribute: staticmethod(function) for attribute, function in functions.items()}
+    cls: type[PluginObject] = type("PluginHooks", (PluginObject,), methods)
+    return cls(name)
 
 
 _BackendsByCapture: TypeAlias = "weakref.WeakKeyDictionary[Capture, weakref.ref[Backend]]"

@@ -14,7 +14,7 @@ from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases
 from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, LeaseError, describe
-from profdeck.base.interruptions import is_of_signal
+from profdeck.base.interruptions import is_interruption
 from profdeck.base.words import sentence
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
@@ -64,6 +64,10 @@ class Recording:
         self._recorder = recorder
         self._turn = turn
         self._started: set[RegisteredPlugin] = set()
+        self._start_failure: str | None = None
+        """The reason if a wrapper around the start of the backend failed."""
+        self._interruption: BaseException | None = None
+        """The first interruption of a stop. It is raised after all plugins have been stopped."""
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
         self._mutex = threading.RLock()
         self._publishing = False
@@ -111,10 +115,13 @@ class Recording:
                 self.publish()
             begun = begun and await self._start_plugins(resolve)
         except BaseException as error:
-            await self._end_failed_start(error, resolve)
-            if isinstance(error, Exception) and not is_of_signal(error):
-                raise CaptureError(f"Capture {capture.id} did not start: {describe(error)}") from error
-            raise
+            reason = self._start_failure or describe(error)
+            began = await self._end_failed_start(reason, resolve)
+            if is_interruption(error):
+                raise
+            self._raise_interruption()
+            outcome = "was stopped at its start" if began else "did not start"
+            raise CaptureError(f"Capture {capture.id} {outcome}: {reason}") from error
         self.wait()
         if begun:
             self._tell_wait()
@@ -141,23 +148,27 @@ class Recording:
                 elif call.is_backend and isinstance(error, LeaseError):
                     self._turn.wait_for(error)
                     return False
-                if call.is_backend or not isinstance(error, Exception):
+                if call.is_backend and not invocation.raised(error):
+                    self._start_failure = invocation.describe(error)
+                if call.is_backend or is_interruption(error):
                     raise
-                self._add_failure(call, "at profile_start", error)
+                self._add_failure(call, invocation.describe(error))
             else:
                 self._started.add(call.plugin)
         without_start = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
         self._started |= without_start - {call.plugin for call in calls("profile_start")}
         return True
 
-    async def _end_failed_start(self, error: BaseException, resolve: Resolve) -> None:
-        """Stop the plugins that have started and write the manifest."""
+    async def _end_failed_start(self, reason: str, resolve: Resolve) -> bool:
+        """Stop the plugins that have started and write the manifest. Return whether the backend had started."""
+        began, outputs = False, tuple[Output, ...]()
         for call in self._hooks.calls("profile_stop"):
             if call.is_backend and call.plugin in self._started:
-                outputs = await self._stop_plugin(call, resolve)
-                self.capture.artifacts = tuple(output() if callable(output) else output for output in outputs)
-        self.abandon(describe(error))
+                began, outputs = True, await self._stop_plugin(call, resolve)
+        self.capture.artifacts = self._artifacts(outputs)
+        self.abandon(reason)
         await self._stop_listeners(resolve)
+        return began
 
     async def _report_step(self, step: Step, resolve: Resolve) -> None:
         for call in self._hooks.calls("profile_step"):
@@ -167,39 +178,53 @@ class Recording:
                 for result in call.results(capture=self.capture, step=step):
                     if inspect.isawaitable(result):
                         await resolve(result)
-            except Exception as error:  # noqa: BLE001  # other plugins and the host's step continue
-                self._add_failure(call, f"at {step.unit} {step.index}", error)
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
+                wrapper = call.failed_wrapper(error)
+                failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
+                self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe(error)}")
 
     async def _stop_plugin(self, call: HookCall, resolve: Resolve) -> tuple[Output, ...]:
         """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
         self._started.discard(call.plugin)
         invocation = Invocation(call)
         try:
-            results = await invocation.run(self.capture, resolve)
+            results = await invocation.run_to_completion(self.capture, resolve)
             return tuple(output for outputs in results for output in outputs or ())
-        except Exception as error:  # noqa: BLE001  # other plugins must be stopped
-            self._add_failure(call, "at its stop" if call.is_backend else "at profile_stop", error)
-        if invocation.returned is None or not call.is_backend:
+        except BaseException as error:  # noqa: BLE001  # other plugins must be stopped
+            if is_interruption(error):
+                self._interruption = self._interruption or error
+            else:
+                self._add_failure(call, invocation.describe(error))
+        if invocation.returned is None or invocation.returned.results is None or not call.is_backend:
             return ()
         # A failed wrapper must not lose the trace.
         completed = [outputs for outputs in invocation.returned.results if isinstance(outputs, list | tuple)]
         return tuple(output for outputs in completed for output in outputs)
 
     async def _stop_listeners(self, resolve: Resolve) -> None:
+        """Stop the listeners after the manifest was written, and write it again with their failures."""
+        noted = len(self.capture.notes)
         for call in self._hooks.calls("profile_stop"):
             if call.plugin in self._started:
                 await self._stop_plugin(call, resolve)
+        if len(self.capture.notes) > noted:
+            self._write()
 
-    def _add_failure(self, call: HookCall, when: str, error: Exception) -> None:
-        """Add a problem if the backend failed, or a note if a listener failed."""
-        if is_of_signal(error):
-            raise error
-        text = f"{call.plugin.name} {when}: {describe(error)}"
+    def _raise_interruption(self) -> None:
+        """Raise the first interruption of a stop; all plugins have been stopped."""
+        interruption, self._interruption = self._interruption, None
+        if interruption is not None:
+            raise interruption
+
+    def _add_failure(self, call: HookCall, text: str) -> None:
+        """Add a problem if the backend's call failed, or a note if a listener's call failed."""
         if call.is_backend:
             self.capture.problems.append(text)
         else:
-            self.capture.notes.append(f"The listener {text}")
-            logger.warning("Capture %s: the listener %s", self.capture.id, text)
+            self.capture.notes.append(f"A listener failed: {text}")
+            logger.warning("Capture %s: a listener failed: %s", self.capture.id, text)
 
     async def _passed_over(self, step: Step, resolve: Resolve) -> None:
         if step.unit is Unit.GLOBAL_STEP:
@@ -259,6 +284,7 @@ class Recording:
         if self.waiting:
             self.abandon(reason)
             await self._stop_listeners(resolve)
+            self._raise_interruption()
             return
         await self.stop_recording(reason, resolve)
         await self.write(resolve)
@@ -285,6 +311,7 @@ class Recording:
             problems = " ".join(self.capture.problems)
             logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, problems)
         await self._stop_listeners(resolve)
+        self._raise_interruption()
         return True
 
     async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:
@@ -297,42 +324,44 @@ class Recording:
         calls = self._hooks.calls("profile_stop")
         backend = next(index for index, call in enumerate(calls) if call.is_backend)
         try:
-            try:
-                for call in calls[:backend]:
-                    if call.plugin in self._started:
-                        await self._stop_plugin(call, resolve)
-            finally:  # an interrupted listener must not leave the backend recording
-                self._outputs = await self._stop_plugin(calls[backend], resolve)
-        except BaseException as error:
-            capture.problems.append(f"The stop was interrupted: {describe(error)}")
-            capture.conclude(())
-            self._write()
-            raise
+            for call in calls[:backend]:
+                if call.plugin in self._started:
+                    await self._stop_plugin(call, resolve)
+            self._outputs = await self._stop_plugin(calls[backend], resolve)
         finally:
             self._turn.release()
+        if self._interruption is not None:
+            capture.problems.append(f"The stop was interrupted: {describe(self._interruption)}")
+            await self.write(resolve)
 
     async def write(self, resolve: Resolve) -> None:
-        """Write the artifacts and the manifest, then stop the listeners. Any thread may call this."""
-        capture = self.capture
+        """Write the artifacts and the manifest, then stop the listeners. Any thread may call this.
+
+        Raises:
+            BaseException: an interruption of a plugin or of a write function, after all plugins have been stopped.
+        """
         outputs, self._outputs = self._outputs, ()
-        artifacts, interruption = [], None
+        self.capture.conclude(self._artifacts(outputs))
+        self._write()
+        await self._stop_listeners(resolve)
+        self._raise_interruption()
+
+    def _artifacts(self, outputs: tuple[Output, ...]) -> tuple[Artifact, ...]:
+        """Return the artifacts of a stop. A failure to write one becomes a problem."""
+        artifacts = []
         for output in outputs:
             try:
                 artifacts.append(self._artifact(output))
-            except Exception as error:  # noqa: BLE001  # the manifest must be written in any case
-                capture.problems.append(f"A file could not be written: {describe(error)}")
-                interruption = error if is_of_signal(error) else interruption
-        capture.conclude(tuple(artifacts))
-        self._write()
-        if interruption is not None:
-            raise interruption
-        noted = len(capture.notes)
-        await self._stop_listeners(resolve)
-        if len(capture.notes) > noted:
-            self._write()
+            except BaseException as error:  # noqa: BLE001  # the manifest must be written in any case
+                self.capture.problems.append(f"A file could not be written: {describe(error)}")
+                if is_interruption(error):
+                    self._interruption = self._interruption or error
+        return tuple(artifacts)
 
     def _artifact(self, output: Output) -> Artifact:
-        artifact = output if isinstance(output, Artifact) else output()
+        artifact = output() if callable(output) else output
+        if not isinstance(artifact, Artifact):
+            raise CaptureError(f"profile_stop must return artifacts or functions that write them, not {artifact!r}.")
         if not artifact.path.is_relative_to(self.capture.directory):
             raise CaptureError(f"{artifact.path} is outside of {self.capture.directory}.")
         return artifact
