@@ -84,7 +84,7 @@ class Own(Backend):
 
     @hookimpl
     async def profile_stop(self, capture: Capture) -> Sequence[Artifact]:
-        return [Artifact(path=capture.artifact_path(".json"))]
+        return [Artifact(path=capture.artifact_path(".memory.json"))]
 
 
 assert_type(TorchBackend(TorchOptions(activities=(Activity.CPU,))).devices(), tuple[str, ...])
