@@ -13,7 +13,14 @@ import attrs
 import pluggy
 
 from profdeck.backends.api import Backend
-from profdeck.backends.plugin_manager import PluginManager, PluginObject, RegisteredPlugin, Returned, is_witness, plugin_manager
+from profdeck.backends.plugin_manager import (
+    PluginManager,
+    PluginObject,
+    RegisteredPlugin,
+    Returned,
+    is_witness,
+    plugin_manager,
+)
 from profdeck.backends.plugins import RECORDING_HOOKS
 from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe

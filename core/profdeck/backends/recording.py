@@ -324,10 +324,17 @@ class Recording:
         calls = self._hooks.calls("profile_stop")
         backend = next(index for index, call in enumerate(calls) if call.is_backend)
         try:
-            for call in calls[:backend]:
-                if call.plugin in self._started:
-                    await self._stop_plugin(call, resolve)
-            self._outputs = await self._stop_plugin(calls[backend], resolve)
+            try:
+                for call in calls[:backend]:
+                    if call.plugin in self._started:
+                        await self._stop_plugin(call, resolve)
+            finally:  # if this coroutine is closed in a listener, the backend must be stopped
+                self._outputs = await self._stop_plugin(calls[backend], resolve)
+        except GeneratorExit as error:  # nothing can be awaited any more
+            capture.problems.append(f"The stop was interrupted: {describe(error)}")
+            capture.conclude(self._artifacts(self._outputs))
+            self._write()
+            raise
         finally:
             self._turn.release()
         if self._interruption is not None:
