@@ -89,10 +89,10 @@ def test_json_is_yaml(value: Any) -> None:
 )
 def test_what_is_wrong_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
-    before_s = time.monotonic()
+    before_s = time.process_time()
     with pytest.raises(ConfigError, match=said) as caught:
         load(tmp_path / "a.yaml")
-    assert time.monotonic() - before_s < 10
+    assert time.process_time() - before_s < 10
     assert len(str(caught.value)) < 700
     if len(text) < 100 and "\n" not in text:  # the same by the environment
         key, _, value = text.partition(": ")

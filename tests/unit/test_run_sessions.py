@@ -62,7 +62,7 @@ nox.options.default_venv_backend = "none"
 
 @nox.session
 def blocked(session):
-    session.run(sys.executable, "-c", "import signal; print('recording', flush=True); signal.pause()")
+    session.run(sys.executable, "-c", "import threading; print('recording', flush=True); threading.Event().wait()")
 """
 
 
