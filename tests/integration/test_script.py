@@ -42,14 +42,14 @@ def test_the_script_keeps_its_arguments_its_stdout_and_its_exit_status(tmp_path:
     assert profdeck(tmp_path, "ls", report["run"]).returncode == 0
 
 
-@pytest.mark.parametrize(("options", "warmup_steps"), [((), 1), (("--set", "trainer.warmup_steps=0"), None)])
+@pytest.mark.parametrize(("options", "warmup_steps"), [((), 1), (("--set", "trainer.warmup_steps=0"), 0)])
 def test_the_recorder_starts_one_step_before_the_capture(
-    tmp_path: Path, options: tuple[str, ...], warmup_steps: int | None
+    tmp_path: Path, options: tuple[str, ...], warmup_steps: int
 ) -> None:
     done = profdeck(tmp_path, "run", "--json", "--steps", "2..3", *options, "script.py", "pass")
     run = Path(json.loads(done.stderr.splitlines()[-1])["run"])
     role = json.loads((tmp_path / run / "run.json").read_text())["config"]["roles"]["trainer"]
-    assert role.get("warmup_steps") == warmup_steps
+    assert role["warmup_steps"] == warmup_steps
     (step,) = json.loads(profdeck(tmp_path, "summary", "--json", str(run)).stdout)["ranks"][0]["steps"][:1]
     assert step["step"] == 2
 
