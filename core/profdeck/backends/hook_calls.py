@@ -149,7 +149,7 @@ class Invocation:
 
     @property
     def completed(self) -> bool:
-        """Whether the implementation has returned and its awaitables have completed."""
+        """True if the implementation has returned and its awaitables have completed."""
         return self.returned is not None and self.returned.results is not None and not self.returned.pending
 
     async def _run(self, capture: Capture, resolve: Resolve) -> list[Any]:

@@ -56,7 +56,7 @@ class RoleConfig:
     """What the processes of one role do."""
 
     backend: str
-    """The backend that records this role; `profdeck plugins` lists those that are installed."""
+    """The backend that records this role; `profdeck plugins` lists the installed backends."""
 
     ranks: str | tuple[int, ...] = attrs.field(default=(0,))
     """The ranks that record: ``all``, a list, or ranges such as ``0..7``, alone or in a list. Default: ``[0]``, since

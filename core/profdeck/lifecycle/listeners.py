@@ -1,4 +1,4 @@
-"""The listeners of a role: those that the config names, and objects that the host passes."""
+"""The listeners of a role: names from the config and objects passed by the host."""
 
 from __future__ import annotations
 
