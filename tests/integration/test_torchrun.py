@@ -115,7 +115,12 @@ def test_an_exception_in_one_rank_leaves_both_traces(job: Path) -> None:
 
 def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
     # Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
-    fail = "assert attempt > 0, 'boom'"
+    # Both ranks reach step 3 before one fails: the launcher kills the other, which may not have recorded step 1.
+    (job / "reached").mkdir()
+    wait = (
+        "import os, time; open(f'reached/{rank}', 'w').close()\nwhile len(os.listdir('reached')) < 2: time.sleep(0.01)"
+    )
+    fail = f"{wait}\nassert attempt > 0, 'boom'"
     status, output = torchrun(job, "--max-restarts", "1", "job.py", AT_STEP_3=fail, ALONE="1")
     assert status == 0, output
     statuses = {capture.id: capture.status for capture in only_run(job).captures}
