@@ -29,7 +29,7 @@ nox: $(NOX)
 gpu: $(NOX)
 	@$(NOX) --session gpu -- --python $(PYTHON) $(GPU)
 
-# The name has the checksum of the pins. Not by their time: each new clone would delete what others use.
+# The directory name has the checksum of the pins. A file as prerequisite would rebuild it for each new clone.
 $(NOX):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "profdeck needs Python 3.11 or later; name one: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@rm -rf $(dir $(@D)) && $(PYTHON) -m venv $(dir $(@D))

@@ -34,7 +34,7 @@ class Part:
     needs: tuple[str, ...] = ("torch",)
     """Required modules, or ``cuda`` for a CUDA device. If a requirement is missing, the runner skips the part."""
     alone: bool = True
-    """Whether the part must run alone. True if the part measures time."""
+    """True if the part measures time and must run alone."""
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
 
