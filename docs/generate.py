@@ -34,7 +34,6 @@ from profdeck.cli import _commands, app, kit
 from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
-from profdeck.fleet import Fleet
 from profdeck.records import status
 from profdeck.traces import merge, sources
 from profdeck.traces.analysis import (
@@ -273,7 +272,7 @@ def members(cls: type, *, level: str = "###") -> str:
         if name.startswith("_") or not (inspect.isfunction(function) or isinstance(value, property)):
             continue
         source: Any = function.fget if isinstance(function, property) else function
-        if (inspect.getdoc(source) or "").startswith("Do what `"):  # the async form of a method
+        if (inspect.getdoc(source) or "").startswith("Async version of `"):  # the async form of a method
             text += f"{level} `{name}`\n\n{docstring(source)}\n\n"
             continue
         text += f"{level} `{name}`\n\n```python\n{signature(source, called=source is function)}\n```\n\n"
@@ -500,7 +499,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "target-state": lambda: members(api.TargetState, level="####"),
     "library-class": lambda: members(api.Library),
     "profiler": lambda: members(profiler.Profiler),
-    "fleet": lambda: members(Fleet),
     "findings": findings,
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,

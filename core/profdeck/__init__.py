@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
     from profdeck.replicas.placement import PlacedEngine
-    from profdeck.shared import SharedProfiler
 
 _HOMES = {
     "HOOKSPEC_VERSION": "backends.hookspecs",
@@ -38,15 +37,19 @@ _HOMES = {
     "ProfdeckError": "base.errors",
     "Profiler": "profiler",
     "PlacedEngine": "replicas.placement",
-    "SharedProfiler": "shared",
     "Status": "records.status",
     "Step": "records.capture",
     "Unit": "records.capture",
     "hookimpl": "backends.hookspecs",
 }
 
+_REPLACED = {
+    "SharedProfiler": "Profiler.from_config(..., shared=True)",
+    "Fleet": "Profiler.from_config(..., role=None, targets={...})",
+}
+
 __all__ = [  # noqa: RUF022  # as a reader meets them
-    "Profiler", "SharedProfiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
+    "Profiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
     "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "HOOKSPEC_VERSION",
     "ProfdeckError",
 ]  # fmt: skip
@@ -54,6 +57,8 @@ __all__ = [  # noqa: RUF022  # as a reader meets them
 
 def __getattr__(name: str) -> Any:
     # The names are imported when first used, so that `import profdeck` costs nothing to those who only may need it.
+    if name in _REPLACED:
+        raise ImportError(f"profdeck.{name} was replaced by profdeck.{_REPLACED[name]}.")
     if name not in _HOMES:
         raise AttributeError(f"module 'profdeck' has no attribute '{name}'")
     from importlib import import_module

@@ -1,105 +1,158 @@
 """What a host calls: start, step and stop, as methods, context managers and decorators, sync and async.
 
-Both façades run the same coroutines of the controller. The sync one drives them by hand: with a recorder whose
-hooks are plain functions nothing ever suspends, and no event loop is involved.
+Both façades run the same operations (`profdeck.base.operations`). Operations of device backends never wait, so the sync
+façade needs no event loop for them.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from profdeck.base import ctrl_c
-from profdeck.base.blocking import drive, resolve_later
-from profdeck.base.errors import CaptureError
-from profdeck.lifecycle.scopes import StageScope, StepScope, check_stage, reason_of
+from profdeck.base.operations import Operation, begin, finish
+from profdeck.lifecycle.scopes import Scope, check_stage, reason_of
 from profdeck.records.capture import Capture, Step, Unit
 
 if TYPE_CHECKING:
-    import asyncio
-
     from profdeck.backends.api import TargetState
     from profdeck.base.identity import Identity
     from profdeck.config.model import Config
-    from profdeck.lifecycle.controller import Controller
-    from profdeck.lifecycle.session import Session
+    from profdeck.lifecycle.role import Role
+    from profdeck.lifecycle.role_group import RoleGroup
+    from profdeck.lifecycle.sharing import SharedSteps
 
-# What can configure a profiler by itself; `profdeck.config.sources` reads them.
+# What can configure a profiler without arguments; `profdeck.config.sources` reads it.
 _VARIABLES = ("PROFDECK_CONFIG", "PROFDECK__")
 
 
 class Profiler:
-    """Captures the global steps that the config selects, in this process.
+    """Captures the global steps that the config selects, in this process and in the engines that it controls.
 
     Call ``start(n)`` when global step ``n`` begins and ``stop()`` when it ends, or wrap the step in
     ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
     and ``step(i, "mini_batch")`` that of a mini-batch. None of them raises because profiling went wrong, unless
     the config says ``on_error: raise``.
+
+    A profiler has one or several roles. Their engines start and stop together, and this process starts to record when
+    they have started. Captures have the ids of the global steps, so those of all roles and processes of a job are in
+    one run. Of several ranks that control the targets of a config, rank 0 captures them.
     """
 
-    def __init__(self, session: Session | None = None) -> None:
-        """Use `from_config`. Without a session the profiler does nothing, at no cost."""
-        self._recording = False
-        self._runner: asyncio.Runner | None = None
-        self._controller: Controller | None = None
-        self._ending: asyncio.Task[None] | None = None  # loops hold their tasks weakly
-        if session is not None:
-            from profdeck.lifecycle.controller import Controller
+    def __init__(self, group: RoleGroup | None = None, shared: SharedSteps | None = None) -> None:
+        """Use `from_config`. Without roles the profiler does nothing, at no cost."""
+        if group is None:
+            from profdeck.lifecycle.role_group import RoleGroup
 
-            self._controller = Controller(session, self._changed, self._resolve_now)
+            group = RoleGroup()
+        self._group = group
+        self._shared = shared
+        self._roles, self._busy = group.roles, group.busy  # read by each idle step
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
         cls,
         config: str | os.PathLike[str] | None = None,
         *,
-        role: str = "trainer",
+        role: str | None = "trainer",
         identity: Identity | None = None,
         settings: Mapping[str, Any] | None = None,
         target: object = None,
+        targets: Mapping[str, Sequence[object]] | None = None,
         listeners: Iterable[object] = (),
+        shared: bool = False,
     ) -> Self:
         """Build the profiler of this process; everything that can be wrong is found here, before training.
 
         Args:
-            config: a YAML or TOML file. Without one, the file that ``PROFDECK_CONFIG`` names. Where nothing says
+            config: a YAML or TOML file. Without one, the file that ``PROFDECK_CONFIG`` names. If nothing selects
                 what to record, ``settings`` and ``PROFDECK__...`` variables included, the profiler does nothing.
-            role: what this process does in the job; selects the role in the config.
+            role: the function of this process in the job; selects the role in the config. None if this process only
+                controls the targets of other roles.
             identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
                 backend's library knows them. Its role wins over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
-            target: what records, when it is not this process: an engine object, the handle of a Ray actor that holds
-                one, or the URL of a server; or a list of them, or a Ray placement group, which are captured as one.
+            target: what the role's backend controls, when that is not this process: an engine object, the handle of a
+                Ray actor that holds one, or the URL of a server; or a list of them, or a Ray placement group, which
+                are captured as one.
+            targets: capture the targets of other roles as well: lists of targets by role, for roles whose config names
+                none, and the targets that the config names. ``{}`` for the latter only. Default: only with
+                ``role=None``.
             listeners: objects with hook implementations, in addition to the listeners that the config names.
+            shared: several callers in this process use the profiler of the role together, such as the workers that a
+                trainer puts into one Ray actor. Each calls this method and uses the result as if it were alone: the
+                first that begins a global step begins it for all, and the last that ends it ends it. Mini-batches are
+                counted by the first caller that reports one. `close`, and an exception inside ``capture``, end the
+                capture for all. Later calls pass the same arguments, or only the role.
 
         Raises:
-            ConfigError: the config or an option is wrong.
-            PluginError: the backend or a listener cannot be used, or the backend cannot record in this process.
+            ConfigError: the config, an option or a target is wrong, or a shared profiler has other arguments.
+            PluginError: a backend or a listener cannot be used, or a backend cannot record in this process.
         """
-        if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
-            return cls()  # at no cost to the many jobs that only might be profiled
-        from profdeck.config.sources import load
 
-        loaded = load(config, settings=settings).config
-        return cls.of(loaded, role=role, identity=identity, target=target, listeners=listeners)
+        def open_group() -> RoleGroup:
+            from profdeck.lifecycle.role_group import RoleGroup
+
+            if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
+                return RoleGroup()  # at no cost to the many jobs that only might be profiled
+            from profdeck.config.sources import load
+            from profdeck.lifecycle import opening
+
+            loaded = load(config, settings=settings).config
+            return opening.open_group(
+                loaded, role=role, identity=identity, target=target, targets=targets, listeners=listeners
+            )
+
+        if not shared:
+            return cls(open_group())
+        arguments: dict[str, object] = {
+            "config": None if config is None else os.fspath(config),
+            "settings": dict(settings) if settings else None,
+            "identity": identity,
+            "target": target,
+            "targets": targets,
+            "listeners": [*listeners] or None,
+        }
+        return cls._join(identity.role if identity else role, arguments, open_group)
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - as above
         cls,
         config: Config,
         *,
-        role: str,
+        role: str | None = "trainer",
         identity: Identity | None = None,
         target: object = None,
+        targets: Mapping[str, Sequence[object]] | None = None,
         listeners: Iterable[object] = (),
+        shared: bool = False,
     ) -> Self:
         """Build the profiler of this process from a config that is loaded; see `from_config`."""
-        from profdeck.lifecycle.session import Session
+        from profdeck.lifecycle import opening
 
-        return cls(Session.open(config, role=role, identity=identity, target=target, listeners=listeners))
+        def open_group() -> RoleGroup:
+            return opening.open_group(
+                config, role=role, identity=identity, target=target, targets=targets, listeners=listeners
+            )
+
+        if not shared:
+            return cls(open_group())
+        arguments: dict[str, object] = {
+            "config": config,
+            "identity": identity,
+            "target": target,
+            "targets": targets,
+            "listeners": [*listeners] or None,
+        }
+        return cls._join(identity.role if identity else role, arguments, open_group)
+
+    @classmethod
+    def _join(cls, role: str | None, arguments: Mapping[str, object], open_group: Callable[[], RoleGroup]) -> Self:
+        from profdeck.lifecycle.sharing import join
+
+        steps = join(role, arguments, open_group)
+        return cls(steps.group, steps)
 
     @staticmethod
     def register(plugin: object, name: str | None = None) -> str:
@@ -132,169 +185,186 @@ class Profiler:
 
     @property
     def enabled(self) -> bool:
-        """Whether this process can record anything at all: its role and rank are selected by the config."""
-        return self._controller is not None
+        """Whether this process can record anything at all: the config selects one of its roles, and its rank."""
+        return bool(self._roles)
 
     @property
     def active(self) -> Capture | None:
-        """The capture of the global step that is under way, if any: None between two steps that share a capture."""
-        return self._controller.active if self._controller else None
+        """The capture of the current global step, if any; with several roles, that of the first role that has one.
+
+        None between two steps that share a capture.
+        """
+        for role in self._roles:
+            if (capture := role.active) is not None:
+                return capture
+        return None
 
     @property
-    def states(self) -> Mapping[str, TargetState]:
-        """How far each target of a capture said that it was when it was last asked, by its name. Asks nothing."""
-        return self._controller.states if self._controller else {}
+    def captures(self) -> dict[str, Capture]:
+        """The captures of the current global step, by role."""
+        return {role.identity.role: role.active for role in self._roles if role.active is not None}
+
+    @property
+    def states(self) -> dict[str, TargetState]:
+        """The last known state of each target of a capture, by its name. Sends no request."""
+        return {name: state for role in self._roles for name, state in role.states.items()}
 
     # The sync façade.
 
     def start(self, global_step: int) -> Capture | None:
-        """Begin global step ``global_step``: start a capture, go on with one, or do nothing, as the config says.
+        """Begin a global step: start captures, continue them, or do nothing, as the config selects.
 
         Returns:
-            The running capture, or None.
+            The running capture, as `active` returns it.
         """
-        if self._controller is None or not self._controller.enter(global_step):
+        if due := self._due(global_step):
+            for roles in self._group.phases(due):
+                self._group.finish_start(begin([role.start(global_step) for role in roles]))
+        elif self._shared is None:
             return None
-        return self._controller.start_now(global_step)
+        return self.active
 
     def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
-        """Report that a global step, or a unit inside of it, has ended; does nothing while no capture is running.
+        """Report that a global step, or a unit inside it, has ended; does nothing while no capture is running.
 
         Args:
             index: the global step as the host numbers it, or the mini-batch, counted from 0 in each global step.
-            unit: what has ended.
+            unit: the unit that has ended.
         """
-        # A flag and not a swapped method: a host may have taken `step = profiler.step` before its loop.
-        if self._recording and self._controller is not None:
-            drive(self._controller.step(Step(Unit(unit), index), self._resolve_now))
+        # A flag, not a swapped method: hosts may cache profiler.step before the loop.
+        if self._busy:
+            self._group.blocker.finish(begin(self._stepping(index, Unit(unit))))
 
     def stop(self) -> None:
-        """End the global step: end the capture, unless the next step belongs to it too. Harmless when idle.
+        """End the global step: end its captures, unless the next step belongs to them too. Harmless when idle.
 
         Inside a running event loop the capture of an engine ends a little later; `astop` waits for that.
         """
-        if self._controller is None or self._controller.at_rest:
-            return
-        if self._controller.suspends and (loop := _running_loop()):
-            self._ending = loop.create_task(self._controller.stop(resolve_later))
-        else:
-            drive(self._controller.stop(self._resolve_now))
+        if self._busy or self._shared is not None:
+            self._group.blocker.finish(begin(self._stopping()), in_background=True)
 
     def close(self, reason: str | None = None) -> None:
-        """End any capture now, marking it partial. Harmless when idle; the profiler can be used again.
+        """End all captures now, marking them partial. Harmless when idle; the profiler can be used again.
 
         Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
 
         Args:
-            reason: why; None where the host is done. A capture of a schedule without end that still warms up is then
-                withdrawn, as if the schedule had ended before.
+            reason: the reason; None if the host has finished. A capture of a schedule without end that still warms up
+                is then withdrawn, as if the schedule had ended before.
         """
-        if self._controller is not None and self._controller.suspends and (loop := _running_loop()):
-            self._ending = loop.create_task(self._controller.close(reason, resolve_later))
-        elif self._controller is not None:
-            drive(self._controller.close(reason, self._resolve_now))
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        try:
+            self._group.blocker.finish(begin(self._closing(reason)), in_background=True)
+        finally:
+            self._group.blocker.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         self.close(reason_of(error))
-        self._leave()
+        self._pause_requests()
 
     # The async façade.
 
     async def astart(self, global_step: int) -> Capture | None:
-        """Do what `start` does, without blocking the event loop while the backend waits."""
-        if self._controller is None or not self._controller.enter(global_step):
+        """Async version of `start`."""
+        if due := self._due(global_step):
+            for roles in self._group.phases(due):
+                await self._group.afinish_start(begin([role.start(global_step) for role in roles]))
+        elif self._shared is None:
             return None
-        return await self._controller.start(global_step, resolve_later)
+        return self.active
 
     async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
-        """Do what `step` does, without blocking the event loop while the backend waits."""
-        if self._controller is not None and self._controller.capture is not None:
-            await self._controller.step(Step(Unit(unit), index), resolve_later)
+        """Async version of `step`."""
+        if self._busy:
+            await finish(begin(self._stepping(index, Unit(unit))))
 
     async def astop(self) -> None:
-        """Do what `stop` does, without blocking the event loop while the backend waits."""
-        if self._controller is not None:
-            await self._controller.stop(resolve_later)
+        """Async version of `stop`."""
+        await finish(begin(self._stopping()))
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
-        """Wait until the engine has recorded the window of the running capture; `astop` is then due.
+        """Wait until the engines have recorded the windows of the running captures; `astop` is then due.
 
         Args:
-            timeout_s: how long to wait at most, in seconds.
-            on_state: told how far it is, once or twice a second.
+            timeout_s: the longest wait, in seconds.
+            on_state: called with the state of the engines of a role, once or twice a second for each role.
 
         Returns:
-            Whether it has. False when the time is over, and when no capture of an engine is running.
+            Whether they have. False after the timeout, and if no capture of an engine is running.
 
         Raises:
-            CaptureError: the engine cannot be reached.
+            CaptureError: an engine cannot be reached.
         """
-        return self._controller is not None and await self._controller.await_window(timeout_s, on_state)
+        import asyncio
+
+        waiting = [role.await_window(timeout_s, on_state) for role in self._roles if role.controls_engine]
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
+        return bool(ended) and all(ended)
 
     async def aclose(self, reason: str | None = None) -> None:
-        """Do what `close` does, without blocking the event loop while the backend waits."""
-        if self._controller is not None:
-            await self._controller.close(reason, resolve_later)
+        """Async version of `close`."""
+        await finish(begin(self._closing(reason)))
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         await self.aclose(reason_of(error))
-        self._leave()
+        self._pause_requests()
 
-    # Parts of a step.
+    # Scopes.
 
-    def capture(self, global_step: int) -> StepScope:
+    def capture(self, global_step: int) -> Scope[Capture | None]:
         """Return a context manager, sync and async, around one global step: start at entry, stop at exit.
 
-        An exception inside ends the capture, whose trace is kept and marked partial, and goes on to the caller.
+        An exception inside ends the captures, whose traces are kept and marked partial, and is raised to the caller.
         """
-        return StepScope(self, self._controller, global_step)
+        return Scope(self, self._group, global_step, shared=self._shared is not None)
 
-    def stage(self, name: str) -> StageScope:
+    def stage(self, name: str) -> Scope[None]:
         """Return a decorator and context manager, sync and async, that names a part of the global step.
 
-        In continuous mode the stage is marked in the trace; in discrete mode it is a capture of its own.
+        In continuous mode the stage is annotated in the trace; in discrete mode it is a capture of its own, of all
+        roles. Engines have no annotations.
 
         Raises:
             ConfigError: the name cannot be used in file names.
         """
         check_stage(name)
-        return StageScope(name, self._controller, self._resolve_now)
+        return Scope(self, self._group, None, name)
 
-    def _leave(self) -> None:
-        if self._controller is not None:
-            self._controller.pause_requests()
+    # Operations.
 
-    def _changed(self, capture: Capture | None) -> None:
-        self._recording = capture is not None
+    def _due(self, step: int) -> list[Role]:
+        """Return the roles that have something to do at the start of a global step."""
+        due: list[Role] = []
+        if self._shared is None or self._shared.enter(self, step):
+            for role in self._roles:  # not a comprehension, which costs an idle step a call
+                if role.enters(step):
+                    due.append(role)  # noqa: PERF401  # as above
+        return due
 
-    async def _resolve_now(self, awaitable: Awaitable[Any]) -> Any:
-        """Bring an awaitable to its result by blocking; it never suspends the coroutine that calls it."""
-        import asyncio
+    def _stepping(self, index: int, unit: Unit) -> list[Operation[None]]:
+        if self._shared is not None and not self._shared.counts(self, index, unit):
+            return []
+        return [role.step(Step(unit, index)) for role in self._group.busy_roles]
 
-        if _running_loop() is None:
-            self._runner = self._runner or asyncio.Runner()
-            return ctrl_c.run(self._runner, resolve_later(awaitable))
-        if inspect.iscoroutine(awaitable):
-            awaitable.close()
-        raise CaptureError(
-            "start, step and stop cannot wait inside a running event loop, and this backend has to: "
-            "call 'await profiler.astart(...)', 'astep' and 'astop', or use 'async with'."
-        )
+    def _stopping(self) -> list[Operation[None]]:
+        if self._shared is not None and not self._shared.leave(self):
+            return []
+        return [role.stop() for role in self._group.busy_roles]
 
+    def _closing(self, reason: str | None) -> list[Operation[None]]:
+        if self._shared is not None:
+            self._shared.clear()
+        return [role.close(reason) for role in self._roles]
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    import asyncio
-
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    def _pause_requests(self) -> None:
+        for role in self._roles:
+            if role.watch is not None:
+                role.watch.pause()

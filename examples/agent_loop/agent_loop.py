@@ -4,7 +4,7 @@ In each global step two rollouts, vLLM engines, answer questions, read what a to
 again. A reward function scores the answers, two training ranks update the model, and the rollouts load the new weights
 while they sleep. The model is tiny and random, its tokens are bytes, and its reward is for digits.
 
-All that concerns profdeck is `profdeck.yaml`, `VLLM_PLUGINS`, and the lines with ``fleet`` or ``profiler``.
+All that concerns profdeck is `profdeck.yaml`, `VLLM_PLUGINS`, and the lines with ``profiler``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import ray
 from ray.exceptions import RayActorError
 
 from profdeck import Profiler
-from profdeck.fleet import Fleet
 
 CONFIG = Path(__file__).with_name("profdeck.yaml")
 RANKS, REPLICAS = 2, 2
@@ -51,7 +50,7 @@ class Episode:
 
 
 class Rollout:
-    """A replica: a vLLM engine and the agent that it plays. `Fleet` finds the engine in this actor."""
+    """A replica: a vLLM engine and the agent that it plays. `Profiler` finds the engine in this actor."""
 
     def __init__(self, model: str) -> None:
         from vllm import AsyncEngineArgs
@@ -178,9 +177,9 @@ def job(steps: int, scratch: str) -> None:
     rollouts = [ray.remote(Rollout).remote(model) for _ in range(REPLICAS)]
     for replica, pid in enumerate(ray.get([rollout.pid.remote() for rollout in rollouts])):
         print(f"rollout {replica}: process {pid}", flush=True)
-    with Fleet.from_config(CONFIG, targets={"rollout": rollouts}) as fleet:
+    with Profiler.from_config(CONFIG, role="rollout", target=rollouts) as profiler:
         for step in range(1, steps + 1):
-            with fleet.capture(step) as captures:
+            with profiler.capture(step) as capture:
                 episodes = generate(rollouts, questions(step))
                 for episode in episodes:
                     episode.reward = score(episode)
@@ -188,7 +187,7 @@ def job(steps: int, scratch: str) -> None:
                 ray.get(trainers[0].save.remote(model))
                 gather(rollouts, [(rollout, rollout.load.remote(model)) for rollout in rollouts])
             reward = mean(episode.reward for episode in episodes)
-            note = f", in capture {captures['rollout'].id}" if captures else ""
+            note = f", in capture {capture.id}" if capture else ""
             print(f"step {step}: reward {reward:.3f}, loss {mean(losses):.3f}{note}", flush=True)
     ray.get([actor.close.remote() for actor in [*trainers, *rollouts]])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from profdeck import Profiler, SharedProfiler
+from profdeck import Profiler
 
 
 class ProfdeckCallback(TrainerCallback):
@@ -33,13 +33,13 @@ class ProfdeckCallback(TrainerCallback):
         """
         self._given: dict[str, Any] = {"config": config, "settings": settings}
         self._engine = engine
-        self._profiler: SharedProfiler | None = None
+        self._profiler: Profiler | None = None
         self._rollouts: Profiler | None = None
         self._micro_batch = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002  # as called
         """Build the profiler, once the process group is there."""
-        self._profiler = self._profiler or SharedProfiler.from_config(**self._given)
+        self._profiler = self._profiler or Profiler.from_config(**self._given, shared=True)
         if self._engine is not None and self._rollouts is None and state.is_world_process_zero:
             # Generating is one stage, also where each stage of the training is a capture.
             settings = {**(self._given["settings"] or {}), "mode": "continuous"}

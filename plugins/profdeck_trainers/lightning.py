@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import Profiler
 
-from profdeck import SharedProfiler
+import profdeck
 
 _STAGES = {
     "data": r"\[_TrainingEpochLoop\]\.train_dataloader_next",
@@ -40,19 +40,19 @@ class LightningCallback(Callback):
         settings: as there.
         """
         self._given: dict[str, Any] = {"config": config, "settings": settings}
-        self._shared: SharedProfiler | None = None
+        self._shared: profdeck.Profiler | None = None
         self._step = 0
         self._mini_batch = 0
         self.profiler = StageProfiler(self)
 
     @property
-    def shared(self) -> SharedProfiler | None:
+    def shared(self) -> profdeck.Profiler | None:
         """What captures this process; None before the training begins."""
         return self._shared
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002  # as called
         """Build the profiler, once the process group is there."""
-        self._shared = self._shared or SharedProfiler.from_config(**self._given)
+        self._shared = self._shared or profdeck.Profiler.from_config(**self._given, shared=True)
         self._step = 0
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002  # as called

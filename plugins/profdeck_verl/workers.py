@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from profdeck import ProfdeckError, SharedProfiler
+from profdeck import ProfdeckError, Profiler
 from profdeck.base.errors import describe
 from profdeck.base.structuring import structure
 from profdeck.config.model import Config
@@ -82,7 +82,7 @@ class WorkerProfiler:
             getattr(self._profiler, name)(*arguments)
 
 
-def _joined(own: Mapping[str, Any] | None) -> SharedProfiler | None:
+def _joined(own: Mapping[str, Any] | None) -> Profiler | None:
     """Take part in this process's profiler; None, with a warning that says why, if there can be none."""
     if own is None:
         logger.warning(
@@ -92,7 +92,7 @@ def _joined(own: Mapping[str, Any] | None) -> SharedProfiler | None:
         return None
     try:
         config = structure(plain(own[CONFIG]), Config, where="tool_config.profdeck.config")
-        return SharedProfiler.of(config, role=str(own[ROLE]))
+        return Profiler.of(config, role=str(own[ROLE]), shared=True)
     except ProfdeckError as error:
         logger.warning("profdeck: this worker records nothing: %s", describe(error))
         return None

@@ -139,13 +139,12 @@ def test_stages_without_the_end_of_their_step(start: Start, tmp_path: Path) -> N
 def test_a_trainer_and_a_fleet_have_one_finish(start: Start, tmp_path: Path) -> None:
     code = """
 import asyncio
-from profdeck.fleet import Fleet
 from tally_backend import ToyEngine
 engines = [ToyEngine(ranks=2) for _ in range(3)]
 settings = {"output": ".", "run": "run", "steps": [1], "trainer.backend": "tally", "rollout.backend": "tally-engine",
             "rollout.ranks": "all", **eval(sys.argv[1])}
 profiler = Profiler.from_config(settings=settings)
-fleet = Fleet.from_config(settings=settings, targets={"rollout": engines})
+fleet = Profiler.from_config(role=None, settings=settings, targets={"rollout": engines})
 async def main():
     async with profiler, fleet, profiler.capture(1):
         async with fleet.capture(1):

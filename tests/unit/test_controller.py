@@ -42,8 +42,8 @@ def build(tally: ModuleType, tmp_path: Path) -> Build:
 
 
 def calls(profiler: Profiler) -> list[str]:
-    assert profiler._controller is not None
-    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]
+    (role,) = profiler._roles
+    return list(role.backend.calls)  # type: ignore[attr-defined]
 
 
 def manifests(path: Path) -> dict[str, dict[str, Any]]:
@@ -514,8 +514,8 @@ def test_a_pending_end_is_never_written_over_the_end(build: Build, tmp_path: Pat
     """The other thread may come late, and what writes for it may be interrupted by a signal that is noted as well."""
     profiler = build(steps=["1..9"])
     profiler.start(1)
-    assert profiler._controller is not None
-    recording = profiler._controller._recording
+    (role,) = profiler._roles
+    recording = role.recording
     assert recording is not None
     recording.capture.notes.append("first")
     recording.publish()
@@ -593,9 +593,9 @@ def test_ranks_outside_of_the_job_are_an_error(build: Build) -> None:
 def test_a_signal_that_comes_between_any_two_lines_does_not_hang(build: Build) -> None:
     profiler = build(steps=["1..9"])
     profiler.start(1)
-    assert profiler._controller is not None
-    with profiler._controller._mutex:  # as when the handler interrupts who holds it, on the same thread
-        assert profiler._controller._finish_at_exit("SIGTERM")
+    (role,) = profiler._roles
+    with role.machine.mutex:  # as when the handler interrupts who holds it, on the same thread
+        assert role._end_at_exit("SIGTERM")
     assert profiler.active is None
 
 

@@ -103,8 +103,8 @@ def job(tally: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def watch(profiler: Profiler) -> watches.RequestWatch:
-    assert profiler._controller is not None
-    found = profiler._controller._session._watch
+    (role,) = profiler._roles
+    found = role.watch
     assert found is not None
     return found
 
@@ -128,8 +128,8 @@ def look_at(profiler: Profiler, path: str | Path) -> None:
 
 
 def calls(profiler: Profiler) -> list[str]:
-    assert profiler._controller is not None
-    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]
+    (role,) = profiler._roles
+    return list(role.backend.calls)  # type: ignore[attr-defined]
 
 
 # The agreement.

@@ -53,8 +53,8 @@ def manifest(path: Path, name: str = "rank_*.step1.json") -> dict[str, Any]:
 
 
 def calls(profiler: Profiler) -> list[str]:
-    assert profiler._controller is not None
-    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]
+    (role,) = profiler._roles
+    return list(role.backend.calls)  # type: ignore[attr-defined]
 
 
 class Log:

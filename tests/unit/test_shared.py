@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profdeck import SharedProfiler
+from profdeck import Profiler
 from profdeck.base.errors import ConfigError
 
-Join = Callable[..., SharedProfiler]
+Join = Callable[..., Profiler]
 _runs = itertools.count()
 
 
@@ -26,9 +26,9 @@ _runs = itertools.count()
 def join(tally: ModuleType, tmp_path: Path) -> Join:
     """Take part in the profiler of the role `trainer`, which writes to tmp_path/run."""
 
-    def make(run: str = "run", **given: Any) -> SharedProfiler:
+    def make(run: str = "run", **given: Any) -> Profiler:
         values = {"output": str(tmp_path), "run": run, "trainer.backend": "tally", "steps": ["2..3", 5], **given}
-        return SharedProfiler.from_config(settings=values)
+        return Profiler.from_config(settings=values, shared=True)
 
     return make
 
@@ -110,7 +110,7 @@ def test_an_exception_in_one_ends_the_capture_for_all(join: Join, tmp_path: Path
 
 
 def test_the_same_with_await(join: Join, tmp_path: Path) -> None:
-    async def work(wrapper: SharedProfiler, step: int) -> None:
+    async def work(wrapper: Profiler, step: int) -> None:
         async with wrapper.capture(step):
             await asyncio.sleep(0)
 
@@ -128,7 +128,7 @@ def test_the_same_with_await(join: Join, tmp_path: Path) -> None:
 
 def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
     first = join()
-    assert SharedProfiler.from_config().enabled
+    assert Profiler.from_config(shared=True).enabled
     with pytest.raises(ConfigError, match="settings: the role 'trainer' of this process is shared already, with"):
         join(steps=[7])
     del first
@@ -136,16 +136,16 @@ def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
 
 def test_roles_are_told_apart_and_the_last_wrapper_takes_the_profiler_with_it(join: Join) -> None:
     first = join()
-    assert not SharedProfiler.from_config(role="critic").enabled
+    assert not Profiler.from_config(role="critic", shared=True).enabled
     del first
-    assert not SharedProfiler.from_config().enabled
+    assert not Profiler.from_config(shared=True).enabled
 
 
 def test_a_forked_child_has_its_own(join: Join) -> None:
     first = join()
     child = os.fork()
     if child == 0:
-        os._exit(1 if SharedProfiler.from_config().enabled else 0)
+        os._exit(1 if Profiler.from_config(shared=True).enabled else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert first.enabled
 

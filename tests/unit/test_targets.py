@@ -163,7 +163,7 @@ def test_an_async_host_waits_for_the_window(build: Build, tally: ModuleType, tmp
 def test_a_window_that_ends_during_the_wait_is_seen(
     build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profdeck.lifecycle.controller._POLL_S", 0)
+    monkeypatch.setattr("profdeck.lifecycle.role._POLL_S", 0)
     engine = tally.ToyEngine()
     profiler = build(engine, iterations={"count": 3})
 

@@ -108,8 +108,8 @@ def names(path: Path, role: str, capture: str) -> list[str]:
 
 
 def calls(profiler: Profiler) -> list[str]:
-    assert profiler._controller is not None
-    return list(profiler._controller._session.backend.calls)  # type: ignore[attr-defined]  # of `tally`
+    (role,) = profiler._roles
+    return list(role.backend.calls)  # type: ignore[attr-defined]  # of `tally`
 
 
 # The trainer comes second.
@@ -270,9 +270,10 @@ def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: 
     elsewhere("rollout, step1")
     trainer = build(max_capture_s=0.02)
     trainer.start(1)
-    assert trainer._controller is not None
-    assert trainer._controller._timer is not None
-    trainer._controller._timer.join()
+    (role,) = trainer._roles
+    assert role.recording is not None
+    assert role.recording._timer is not None
+    role.recording._timer.join()
     for _ in range(100):  # between two lines of the main thread
         if trainer.active is None:
             break
@@ -677,9 +678,8 @@ class Colocated:
 
     def check(self) -> None:
         """Check that one records at most, and that it has the device."""
-        controller = self.trainer._controller
-        assert controller is not None
-        trains = controller._recording is not None and not controller._recording.waiting
+        (role,) = self.trainer._roles
+        trains = role.recording is not None and not role.recording.waiting
         records = self.engine.reply().state is RequestState.RECORDING
         assert trains + records <= 1
         if self.other.take():

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,6 @@ from profdeck.after_run.record import (
 )
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.backends.plugins import load_listener
-from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import describe
 
 OUTPUT_BYTES = 16 << 10
@@ -136,7 +135,11 @@ def notify_listener(name: str, options: Mapping[str, Any], manifest: Mapping[str
         if inspect.isawaitable(result):
             import asyncio
 
-            asyncio.run(resolve_later(result))
+            asyncio.run(_await(result))
+
+
+async def _await(result: Awaitable[object]) -> None:
+    await result
 
 
 class _Termination:

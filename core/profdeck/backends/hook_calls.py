@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import pluggy
@@ -22,10 +22,10 @@ from profdeck.backends.plugin_manager import (
     plugin_manager,
 )
 from profdeck.backends.plugins import RECORDING_HOOKS
-from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe
 from profdeck.base.identity import Identity
 from profdeck.base.interruptions import raise_of_signal
+from profdeck.base.operations import Operation
 from profdeck.records.capture import Capture
 
 
@@ -43,27 +43,38 @@ class HookCall:
     generation: int
     """The manager's generation for which the implementations were selected."""
 
+    def select(self) -> list[pluggy.HookImpl]:
+        """Return the implementations and wrappers of the current generation.
+
+        Raises:
+            PluginError: the plugin was unregistered.
+        """
+        if self.generation == self.manager.generation:
+            return self.implementations
+        if (call := self.role.current_call(self)) is None:
+            raise PluginError(f"The plugin was unregistered before {self}.")
+        return call.implementations
+
     def results(self, **arguments: Any) -> list[Any]:
         """Call the hook and return the results, which may be awaitables.
 
         Raises:
             PluginError: a wrapper does not return a list, or the plugin was unregistered.
         """
-        call = self if self.generation == self.manager.generation else self.role.current_call(self)
-        if call is None:
-            raise PluginError(f"The plugin was unregistered before {self}.")
-        results = self.manager.call(self.hook, call.implementations, {"plugin_name": self.plugin.name, **arguments})
+        arguments["plugin_name"] = self.plugin.name
+        return self.checked(self.manager.execute(self.hook, self.select(), arguments, False))  # noqa: FBT003  # of pluggy
+
+    def checked(self, results: Any) -> list[Any]:
+        """Return the results of a call.
+
+        Raises:
+            PluginError: a wrapper does not return a list.
+        """
         if not isinstance(results, list):
             raise PluginError(
                 f"A wrapper around {self} returned {results!r} instead of the results. End "
                 "it with 'return results', where results is the value of its yield."
             )
-        return results
-
-    def results_without_wrappers(self, **arguments: Any) -> list[Any]:
-        """Call the plugin's implementations and return the results."""
-        unwrapped = [item for item in self.implementations if item.plugin is self.plugin.hooks or is_witness(item)]
-        results: list[Any] = self.manager.call(self.hook, unwrapped, {"plugin_name": self.plugin.name, **arguments})
         return results
 
     def failed_wrapper(self, error: BaseException) -> str | None:
@@ -88,47 +99,68 @@ def _codes(function: object) -> Iterator[CodeType]:
 
 @attrs.define(eq=False)
 class Invocation:
-    """One call of ``profile_start`` or ``profile_stop``."""
+    """One call of ``profile_start`` or ``profile_stop``, as a context manager.
+
+    At its exit, awaitables that were not awaited are closed.
+    """
 
     call: HookCall
     returned: Returned | None = None
     """The progress of the implementation; None if it was not called."""
 
-    async def run(self, capture: Capture, resolve: Resolve) -> list[Any]:
-        """Call the hook and await its results. If a wrapper fails, awaitables that have not started are closed.
+    def run(self, capture: Capture) -> Operation[list[Any]]:
+        """Call the hook, yield its awaitables and return the results.
 
         Raises:
             BaseException: from the implementation or a wrapper.
             CaptureError: a wrapper hides that the implementation failed or was not awaited.
         """
+        call, manager = self.call, self.call.manager
+        arguments = {"capture": capture, "plugin_name": call.plugin.name}
+        implementations = call.select()
         try:
-            return await self._run(capture, resolve)
+            # Here and not in a method: each frame below `Profiler.start` is in the traces of host stacks.
+            results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # of pluggy
         finally:
-            self._close()
+            self.returned = manager.returned.pop(capture, None)
+        results = call.checked(results)
+        for index, result in enumerate(results):
+            if inspect.isawaitable(result):
+                results[index] = yield result
+        if self.returned is None or self.returned.results is None:
+            raise CaptureError(f"{call} did not return; a wrapper suppressed its error.")
+        if self.returned.pending:
+            raise CaptureError(f"{call} was not awaited; a wrapper discarded its awaitable.")
+        return results
 
-    async def run_to_completion(self, capture: Capture, resolve: Resolve) -> list[Any]:
-        """Call the hook and await its results. If a wrapper fails, the implementation still runs and is awaited.
+    def run_to_completion(self, capture: Capture) -> Operation[list[Any]]:
+        """Call the hook as `run` does. If a wrapper fails, the implementation still runs and is awaited.
 
         Raises:
             BaseException: as of `run`, after the implementation has completed.
         """
         try:
-            return await self._run(capture, resolve)
+            return (yield from self.run(capture))
         except GeneratorExit:  # nothing can be awaited any more
             raise
         except BaseException:
             try:
                 if self.returned is None:
-                    self._call(self.call.results_without_wrappers, capture)
+                    self._call_without_wrappers(capture)
                 if self.returned is not None:
                     for awaitable in self.returned.pending[:]:
                         if not awaitable.started:
-                            await resolve(awaitable)
+                            yield awaitable
             except Exception as failure:  # noqa: BLE001  # `describe` adds it
                 raise_of_signal(failure)
             raise
-        finally:
-            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for awaitable in self.returned.pending if self.returned else ():
+            awaitable.discard()
 
     def describe(self, error: BaseException) -> str:
         """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""
@@ -152,26 +184,14 @@ class Invocation:
         """True if the implementation has returned and its awaitables have completed."""
         return self.returned is not None and self.returned.results is not None and not self.returned.pending
 
-    async def _run(self, capture: Capture, resolve: Resolve) -> list[Any]:
-        results = self._call(self.call.results, capture)
-        for index, result in enumerate(results):
-            if inspect.isawaitable(result):
-                results[index] = await resolve(result)
-        if self.returned is None or self.returned.results is None:
-            raise CaptureError(f"{self.call} did not return; a wrapper suppressed its error.")
-        if self.returned.pending:
-            raise CaptureError(f"{self.call} was not awaited; a wrapper discarded its awaitable.")
-        return results
-
-    def _call(self, results: Callable[..., list[Any]], capture: Capture) -> list[Any]:
+    def _call_without_wrappers(self, capture: Capture) -> None:
+        call, manager = self.call, self.call.manager
+        unwrapped = [item for item in call.implementations if item.plugin is call.plugin.hooks or is_witness(item)]
+        arguments = {"capture": capture, "plugin_name": call.plugin.name}
         try:
-            return results(capture=capture)
+            manager.execute(call.hook, unwrapped, arguments, False)  # noqa: FBT003  # of pluggy
         finally:
-            self.returned = self.call.manager.returned.pop(capture, None)
-
-    def _close(self) -> None:
-        for awaitable in self.returned.pending if self.returned else ():
-            awaitable.discard()
+            self.returned = manager.returned.pop(capture, None)
 
 
 class RoleHooks:

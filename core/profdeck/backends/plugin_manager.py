@@ -14,7 +14,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
@@ -180,12 +180,13 @@ class PluginManager(pluggy.PluginManager):
             self._unregister(witness)
         return added
 
-    def call(self, hook: str, implementations: list[pluggy.HookImpl], arguments: dict[str, Any]) -> Any:
-        """Call selected implementations of a hook.
+    @property
+    def execute(self) -> Callable[[str, list[pluggy.HookImpl], Mapping[str, Any], bool], Any]:
+        """The function of pluggy that calls selected implementations of a hook.
 
         A subset caller of pluggy would also call plugins that are registered later.
         """
-        return self._hookexec(hook, implementations, arguments, False)  # noqa: FBT003  # positional in pluggy
+        return self._inner_hookexec
 
     def remove_with(self, owner: object, plugin: RegisteredPlugin) -> None:
         """Unregister a plugin some time after its owner is garbage-collected."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases
-from profdeck.base.blocking import Resolve
 from profdeck.base.errors import CaptureError, LeaseError, describe
 from profdeck.base.interruptions import is_interruption
+from profdeck.base.operations import Operation
 from profdeck.base.words import sentence
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
@@ -49,20 +48,20 @@ class Recording:
         backend: Backend,
         hooks: RoleHooks,
         recorder: manifest.ManifestWriter,
-        turn: leases.Turn,
+        turn: leases.Turn | None = None,
     ) -> None:
         """Args:
         capture: the capture, with reserved names.
         backend: the backend that records it.
         hooks: the hook calls of the role.
         recorder: the fields that all manifests share.
-        turn: the devices that the capture needs.
+        turn: the devices that the capture needs. Default: those of the backend.
         """
         self.capture = capture
         self._backend = backend
         self._hooks = hooks
         self._recorder = recorder
-        self._turn = turn
+        self._turn = turn or leases.Turn(backend.devices, f"{capture.identity.role}, {capture.id}")
         self._started: set[RegisteredPlugin] = set()
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""
@@ -71,37 +70,16 @@ class Recording:
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
         self._mutex = threading.RLock()
         self._publishing = False
-        self.passed: Callable[[Step, Resolve], Coroutine[Any, Any, None]] = self._passed_over
-        """Reports a boundary to all started plugins; a failure becomes a problem of the capture. While the capture
-        waits for a device, this tries to start instead, as `start` does."""
+        self._outputs: tuple[Output, ...] = ()
+        self._timer: threading.Timer | None = None
         hooks.bind(capture, backend)
-
-    @classmethod
-    async def begin(
-        cls,
-        capture: Capture,
-        backend: Backend,
-        hooks: RoleHooks,
-        recorder: manifest.ManifestWriter,
-        resolve: Resolve,
-    ) -> Recording:
-        """Start a capture whose names are reserved. If a device is held by another recording, the capture waits.
-
-        Raises:
-            CaptureError: the capture could not start. The reason is in the manifest, if that could be written.
-        """
-        turn = leases.Turn(backend.devices, f"{capture.identity.role}, {capture.id}")
-        recording = cls(capture, backend, hooks, recorder, turn)
-        if not await recording.start(resolve):
-            recording.publish()
-        return recording
 
     @property
     def waiting(self) -> bool:
         """Whether it waits for its turn."""
         return self.capture.state is CaptureState.STARTING
 
-    async def start(self, resolve: Resolve) -> bool:
+    def start(self) -> Operation[bool]:
         """Start the plugins if the devices are free. Return whether the capture is recording.
 
         Raises:
@@ -109,14 +87,25 @@ class Recording:
         """
         capture = self.capture
         try:
-            begun = self._turn.take()
-            if begun and capture.waits_for is not None:
-                self.wait()
-                self.publish()
-            begun = begun and await self._start_plugins(resolve)
+            begun = self._acquire_devices()
+            for call in self._hooks.calls("profile_start") if begun else ():
+                if call.plugin in self._started:  # at a retry
+                    continue
+                with Invocation(call) as invocation:
+                    try:
+                        yield from invocation.run(capture)
+                    except BaseException as error:
+                        if self._is_in_use(invocation, error):
+                            begun = False
+                            break
+                        self._add_start_failure(invocation, error)
+                        if call.is_backend or is_interruption(error):
+                            raise
+                    else:
+                        self._started.add(call.plugin)
         except BaseException as error:
             reason = self._start_failure or describe(error)
-            began = await self._end_failed_start(reason, resolve)
+            began = yield from self._end_failed_start(reason)
             if is_interruption(error):
                 raise
             self._raise_interruption()
@@ -124,60 +113,89 @@ class Recording:
             raise CaptureError(f"Capture {capture.id} {outcome}: {reason}") from error
         self.wait()
         if begun:
+            self._start_others()
             self._tell_wait()
             capture.move_to(CaptureState.RECORDING)
-            self.passed = self._report_step
         return begun
+
+    def start_timer(self, expire: Callable[[Recording, float], None]) -> None:
+        """Call a function on another thread once the capture has lasted ``max_capture_s``, unless it ends before."""
+        limit_s = self._backend.options.max_capture_s
+        self._timer = threading.Timer(limit_s, expire, (self, limit_s))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel_timer(self) -> None:
+        """Cancel the timer, if there is one."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
     def wait(self) -> None:
         """Set the capture's ``waits_for`` to the recording that holds its device, or to None."""
         self.capture.waits_for = self._turn.waits_for
 
-    async def _start_plugins(self, resolve: Resolve) -> bool:
-        """Start the plugins that have not started; False if the backend's recorder is in use."""
-        calls = self._hooks.calls
-        for call in calls("profile_start"):
-            if call.plugin in self._started:  # at a retry
-                continue
-            invocation = Invocation(call)
-            try:
-                await invocation.run(self.capture, resolve)
-            except BaseException as error:
-                if invocation.completed:  # a wrapper failed after the plugin had started
-                    self._started.add(call.plugin)
-                elif call.is_backend and isinstance(error, LeaseError):
-                    self._turn.wait_for(error)
-                    return False
-                if call.is_backend and not invocation.raised(error):
-                    self._start_failure = invocation.describe(error)
-                if call.is_backend or is_interruption(error):
-                    raise
-                self._add_failure(call, invocation.describe(error))
-            else:
-                self._started.add(call.plugin)
-        without_start = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
-        self._started |= without_start - {call.plugin for call in calls("profile_start")}
+    def _acquire_devices(self) -> bool:
+        """Lease the devices; return whether all of them were free."""
+        acquired = self._turn.take()
+        if acquired and self.capture.waits_for is not None:
+            self.wait()
+            self.publish()
+        return acquired
+
+    def _is_in_use(self, invocation: Invocation, error: BaseException) -> bool:
+        """Return whether the start of the backend failed because its recorder is in use; the capture then waits."""
+        if invocation.completed or not (invocation.call.is_backend and isinstance(error, LeaseError)):
+            return False
+        self._turn.wait_for(error)
         return True
 
-    async def _end_failed_start(self, reason: str, resolve: Resolve) -> bool:
+    def _add_start_failure(self, invocation: Invocation, error: BaseException) -> None:
+        call = invocation.call
+        if invocation.completed:  # a wrapper failed after the plugin had started
+            self._started.add(call.plugin)
+        if not call.is_backend:
+            if not is_interruption(error):
+                self._add_failure(call, invocation.describe(error))
+        elif not invocation.raised(error):
+            self._start_failure = invocation.describe(error)
+
+    def _start_others(self) -> None:
+        """Mark the plugins without ``profile_start`` as started."""
+        calls = self._hooks.calls
+        others = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
+        self._started |= others - {call.plugin for call in calls("profile_start")}
+
+    def _end_failed_start(self, reason: str) -> Operation[bool]:
         """Stop the plugins that have started and write the manifest. Return whether the backend had started."""
         began, outputs = False, tuple[Output, ...]()
         for call in self._hooks.calls("profile_stop"):
             if call.is_backend and call.plugin in self._started:
-                began, outputs = True, await self._stop_plugin(call, resolve)
+                began, outputs = True, (yield from self._stop_plugin(call))
         self.capture.artifacts = self._artifacts(outputs)
         self.abandon(reason)
-        await self._stop_listeners(resolve)
+        yield from self._stop_listeners()
         return began
 
-    async def _report_step(self, step: Step, resolve: Resolve) -> None:
+    def step(self, step: Step) -> Operation[None]:
+        """Report a boundary to the started plugins; a failure becomes a problem of the capture.
+
+        While the capture waits for a device, try to start instead, as `start` does.
+        """
+        if self.waiting:
+            if step.unit is Unit.GLOBAL_STEP:
+                self.capture.current_step = step.index + 1
+            elif step.unit is self.capture.unit:
+                self.capture.passed_over += 1
+            yield from self.start()
+            return
         for call in self._hooks.calls("profile_step"):
             if call.plugin not in self._started:
                 continue
             try:
                 for result in call.results(capture=self.capture, step=step):
                     if inspect.isawaitable(result):
-                        await resolve(result)
+                        yield result
             except BaseException as error:
                 if is_interruption(error):
                     raise
@@ -185,12 +203,13 @@ class Recording:
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
                 self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe(error)}")
 
-    async def _stop_plugin(self, call: HookCall, resolve: Resolve) -> tuple[Output, ...]:
+    def _stop_plugin(self, call: HookCall) -> Operation[tuple[Output, ...]]:
         """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
         self._started.discard(call.plugin)
         invocation = Invocation(call)
         try:
-            results = await invocation.run_to_completion(self.capture, resolve)
+            with invocation:
+                results = yield from invocation.run_to_completion(self.capture)
             return tuple(output for outputs in results for output in outputs or ())
         except BaseException as error:  # noqa: BLE001  # other plugins must be stopped
             if is_interruption(error):
@@ -203,12 +222,12 @@ class Recording:
         completed = [outputs for outputs in invocation.returned.results if isinstance(outputs, list | tuple)]
         return tuple(output for outputs in completed for output in outputs)
 
-    async def _stop_listeners(self, resolve: Resolve) -> None:
+    def _stop_listeners(self) -> Operation[None]:
         """Stop the listeners after the manifest was written, and write it again with their failures."""
         noted = len(self.capture.notes)
         for call in self._hooks.calls("profile_stop"):
             if call.plugin in self._started:
-                await self._stop_plugin(call, resolve)
+                yield from self._stop_plugin(call)
         if len(self.capture.notes) > noted:
             self._write()
 
@@ -225,13 +244,6 @@ class Recording:
         else:
             self.capture.notes.append(f"A listener failed: {text}")
             logger.warning("Capture %s: a listener failed: %s", self.capture.id, text)
-
-    async def _passed_over(self, step: Step, resolve: Resolve) -> None:
-        if step.unit is Unit.GLOBAL_STEP:
-            self.capture.current_step = step.index + 1
-        elif step.unit is self.capture.unit:
-            self.capture.passed_over += 1
-        await self.start(resolve)
 
     def _tell_wait(self) -> None:
         capture, wait = self.capture, self._turn.waited()
@@ -253,6 +265,7 @@ class Recording:
             reason: why; None if its turn did not come, and nothing else is to be said.
         """
         capture, reasons = self.capture, [reason] if reason else []
+        self.cancel_timer()
         self.wait()
         if (wait := self._turn.waited()) is not None:
             capture.waited_s = wait.duration_s
@@ -274,34 +287,37 @@ class Recording:
             finally:
                 self._publishing = False
 
-    async def stop(self, reason: str | None, resolve: Resolve) -> None:
+    def end(self, reason: str | None, *, withdraw: bool = False) -> Operation[bool]:
         """Stop every plugin, set the capture's status and write the manifest. A plugin's failure is not raised.
 
         Args:
             reason: why the capture ends early; None if it ends as scheduled.
-            resolve: how the façade awaits.
-        """
-        if self.waiting:
-            self.abandon(reason)
-            await self._stop_listeners(resolve)
-            self._raise_interruption()
-            return
-        await self.stop_recording(reason, resolve)
-        await self.write(resolve)
-
-    async def withdraw(self, reason: str | None, resolve: Resolve) -> bool:
-        """End a capture that has recorded nothing yet, and remove its manifest.
+            withdraw: remove the manifest if nothing was recorded.
 
         Returns:
-            Whether the manifest was removed. A capture with a file ends as by `stop`.
+            Whether the manifest was removed.
         """
-        if self.waiting:
-            self._turn.release()
-        else:
-            await self.stop_recording(reason, resolve)
-            if self._outputs:
-                await self.write(resolve)
-                return False
+        if self.capture.state not in {CaptureState.STARTING, CaptureState.RECORDING}:  # it ends once
+            return False
+        if not self.waiting:
+            yield from self.stop_recording(reason)
+        elif not withdraw:
+            self.abandon(reason)
+            yield from self._stop_listeners()
+            self._raise_interruption()
+            return False
+        if not withdraw or self._outputs:
+            yield from self.write()
+            return False
+        self._withdraw()
+        yield from self._stop_listeners()
+        self._raise_interruption()
+        return True
+
+    def _withdraw(self) -> None:
+        """Remove the manifest of a capture that has recorded nothing."""
+        self.cancel_timer()
+        self._turn.release()
         self.capture.move_to(CaptureState.ENDED)
         try:
             run_directory.withdraw(self.capture)
@@ -310,26 +326,23 @@ class Recording:
         else:
             problems = " ".join(self.capture.problems)
             logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, problems)
-        await self._stop_listeners(resolve)
-        self._raise_interruption()
-        return True
 
-    async def stop_recording(self, reason: str | None, resolve: Resolve) -> None:
+    def stop_recording(self, reason: str | None) -> Operation[None]:
         """Stop the ``tryfirst`` listeners and the backend, on the thread that started; `write` must follow."""
         capture = self.capture
+        self.cancel_timer()
         capture.move_to(CaptureState.STOPPING)
         if reason:
             capture.problems.append(sentence(reason))
-        self._outputs: tuple[Output, ...] = ()
         calls = self._hooks.calls("profile_stop")
         backend = next(index for index, call in enumerate(calls) if call.is_backend)
         try:
             try:
                 for call in calls[:backend]:
                     if call.plugin in self._started:
-                        await self._stop_plugin(call, resolve)
-            finally:  # if this coroutine is closed in a listener, the backend must be stopped
-                self._outputs = await self._stop_plugin(calls[backend], resolve)
+                        yield from self._stop_plugin(call)
+            finally:  # if this operation is closed in a listener, the backend must be stopped
+                self._outputs = yield from self._stop_plugin(calls[backend])
         except GeneratorExit as error:  # nothing can be awaited any more
             capture.problems.append(f"The stop was interrupted: {describe(error)}")
             capture.conclude(self._artifacts(self._outputs))
@@ -339,9 +352,9 @@ class Recording:
             self._turn.release()
         if self._interruption is not None:
             capture.problems.append(f"The stop was interrupted: {describe(self._interruption)}")
-            await self.write(resolve)
+            yield from self.write()
 
-    async def write(self, resolve: Resolve) -> None:
+    def write(self) -> Operation[None]:
         """Write the artifacts and the manifest, then stop the listeners. Any thread may call this.
 
         Raises:
@@ -350,7 +363,7 @@ class Recording:
         outputs, self._outputs = self._outputs, ()
         self.capture.conclude(self._artifacts(outputs))
         self._write()
-        await self._stop_listeners(resolve)
+        yield from self._stop_listeners()
         self._raise_interruption()
 
     def _artifacts(self, outputs: tuple[Output, ...]) -> tuple[Artifact, ...]:

@@ -1,10 +1,10 @@
-"""How coroutines of the controller are run: by hand in the sync façade, by the event loop in the async one."""
+"""Blocking calls on threads, and coroutines without an event loop."""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Resolve = Callable[[Awaitable[Any]], Awaitable[Any]]
-"""Function of a façade that awaits the awaitable of a hook and returns its result."""
-
 _MOST_THREADS = 16
 """Disks and network file systems do so much at once; more threads cost more than they gain."""
 _LOOK_S = 0.01
@@ -25,11 +22,6 @@ _QUICK = 5
 _GATHER_S = 0.5
 """How long calls wait for others that come in the next turn of the loop: what many targets answer at once is read
 first, as threads that run meanwhile take more from the loop than they gain."""
-
-
-async def resolve_later(awaitable: Awaitable[T]) -> T:
-    """Await: the way of the async façade."""
-    return await awaitable
 
 
 async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
@@ -186,4 +178,4 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     coroutine.close()
-    raise RuntimeError("a coroutine of the sync façade was suspended")  # a bug of ours
+    raise RuntimeError("a coroutine that must not wait has waited")

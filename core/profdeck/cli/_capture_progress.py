@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from profdeck.backends.api import TargetState
 from profdeck.base.words import plural
-from profdeck.fleet import Fleet
+from profdeck.profiler import Profiler
 
 _EVERY_S = 0.5
 _MOST_NAMED = 2
@@ -32,11 +32,11 @@ class CapturePhase:
 
 
 @contextlib.asynccontextmanager
-async def watching(fleet: Fleet, count: int, wanted: int | None) -> AsyncIterator[CapturePhase]:
+async def watching(profiler: Profiler, count: int, wanted: int | None) -> AsyncIterator[CapturePhase]:
     """Show how far servers are on stderr, if that is a terminal, until the block ends.
 
     Args:
-        fleet: what captures them.
+        profiler: what captures them.
         count: how many servers record; the ones without routes of profdeck do not tell how far they are.
         wanted: how many iterations each is to record, if that is known.
 
@@ -50,7 +50,7 @@ async def watching(fleet: Fleet, count: int, wanted: int | None) -> AsyncIterato
     text = TextColumn("{task.description}", markup=False)
     bar = Progress(text, BarColumn(), TimeElapsedColumn(), console=console, transient=True, auto_refresh=False)
     with bar:
-        task = asyncio.create_task(_show(bar, fleet, count, wanted, phase))
+        task = asyncio.create_task(_show(bar, profiler, count, wanted, phase))
         try:
             yield phase
         finally:
@@ -58,10 +58,10 @@ async def watching(fleet: Fleet, count: int, wanted: int | None) -> AsyncIterato
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _show(bar: Progress, fleet: Fleet, count: int, wanted: int | None, phase: CapturePhase) -> None:
+async def _show(bar: Progress, profiler: Profiler, count: int, wanted: int | None, phase: CapturePhase) -> None:
     row = bar.add_task("", total=None)
     while True:
-        states = fleet.states
+        states = profiler.states
         text = say_files(states) if phase.stopping else say_windows(states, wanted, count)
         done, total = amount(states, wanted, stopping=phase.stopping)
         bar.update(row, description=text, completed=done, total=total, refresh=True)

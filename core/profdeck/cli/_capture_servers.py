@@ -20,7 +20,7 @@ from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import Config
 from profdeck.config.sources import Draft, gather
 from profdeck.config.targets import TargetsConfig
-from profdeck.fleet import Fleet
+from profdeck.lifecycle.opening import open_roles
 from profdeck.profiler import Profiler
 from profdeck.records.capture import Capture
 from profdeck.records.run_directory import RUN_FILE, run_name
@@ -93,16 +93,15 @@ class _Role:
     """Whether it has a single server and no targets."""
     servers: list[CheckedServer]
 
-    def profiler(self, config: Config) -> Profiler:
-        """Build what captures it.
+    @property
+    def target(self) -> str | None:
+        """The URL of the only server; None if the config names the targets."""
+        return self.servers[0].url if self.alone else None
 
-        Raises:
-            ConfigError: an option is wrong.
-            PluginError: its backend cannot be used.
-        """
-        one = self.servers[0] if self.alone else None
-        identity = Identity(role=self.name, replica=one.replica if one else None)
-        return Profiler.of(config, role=self.name, identity=identity, target=one.url if one else None)
+    @property
+    def identity(self) -> Identity:
+        """The identity of this process in the role."""
+        return Identity(role=self.name, replica=self.servers[0].replica if self.alone else None)
 
 
 Stopped = Callable[[Path, list[dict[str, Any]], int], Awaitable[None]]
@@ -142,9 +141,10 @@ async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped:
         draft.set("output", str(output), _COMMAND)
     _set(draft, _FIXED)
     config = draft.checked().config
-    fleet = Fleet({role.name: role.profiler(config) for role in roles})
+    targets = {role.name: role.target for role in roles}
+    profiler = Profiler(open_roles(config, targets, {role.name: role.identity for role in roles}, ()))
     try:
-        captures, sent = await _recorded(given, fleet, servers, stopped)
+        captures, sent = await _recorded(given, profiler, servers, stopped)
     except CaptureError as error:
         run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
@@ -298,7 +298,7 @@ async def _checked(servers: list[CheckedServer]) -> None:
 
 
 async def _recorded(
-    given: ServerOptions, fleet: Fleet, servers: list[CheckedServer], stopped: Stopped | None
+    given: ServerOptions, profiler: Profiler, servers: list[CheckedServer], stopped: Stopped | None
 ) -> tuple[dict[str, Capture], _warm_up.Sent | None]:
     """Start, wait and stop; what is started is stopped, whatever happens.
 
@@ -306,35 +306,36 @@ async def _recorded(
         CaptureError: the start failed.
     """
     try:
-        captures = await fleet.astart(0)
+        await profiler.astart(0)
+        captures = profiler.captures
         recording = [server for server in servers if _takes_part(server, captures[server.role])]
         lost: str | None = None
-        async with watching(fleet, len(recording), given.iterations) as phase:
+        async with watching(profiler, len(recording), given.iterations) as phase:
             async with _warm_up.sending(given.warmup_requests, recording, given.timeout_s) as sent:
                 try:
                     await _until(
-                        fleet, given.timeout_s, stopped and stopped(_run(captures), _plain(servers), len(recording))
+                        profiler, given.timeout_s, stopped and stopped(_run(captures), _plain(servers), len(recording))
                     )
                 except CaptureError as error:  # none answers any more; what is there counts
                     lost = describe(error)
             phase.stopping = True
             with contextlib.suppress(CaptureError):  # what is incomplete is in the report
-                await (fleet.astop() if lost is None else fleet.aclose(lost))
+                await (profiler.astop() if lost is None else profiler.aclose(lost))
     except asyncio.CancelledError:
         kit.say("Stopping what records. Press Ctrl-C again to leave its files to the servers.")
         raise
     finally:
-        await fleet.aclose("interrupted")  # the servers must not go on recording
+        await profiler.aclose("interrupted")  # the servers must not go on recording
     return captures, sent if given.warmup_requests is not None else None
 
 
-async def _until(fleet: Fleet, timeout_s: float, stopped: Awaitable[None] | None) -> None:
+async def _until(profiler: Profiler, timeout_s: float, stopped: Awaitable[None] | None) -> None:
     """Wait until all windows are full, the time is over, or somebody wants to stop.
 
     Raises:
         CaptureError: none of the servers answers any more.
     """
-    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(fleet.await_window(timeout_s))]
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(profiler.await_window(timeout_s))]
     if stopped is not None:
         waits.append(asyncio.ensure_future(stopped))
     try:

@@ -1,122 +1,151 @@
-"""Parts of a job as decorators and context managers: global steps and the stages inside of them."""
+"""Global steps and stages as context managers and decorators."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import ConfigError
 from profdeck.base.identity import NAME
+from profdeck.base.operations import Operation, begin, finish
 
 if TYPE_CHECKING:
-    from profdeck.lifecycle.controller import Controller
+    from profdeck.lifecycle.role import Role
+    from profdeck.lifecycle.role_group import RoleGroup
     from profdeck.records.capture import Capture
 
 F = TypeVar("F", bound=Callable[..., Any])
+T_co = TypeVar("T_co", covariant=True)
+
+_Entered = tuple["tuple[Role, AbstractContextManager[object] | None]", ...]
+"""Roles that have entered a stage, with its annotations; None for a capture of its own."""
 
 
-class StepScope:
-    """One global step as a context manager; see `Profiler.capture`."""
+class Scope(Generic[T_co]):
+    """A global step or a stage; see `Profiler.capture` and `Profiler.stage`. It can be entered again."""
 
-    __slots__ = ("_controller", "_global_step", "_nested", "_profiler")
+    __slots__ = ("_entered", "_group", "_nested", "_profiler", "_shared", "_stage", "_step")
 
-    def __init__(self, profiler: _Steps, controller: Controller | None, global_step: int) -> None:
+    def __init__(
+        self,
+        profiler: _Steps,
+        group: RoleGroup,
+        step: int | None,
+        stage: str | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Args:
+        profiler: the profiler, which begins and ends the step.
+        group: its roles, which enter and leave the stage.
+        step: the global step; None for a stage.
+        stage: the name of the stage.
+        shared: whether other scopes of the same step begin and end it for callers of their own.
+        """
         self._profiler = profiler
-        self._controller = controller
-        self._global_step = global_step
-        self._nested = False
-
-    def __enter__(self) -> Capture | None:
-        controller, step = self._controller, self._global_step
-        if controller is None:
-            return self._profiler.start(step)
-        if not controller.enter(step):
-            return None
-        # Who finds its step already begun did not begin it, and must not end it either.
-        self._nested = controller.under_way(step)
-        return controller.start_now(step)
-
-    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        if self._nested:
-            return
-        if error is None:
-            self._profiler.stop()
-        else:
-            self._profiler.close(cast("str", reason_of(error)))
-
-    async def __aenter__(self) -> Capture | None:
-        if self._controller is not None:
-            self._nested = self._controller.under_way(self._global_step)
-        return await self._profiler.astart(self._global_step)
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        if self._nested:
-            return
-        if error is None:
-            await self._profiler.astop()
-        else:
-            await self._profiler.aclose(cast("str", reason_of(error)))
-
-
-class StageScope:
-    """A named part of a global step, as a decorator or context manager; see `Profiler.stage`. Can be re-entered."""
-
-    def __init__(self, name: str, controller: Controller | None, resolve_now: Callable[[Any], Awaitable[Any]]) -> None:
-        self._name = name
-        self._controller = controller
-        self._resolve_now = resolve_now
-        self._marks: list[AbstractContextManager[object] | None] = []
+        self._group = group
+        self._step = step
+        self._shared = shared
+        self._stage = stage
+        self._nested = 0
+        self._entered: tuple[_Entered, ...] = ()
 
     def __call__(self, function: F) -> F:
-        """Wrap a function or coroutine function, so that every call of it is the stage."""
-        new = functools.partial(StageScope, self._name, self._controller, self._resolve_now)
-        return decorated(function, self._name, None if self._controller is None else new)
+        """Wrap a function or coroutine function, so that every call of it is the stage.
 
-    def __enter__(self) -> Self:
-        if self._controller is not None:
-            self._push(drive(self._controller.enter_stage(self._name, self._resolve_now)))
-        return self
+        Raises:
+            ConfigError: the function is a generator.
+            TypeError: this is a global step.
+        """
+        if self._stage is None:
+            raise TypeError("A global step is not a decorator. Use 'with profiler.capture(step):' in the loop.")
+        new = functools.partial(Scope[None], self._profiler, self._group, None, self._stage)
+        return _decorated(function, self._stage, new if self._profiler.enabled else None)
 
-    def __exit__(self, *error: object) -> None:
-        if self._controller is not None and self._pop(error):
-            drive(self._controller.stop_capture(reason_of(cast("BaseException | None", error[1])), self._resolve_now))
+    def __enter__(self) -> T_co:
+        if self._step is None:
+            entered: list[Any] = []
+            for roles in self._group.phases(self._group.busy_roles) if self._group.busy else ():
+                entered += self._group.finish_start(begin(self._entering(roles)))
+            self._push(entered)
+            return cast("T_co", None)
+        self._enter_step(self._step)
+        return cast("T_co", self._profiler.start(self._step))
 
-    async def __aenter__(self) -> Self:
-        if self._controller is not None:
-            self._push(await self._controller.enter_stage(self._name, resolve_later))
-        return self
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._step is None:
+            if operations := self._leaving(error):
+                self._group.blocker.finish(begin(operations), in_background=True)
+        elif self._nested:
+            self._nested -= 1
+        elif error is None:
+            self._profiler.stop()
+        else:
+            self._profiler.close(reason_of(error))
 
-    async def __aexit__(self, *error: object) -> None:
-        if self._controller is not None and self._pop(error):
-            await self._controller.stop_capture(reason_of(cast("BaseException | None", error[1])), resolve_later)
+    async def __aenter__(self) -> T_co:
+        if self._step is None:
+            entered: list[Any] = []
+            for roles in self._group.phases(self._group.busy_roles) if self._group.busy else ():
+                entered += await self._group.afinish_start(begin(self._entering(roles)))
+            self._push(entered)
+            return cast("T_co", None)
+        self._enter_step(self._step)
+        return cast("T_co", await self._profiler.astart(self._step))
 
-    def _push(self, mark: AbstractContextManager[object] | None) -> None:
-        if mark is not None:
-            mark.__enter__()
-        self._marks.append(mark)
+    async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._step is None:
+            if operations := self._leaving(error):
+                await finish(begin(operations))
+        elif self._nested:
+            self._nested -= 1
+        elif error is None:
+            await self._profiler.astop()
+        else:
+            await self._profiler.aclose(reason_of(error))
 
-    def _pop(self, error: tuple[Any, ...]) -> bool:
-        """Leave the stage; True if it was a capture of its own, which must now end."""
-        mark = self._marks.pop()
-        if mark is not None:
-            mark.__exit__(*error)
-        return mark is None
+    def _enter_step(self, step: int) -> None:
+        # Only the scope that began a step may end it.
+        if self._group.busy and not self._shared and any(role.machine.is_open(step) for role in self._group.roles):
+            self._nested += 1
+
+    def _entering(self, roles: list[Role]) -> list[Operation[Any]]:
+        return [role.enter_stage(cast("str", self._stage)) for role in roles]
+
+    def _push(self, entered: Collection[Any]) -> None:
+        for _, annotation in entered:
+            if annotation is not None:
+                annotation.__enter__()
+        self._entered = (*self._entered, tuple(entered))
+
+    def _leaving(self, error: BaseException | None) -> list[Operation[Any]]:
+        """Leave the annotations, and return the operations that end the captures of the stage."""
+        *outer, entered = self._entered
+        self._entered = tuple(outer)
+        reason, operations = reason_of(error), []
+        for role, annotation in entered:
+            if annotation is None:
+                operations.append(role.end(reason))
+            else:
+                annotation.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        return operations
 
 
 class _Steps(Protocol):
     """What begins and ends global steps."""
 
+    @property
+    def enabled(self) -> bool: ...
     def start(self, global_step: int) -> Capture | None: ...
     def stop(self) -> None: ...
-    def close(self, reason: str = ...) -> None: ...
+    def close(self, reason: str | None = ...) -> None: ...
     async def astart(self, global_step: int) -> Capture | None: ...
     async def astop(self) -> None: ...
-    async def aclose(self, reason: str = ...) -> None: ...
+    async def aclose(self, reason: str | None = ...) -> None: ...
 
 
 class _Both(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
@@ -135,16 +164,16 @@ def check_stage(name: str) -> None:
         )
 
 
-def decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
+def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
     """Wrap a function or coroutine function, so that every call of it is a stage.
 
     Args:
-        function: what to wrap.
-        name: that of the stage.
-        new: makes the stage of one call; None if there is nothing to do.
+        function: the function.
+        name: the name of the stage.
+        new: returns the stage of one call; None if the profiler does nothing.
 
     Raises:
-        ConfigError: it is a generator.
+        ConfigError: the function is a generator.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
@@ -171,5 +200,5 @@ def decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
 
 
 def reason_of(error: BaseException | None) -> str | None:
-    """Say why an exception ends a capture before its time; None without one."""
+    """Return why an exception ends a capture early; None without an exception."""
     return None if error is None else f"an exception ended it: {type(error).__name__}: {error}".rstrip(": ")

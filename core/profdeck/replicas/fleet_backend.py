@@ -21,8 +21,9 @@ import attrs
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.base.blocking import in_threads, resolve_later, wait_for
+from profdeck.base.blocking import in_threads, wait_for
 from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
+from profdeck.base.operations import begin, finish
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
 from profdeck.engine.transport.ray_engine import RayActor
@@ -129,7 +130,7 @@ class FleetBackend(EngineBackend):
         recording = [member.recording for member in self._members if member.recording is not None]
 
         async def passed() -> None:
-            await asyncio.gather(*(one.passed(step, resolve_later) for one in recording))
+            await finish(begin(one.step(step) for one in recording))
 
         return passed()
 

@@ -12,8 +12,8 @@ import attrs
 from profdeck.backends.api import EngineBackend
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, abandon
-from profdeck.base.blocking import resolve_later
 from profdeck.base.errors import TargetError, target_error
+from profdeck.base.operations import run
 from profdeck.base.outcome import Outcome
 from profdeck.base.words import sentence
 from profdeck.engine.transport.ray_engine import RayActor
@@ -93,7 +93,10 @@ class Member:
             if not self.asked.wait_for(gate_pass):
                 await gate_pass()
                 await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
-            self.recording = await Recording.begin(self.capture, self.asked, hooks, self.recorder, resolve_later)
+            recording = Recording(self.capture, self.asked, hooks, self.recorder)
+            if not await run(recording.start()):
+                recording.publish()
+            self.recording = recording
             self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
         finally:
             gate_pass.leave()
@@ -107,7 +110,7 @@ class Member:
             return
         problems = self.capture.problems
         try:
-            await recording.stop(reason, resolve_later)
+            await run(recording.end(reason))
             found = self.asked.outcome or Outcome.FLUSHED
             self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
             self.fix = self.asked.fix or self.outcome.fix or None

@@ -127,7 +127,6 @@ JOB = """
 import sys, urllib.request, json
 import torch
 from profdeck import Profiler
-from profdeck.fleet import Fleet
 
 config, router, reward = sys.argv[1:]
 sampling = {"max_new_tokens": 20, "ignore_eos": True}
@@ -137,12 +136,11 @@ def post(url, **body):
     with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as response:
         return json.load(response)
 
-profiler = Profiler.from_config(config, role="trainer")
-fleet = Fleet.from_config(config)
+profiler = Profiler.from_config(config, role="trainer", targets={})
 weights = torch.zeros(64, 64)
-with profiler, fleet:
+with profiler:
     for step in range(5):
-        with profiler.capture(step), fleet.capture(step):
+        with profiler.capture(step):
             texts = [post(f"{router}/v1/completions", model="tiny", prompt=f"{step}", max_tokens=20, ignore_eos=True)
                      for _ in range(4)]
             for text in texts:

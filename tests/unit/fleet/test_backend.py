@@ -579,8 +579,8 @@ def test_nothing_is_kept_of_servers_that_are_gone(build: Build, tmp_path: Path) 
     async def check(servers: list[SimulatedServer]) -> None:
         file.write_text(f"['{servers[0].url}', '{servers[1].url}']")
         profiler = build(None, {"steps": ["every 2"]}, file=str(file))
-        assert profiler._controller is not None
-        backend = profiler._controller._session.backend
+        (role,) = profiler._roles
+        backend = role.backend
         assert isinstance(backend, FleetBackend)
         await capture(profiler, 2)
         kept = dict(backend._backends)

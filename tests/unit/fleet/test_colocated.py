@@ -13,7 +13,6 @@ import pytest
 from profdeck import Profiler, Status
 from profdeck.backends.api import TargetState
 from profdeck.base import leases
-from profdeck.fleet import Fleet
 from profdeck.records.manifest import Manifest
 from profdeck.verification.reading import read_run
 from simulated_servers import simulated_servers
@@ -71,7 +70,7 @@ def test_a_job_in_either_order(
         async with simulated_servers(1) as (server,):
             server.engine = engine
             trainer = Profiler.from_config(settings=settings)
-            fleet = Fleet.from_config(settings=settings, targets={"rollout": [server.url]})
+            fleet = Profiler.from_config(role=None, settings=settings, targets={"rollout": [server.url]})
             one, two = (fleet, trainer) if first == "fleet" else (trainer, fleet)
             async with fleet, one.capture(1), two.capture(1):
                 async with trainer.stage("generate"):

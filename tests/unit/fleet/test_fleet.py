@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
+from profdeck.backends.api import TargetState
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.fleet import Fleet
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.reading import read_run
 from simulated_servers import Act, ServersInThread, simulated_servers
@@ -42,17 +42,16 @@ def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[
                 server.engine = engine
             own = config | {"rollout.targets": {"urls": [server.url for server in servers[:2]], "policy": "all"}}
             trainer = Profiler.from_config(settings=own)
-            fleet = Fleet.from_config(targets={"reward": [servers[2].url]}, settings=own)
+            fleet = Profiler.from_config(role=None, targets={"reward": [servers[2].url]}, settings=own)
             assert fleet.enabled
-            assert [*fleet.profilers] == ["rollout", "reward"]
             async with fleet:
                 for step in range(5):
-                    async with trainer.capture(step), fleet.capture(step) as running:
-                        assert [*running] == (["rollout", "reward"] if step in {1, 3} else [])
-                        assert {capture.id for capture in running.values()} <= {f"step{step}"}
+                    async with trainer.capture(step), fleet.capture(step):
+                        assert [*fleet.captures] == (["rollout", "reward"] if step in {1, 3} else [])
+                        assert {capture.id for capture in fleet.captures.values()} <= {f"step{step}"}
                         for engine in engines:
                             engine.iterate()
-            assert fleet.active == {}
+            assert fleet.active is None
 
     asyncio.run(main())
     report = read_run(tmp_path / "run")
@@ -66,10 +65,12 @@ def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[
 def test_a_sync_host(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(3) as servers:
         urls = [server.url for server in servers]
-        with Fleet.from_config(targets={"rollout": urls[:2], "reward": urls[2:]}, settings=config) as fleet:
+        with Profiler.from_config(
+            role=None, targets={"rollout": urls[:2], "reward": urls[2:]}, settings=config
+        ) as fleet:
             for step in range(5):
                 with fleet.capture(step):
-                    assert (set(fleet.active) == {"rollout", "reward"}) is (step in {1, 3})
+                    assert (set(fleet.captures) == {"rollout", "reward"}) is (step in {1, 3})
                     fleet.step(step)
         assert [server.commands() for server in servers] == [GOOD * 2] * 3
     assert {one.status for one in manifests(tmp_path).values()} == {Status.COMPLETE}
@@ -78,7 +79,8 @@ def test_a_sync_host(config: dict[str, Any], tmp_path: Path) -> None:
 def test_a_capture_of_several_steps(config: dict[str, Any], tmp_path: Path) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
-            fleet = Fleet.from_config(
+            fleet = Profiler.from_config(
+                role=None,
                 targets={"rollout": [servers[0].url], "reward": [servers[1].url]},
                 settings=config | {"steps": ["1..2"]},
             )
@@ -103,7 +105,7 @@ def test_what_an_engine_recorded_to_the_end_is_of_all_the_steps(
             server.engine = engine
             own = config | asked | {"steps": ["1..2"]}
             trainer = Profiler.from_config(settings=own)
-            async with Fleet.from_config(targets={"rollout": [server.url]}, settings=own) as fleet:
+            async with Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=own) as fleet:
                 for step in range(4):
                     async with trainer.capture(step), fleet.capture(step):
                         engine.iterate()
@@ -116,7 +118,7 @@ def test_what_an_engine_recorded_to_the_end_is_of_all_the_steps(
     }
 
 
-def a_stage_of(fleet: Fleet, name: str, *, as_what: str) -> None:
+def a_stage_of(fleet: Profiler, name: str, *, as_what: str) -> None:
     """Pass a stage in one of the ways in which a host can."""
 
     async def passes() -> None:
@@ -146,13 +148,13 @@ def test_in_discrete_mode_stages_are_captures_of_all_roles(
 ) -> None:
     with ServersInThread(2) as servers:
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-        fleet = Fleet.from_config(targets=targets, settings=config | {"mode": "discrete"})
+        fleet = Profiler.from_config(role=None, targets=targets, settings=config | {"mode": "discrete"})
         for step in (0, 1):
             with fleet.capture(step):
-                assert fleet.active == {}
+                assert fleet.active is None
                 a_stage_of(fleet, "generate", as_what=as_what)
                 a_stage_of(fleet, "generate", as_what=as_what)
-                assert fleet.active == {}
+                assert fleet.active is None
             a_stage_of(fleet, "generate", as_what=as_what)  # outside of the step
         fleet.close()
         assert [server.commands() for server in servers] == [GOOD * 2] * 2
@@ -167,9 +169,12 @@ def test_the_stages_of_roles_start_at_the_same_time(config: dict[str, Any]) -> N
         for server in servers:
             server.acts["status"] = [Act(delay_s=0.2)]
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-        with Fleet.from_config(targets=targets, settings=config | {"mode": "discrete"}) as fleet, fleet.capture(1):
+        with (
+            Profiler.from_config(role=None, targets=targets, settings=config | {"mode": "discrete"}) as fleet,
+            fleet.capture(1),
+        ):
             with fleet.stage("generate"):
-                assert [*fleet.active] == ["rollout", "reward"]
+                assert [*fleet.captures] == ["rollout", "reward"]
             first, second = (server.arrivals[0] for server in servers)
     assert first.answered_ns is not None
     assert second.at_ns < first.answered_ns
@@ -180,16 +185,18 @@ def test_a_stage_that_does_not_start_takes_the_others_back_if_that_is_an_error(c
         servers[1].acts["start"] = [Act(status=503)]
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
         settings = config | {"mode": "discrete", "on_error": "raise"}
-        with Fleet.from_config(targets=targets, settings=settings) as fleet, fleet.capture(1):
+        with Profiler.from_config(role=None, targets=targets, settings=settings) as fleet, fleet.capture(1):
             with pytest.raises(CaptureError, match="Only 0 of 1 targets have started"), fleet.stage("generate"):
                 pass
-            assert fleet.active == {}
+            assert fleet.active is None
         assert [server.commands()[-1] for server in servers] == ["stop", "stop"]
 
 
 def test_an_exception_in_a_stage_ends_it_for_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(1) as (server,):
-        fleet = Fleet.from_config(targets={"rollout": [server.url]}, settings=config | {"mode": "discrete"})
+        fleet = Profiler.from_config(
+            role=None, targets={"rollout": [server.url]}, settings=config | {"mode": "discrete"}
+        )
         with pytest.raises(ZeroDivisionError), fleet.capture(1), fleet.stage("generate"):
             _ = 1 / 0
         fleet.close()
@@ -200,16 +207,16 @@ def test_an_exception_in_a_stage_ends_it_for_all_roles(config: dict[str, Any], t
 
 def test_a_stage_in_continuous_mode_is_part_of_the_capture(config: dict[str, Any]) -> None:
     with ServersInThread(1) as (server,):
-        with Fleet.from_config(targets={"rollout": [server.url]}, settings=config) as fleet:
+        with Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=config) as fleet:
             for step in (0, 1):
                 with fleet.capture(step) as running, fleet.stage("generate"):
-                    assert fleet.active == running
+                    assert fleet.active is running
         assert server.commands() == GOOD
 
 
 def test_what_cannot_be_a_stage(config: dict[str, Any]) -> None:
-    fleet = Fleet.from_config(targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
-    for one in (fleet, Fleet({})):
+    fleet = Profiler.from_config(role=None, targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
+    for one in (fleet, Profiler()):
         with pytest.raises(ConfigError, match="stage 'a/b': expected a letter"):
             one.stage("a/b")
         with pytest.raises(ConfigError, match="stage 'generate' cannot decorate the generator"):
@@ -225,7 +232,7 @@ def test_roles_start_at_the_same_time(config: dict[str, Any]) -> None:
             for server in servers:
                 server.acts["status"] = [Act(delay_s=0.2)]
             targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-            fleet = Fleet.from_config(targets=targets, settings=config)
+            fleet = Profiler.from_config(role=None, targets=targets, settings=config)
             async with fleet.capture(1):
                 pass
             first, second = (server.arrivals[0] for server in servers)
@@ -242,13 +249,13 @@ def test_a_role_that_fails_takes_the_others_back_if_that_is_an_error(
     with ServersInThread(2) as servers:
         servers[1].acts["start"] = [Act(status=503)]
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-        fleet = Fleet.from_config(targets=targets, settings=config | {"on_error": "raise"})
+        fleet = Profiler.from_config(role=None, targets=targets, settings=config | {"on_error": "raise"})
         with pytest.raises(CaptureError, match="Only 0 of 1 targets have started"):
             if sync:
                 fleet.start(1)
             else:
                 asyncio.run(fleet.astart(1))
-        assert fleet.active == {}
+        assert fleet.active is None
         assert [server.commands()[-1] for server in servers] == ["stop", "stop"]
         fleet.close()
     found = manifests(tmp_path)
@@ -263,8 +270,9 @@ def test_a_role_that_fails_leaves_the_others_alone_by_default(config: dict[str, 
         async with simulated_servers(2) as servers:
             servers[1].acts["start"] = [Act(status=503)]
             targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-            async with Fleet.from_config(targets=targets, settings=config).capture(1) as running:
-                assert [*running] == ["rollout"]
+            fleet = Profiler.from_config(role=None, targets=targets, settings=config)
+            async with fleet.capture(1):
+                assert [*fleet.captures] == ["rollout"]
 
     asyncio.run(main())
     found = manifests(tmp_path)
@@ -275,10 +283,10 @@ def test_a_role_that_fails_leaves_the_others_alone_by_default(config: dict[str, 
 def test_an_exception_ends_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(2) as servers:
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-        with Fleet.from_config(targets=targets, settings=config) as fleet:
+        with Profiler.from_config(role=None, targets=targets, settings=config) as fleet:
             with pytest.raises(ZeroDivisionError), fleet.capture(1):
                 _ = 1 / 0
-            assert fleet.active == {}
+            assert fleet.active is None
         assert [server.commands() for server in servers] == [GOOD] * 2
     reasons = {one.problems[0] for one in manifests(tmp_path).values()}
     assert reasons == {"An exception ended it: ZeroDivisionError: division by zero."}
@@ -289,16 +297,16 @@ def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path)
         async with simulated_servers(2) as servers:
             servers[1].acts["start"] = [Act(raw=b"", hang=True)]
             targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-            fleet = Fleet.from_config(targets=targets, settings=config)
+            fleet = Profiler.from_config(role=None, targets=targets, settings=config)
             starting = asyncio.create_task(fleet.astart(1))
             for server in servers:
                 await server.heard("start")
-            while "rollout" not in fleet.active:  # noqa: ASYNC110  # nothing tells of it
+            while "rollout" not in fleet.captures:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-            assert fleet.active == {}
+            assert fleet.active is None
             assert [server.commands()[-1] for server in servers] == ["stop", "stop"]
 
     asyncio.run(main())
@@ -311,15 +319,15 @@ def test_the_windows_of_all_roles(config: dict[str, Any]) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
             targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
-            fleet = Fleet.from_config(targets=targets, settings=config)
+            fleet = Profiler.from_config(role=None, targets=targets, settings=config)
             assert not await fleet.await_window(5)  # nothing runs
-            told = set()
+            states: list[TargetState] = []
             async with fleet.capture(1):
                 servers[0].engine.end_by_itself(2)  # type: ignore[attr-defined]
                 assert not await fleet.await_window(0)
                 servers[1].engine.end_by_itself(2)  # type: ignore[attr-defined]
-                assert await fleet.await_window(5, lambda role, state: told.add((role, state.iterations)))
-            assert told == {("rollout", 2), ("reward", 2)}
+                assert await fleet.await_window(5, states.append)
+            assert [(state.ended, state.iterations) for state in states] == [(True, 2)] * 2
 
     asyncio.run(main())
 
@@ -328,7 +336,7 @@ def test_inside_of_a_loop_the_sync_calls_name_the_async_ones(config: dict[str, A
     async def main() -> None:
         async with simulated_servers(1) as (server,):
             own = config | {"on_error": "raise"}
-            fleet = Fleet.from_config(targets={"rollout": [server.url]}, settings=own)
+            fleet = Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=own)
             with pytest.raises(CaptureError, match="call 'await profiler.astart"):
                 fleet.start(1)
             fleet.stop()
@@ -339,17 +347,16 @@ def test_inside_of_a_loop_the_sync_calls_name_the_async_ones(config: dict[str, A
 
 def test_a_job_that_is_not_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for settings in (None, {"steps": [1], "trainer.backend": "tally"}):
-        fleet = Fleet.from_config(settings=settings)
+        fleet = Profiler.from_config(role=None, settings=settings)
         assert not fleet.enabled
-        assert fleet.profilers == {}
         with fleet, fleet.capture(1) as running, fleet.stage("generate"):
-            assert running == {}
+            assert running is None
         assert fleet.stage("generate")(manifests) is manifests
         fleet.stop()
 
 
 def test_an_idle_step_of_a_fleet_needs_no_event_loop(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet.from_config(targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
+    fleet = Profiler.from_config(role=None, targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
 
     def never() -> None:
         raise AssertionError
@@ -357,11 +364,11 @@ def test_an_idle_step_of_a_fleet_needs_no_event_loop(config: dict[str, Any], mon
     monkeypatch.setattr(asyncio, "Runner", never)
     for step in (0, 2, 4):
         with fleet.capture(step) as running, fleet.stage("generate"):
-            assert running == {}
+            assert running is None
 
 
 def test_what_is_wrong_is_found_before_the_job(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="target: the list is empty"):
-        Fleet.from_config(targets={"rollout": []}, settings=config)
+        Profiler.from_config(role=None, targets={"rollout": []}, settings=config)
     with pytest.raises(ConfigError, match="rollout.targets.policy: expected one of any, quorum, all"):
-        Fleet.from_config(settings=config | {"rollout.targets": {"policy": "most"}})
+        Profiler.from_config(role=None, settings=config | {"rollout.targets": {"policy": "most"}})

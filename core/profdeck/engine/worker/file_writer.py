@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from profdeck.backends.recording import Recording
-from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import describe
+from profdeck.base.operations import run_without_waiting
 
 logger = logging.getLogger("profdeck")
 
@@ -56,7 +56,7 @@ class FileWriter:
 
     def _write(self, recording: Recording) -> None:
         try:
-            drive(recording.write(resolve_later))
+            run_without_waiting(recording.write())
         except Exception as error:  # noqa: BLE001  # nobody asks the future
             logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
             recording.capture.problems.append(describe(error))

@@ -19,9 +19,9 @@ from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, expired, in_vain, reserve
 from profdeck.base import leases, shutdown
-from profdeck.base.blocking import drive, resolve_later
 from profdeck.base.errors import CaptureError, describe
 from profdeck.base.identity import Identity
+from profdeck.base.operations import run_without_waiting
 from profdeck.base.structuring import unstructure
 from profdeck.base.words import sentence
 from profdeck.engine.worker.file_writer import FileWriter
@@ -182,7 +182,7 @@ class CaptureJob:
             if self._recording is None:
                 self._open()
             else:
-                drive(self._recording.passed(Step(Unit.ENGINE_ITERATION, self._iteration - 1), resolve_later))
+                run_without_waiting(self._recording.step(Step(Unit.ENGINE_ITERATION, self._iteration - 1)))
             if self._recording is not None and label:
                 mark = self._recording.capture.annotate(label)
                 mark.__enter__()
@@ -331,7 +331,7 @@ class CaptureJob:
         self._thread = threading.get_ident()
         try:
             with self.holding_up():
-                begun = drive(recording.start(resolve_later))
+                begun = run_without_waiting(recording.start())
         except Exception:
             self.ended.append(recording.capture)
             raise
@@ -355,7 +355,7 @@ class CaptureJob:
         if recording is not None:
             self.ended.append(recording.capture)
             with self.holding_up():
-                drive(recording.stop_recording(reason, resolve_later))
+                run_without_waiting(recording.stop_recording(reason))
             recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
             self._writer.write(recording)
 

@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.fleet import Fleet
 
 OUTPUT, RESULTS, ADDRESS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 NAMESPACE = "rollouts"
@@ -125,9 +124,10 @@ def what_works() -> None:
 
 
 async def in_a_loop(step: int, actors: list[Any]) -> None:
-    """An async host, with a fleet."""
-    fleet = Fleet.from_config(targets={"rollout": actors}, settings=settings(step))
-    async with fleet.capture(step) as captures:
+    """An async host that controls engines only."""
+    profiler = Profiler.from_config(role=None, targets={"rollout": actors}, settings=settings(step))
+    async with profiler.capture(step):
+        captures = profiler.captures
         await asyncio.gather(*(actor.iterate.remote(2) for actor in actors))
     results["loop"] = {role: str(capture.status) for role, capture in captures.items()}
 
@@ -259,8 +259,8 @@ def busy() -> None:
         threading.Timer(2 * gate_s, fifo.write_text, ["go on"]).start()
 
     profiler = Profiler.from_config(settings=settings(52, options__rpc_timeout_s=gate_s), role="rollout", target=actor)
-    assert profiler._controller is not None
-    backend = profiler._controller._session.backend
+    (role,) = profiler._roles
+    backend = role.backend
     assert isinstance(backend, held_engines.HeldBackend)
     assert backend.wait_for(gate)
     try:

@@ -19,7 +19,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
-from profdeck.fleet import Fleet
 from profdeck.records.capture import Capture
 
 OUTPUT, RESULTS, ADDRESS, MODEL = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
@@ -132,11 +131,11 @@ def main() -> None:
 
     # Under load, with a window; the host is sync.
     loads = [actor.serve.remote() for actor in rollouts]
-    fleet = Fleet.from_config(settings=settings(1, iterations={"count": 4}), targets={"rollout": rollouts})
-    with fleet.capture(1) as captures:
+    window = settings(1, iterations={"count": 4})
+    with Profiler.from_config(role="rollout", settings=window, target=rollouts).capture(1) as capture:
         tokens = ray.get([actor.generate.remote(2, 16) for actor in rollouts])
     ray.get([*(actor.rest.remote() for actor in rollouts), *loads])
-    results["handles"] = about(captures["rollout"]) | {"tokens": tokens}
+    results["handles"] = about(capture) | {"tokens": tokens}
 
     # The group; the host is async.
     async def step() -> Capture | None:
@@ -158,14 +157,14 @@ def main() -> None:
         results["busy" if before else "own"] = about(capture) | {"tokens": tokens}
 
     # One is killed in mid-capture.
-    fleet = Fleet.from_config(settings=settings(5), targets={"rollout": rollouts})
+    profiler = Profiler.from_config(role="rollout", settings=settings(5), target=rollouts)
     try:
-        with fleet.capture(5) as captures:
+        with profiler.capture(5) as capture:
             ray.get([actor.generate.remote(2, 8) for actor in rollouts])
             os.kill(launched[1], signal.SIGKILL)
     except CaptureError as error:
         results["error"] = str(error)
-    results["killed"] = about(captures["rollout"])
+    results["killed"] = about(capture)
     results["serves"] = ray.get(rollouts[0].generate.remote(1, 3))
     RESULTS.write_text(json.dumps(results))
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from profdeck import Profiler
-from profdeck.fleet import Fleet
 
 config, router, reward, stop = sys.argv[1:]
 
@@ -26,11 +25,10 @@ def post(url: str, **body: Any) -> None:
 
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 32))
-profiler = Profiler.from_config(config, role="trainer")
-with profiler, Fleet.from_config(config) if dist.get_rank() == 0 else contextlib.nullcontext() as fleet:
+with Profiler.from_config(config, role="trainer", targets={}) as profiler:
     for step in range(1_000_000):
-        with profiler.capture(step), fleet.capture(step) if fleet else contextlib.nullcontext():
-            if fleet:
+        with profiler.capture(step):
+            if dist.get_rank() == 0:
                 post(f"{router}/v1/completions", model="tiny", prompt="hello", max_tokens=10, ignore_eos=True)
                 if reward:
                     post(f"{reward}/generate", text="hello", sampling_params={"max_new_tokens": 10, "ignore_eos": True})

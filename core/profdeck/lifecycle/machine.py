@@ -1,0 +1,299 @@
+"""The state machine of captures: events in, actions out. It does no I/O and calls no hooks.
+
+Each event returns a generator of actions, because the result of an action can decide about the next one. The role
+performs an action, and calls `CaptureMachine.began` or `CaptureMachine.ended`, before it requests the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeAlias
+
+import attrs
+
+from profdeck.config.schedule import OnDemandSteps, PlannedSteps
+from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
+
+CLOSED = "the profiler was closed in mid-capture"
+
+
+@attrs.frozen
+class Begin:
+    """Begin a capture."""
+
+    step: int
+    """The current global step."""
+    first_step: int
+    """The first global step to record; later than ``step`` if the capture warms up."""
+    demand: OnDemandSteps | None = None
+    stage: str | None = None
+    count: int = 1
+    """Number of this capture among the captures of the same stage and step, from 1."""
+
+
+@attrs.frozen
+class Pass:
+    """Report a boundary to the plugins; a waiting capture tries to start."""
+
+    step: Step | None = None
+    """The unit that ended; None if only a waiting capture is affected."""
+
+
+@attrs.frozen
+class End:
+    """End the capture."""
+
+    reason: str | None
+    """Why it ends early; None if it ends as scheduled."""
+    withdraw: bool = False
+    """Whether to remove its manifest if nothing was recorded."""
+
+
+@attrs.frozen
+class Note:
+    """Add a note to the capture. While an end is pending, publish it as well."""
+
+    text: str
+
+
+@attrs.frozen
+class LookForRequests:
+    """Look for requests at the boundary into a global step."""
+
+    step: int
+
+
+@attrs.frozen
+class EndStep:
+    """A global step has ended: answer requests, start the commands of ``finish``."""
+
+
+@attrs.frozen
+class Forget:
+    """Drop a capture that a forked child inherited: it belongs to the parent process."""
+
+
+Action: TypeAlias = Begin | Pass | End | Note | LookForRequests | EndStep | Forget
+Actions: TypeAlias = Generator[Action, None, None]
+
+
+@attrs.frozen
+class PendingEnd:
+    """A deferred end of the capture."""
+
+    reason: str | None
+    """Why it ends early; None if it ends as scheduled."""
+    host_is_done: bool = False
+    """Whether it ends because the host has finished."""
+
+
+@attrs.define(eq=False)
+class CaptureMachine:
+    """The captures of one role, one at a time."""
+
+    steps: PlannedSteps
+    discrete: bool = False
+    """Whether each stage is a capture of its own."""
+    stages: tuple[str, ...] = ()
+    """Stages to capture in discrete mode; empty for all."""
+    thread_bound: bool = True
+    """Whether only the thread that started a capture can end it."""
+    caller: Callable[[], Owner] = Owner
+    """Returns the process and thread of an event."""
+    capture: Capture | None = attrs.field(default=None, init=False)
+    """The running or waiting capture."""
+    armed: int | None = attrs.field(default=None, init=False)
+    """In discrete mode: the global step whose stages are captured."""
+    announced: int | None = attrs.field(default=None, init=False)
+    """The next global step of the capture, if `step` has reported it and `start` has not begun it."""
+    between: bool = attrs.field(default=False, init=False)
+    """Whether a global step of the capture has ended and the next one has not begun."""
+    busy: bool = attrs.field(default=False, init=False)
+    """Whether an operation is in progress."""
+    pending: PendingEnd | None = attrs.field(default=None, init=False)
+    _counts: Counter[tuple[int, str]] = attrs.field(factory=Counter, init=False)
+    # Re-entrant: a signal handler can end the capture while this thread holds the lock.
+    mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no capture is running or starting, and no stage would be captured."""
+        return self.capture is None and self.armed is None and not self.busy
+
+    def is_open(self, step: int) -> bool:
+        """Return whether an earlier `start` has begun a global step."""
+        if self.capture is None:
+            return self.armed == step
+        return self.capture.current_step == step and self.announced != step
+
+    def begins_at(self, step: int) -> bool:
+        """Return whether `start` has something to do at a global step while idle."""
+        return (self.discrete and self.steps.demand_at(step) is not None) or self.steps.begins(step) is not None
+
+    # Results of actions.
+
+    def began(self, capture: Capture) -> None:
+        """Set the capture of a `Begin`. It may still wait for a device."""
+        self.capture = capture
+
+    def ended(self) -> None:
+        """Remove the capture, which has ended or did not start."""
+        self.capture = self.pending = self.announced = None
+        self.between = False
+
+    # Events.
+
+    def start(self, step: int) -> Actions:
+        """A global step begins."""
+        return self._guarded(f"start({step})", self._start(step))
+
+    def step(self, step: Step) -> Actions:
+        """A global step, or a unit inside it, has ended."""
+        return self._guarded(f"step({step.index})", self._step(step))
+
+    def stop(self) -> Actions:
+        """A global step ends, and its capture unless the next step belongs to it."""
+        self.armed = None
+        if self.capture is not None and (self.announced is not None or self._continues(self.capture)):
+            self.between = True
+        else:
+            yield from self.end(None)
+        yield EndStep()
+
+    def close(self, reason: str | None) -> Actions:
+        """The host ends its capture; without a reason, because it has finished."""
+        self.armed = None
+        yield from self.end(reason or CLOSED, host_is_done=reason is None)
+        yield EndStep()
+
+    def end(self, reason: str | None, *, host_is_done: bool = False) -> Actions:
+        """End the capture, now or as soon as its owner can."""
+        if self.capture is None and not self.busy:
+            return
+        self.pending = PendingEnd(reason, host_is_done)  # kept for a capture that is starting
+        yield from self._guarded("stop", ())
+
+    def enter_stage(self, name: str) -> Actions:
+        """A stage begins: in discrete mode a capture of its own."""
+        if self.capture is not None:
+            if self._is_waiting(self.capture):
+                yield from self._guarded(f"stage {name}", [Pass()])
+        elif self.armed is not None and (not self.stages or name in self.stages):
+            yield from self._guarded(f"stage {name}", self._begin_stage(self.armed, name))
+
+    # Decisions.
+
+    @staticmethod
+    def _is_waiting(capture: Capture) -> bool:
+        return capture.state is CaptureState.STARTING
+
+    def _continues(self, capture: Capture) -> bool:
+        """Return whether the next global step belongs to the same capture."""
+        if self.discrete:
+            return False
+        return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
+
+    def _start(self, step: int) -> Actions:
+        self.between = False
+        if (capture := self.capture) is not None:
+            if step == capture.current_step or capture.stage is not None:
+                if self.announced != step:
+                    yield Note(f"start({step}) while {capture.id} was recording: ignored.")
+                self.announced = None
+                if self._is_waiting(capture):
+                    yield Pass()
+                return
+            continues = self._continues(capture)
+            if continues and step == capture.current_step + 1:
+                yield Pass(Step(Unit.GLOBAL_STEP, capture.current_step))
+                capture.current_step = step
+                return
+            skipped = f"the host went from step {capture.current_step} to step {step}"
+            yield from self._end(PendingEnd(skipped if continues else None))
+        if self.discrete:
+            if (demand := self.steps.demand_at(step)) is not None:
+                demand.begun = True
+            self.armed = step if self.steps.selects(step) else None
+        elif (begun := self.steps.begins(step)) is not None:
+            yield Begin(step, *begun)
+
+    def _begin_stage(self, step: int, name: str) -> Actions:
+        self._counts[step, name] += 1
+        yield Begin(step, step, self.steps.demand_at(step), name, self._counts[step, name])
+
+    def _step(self, step: Step) -> Actions:
+        if (capture := self.capture) is None:
+            return
+        if step.unit is not Unit.GLOBAL_STEP:
+            yield Pass(step)
+            return
+        if step.index != capture.current_step:
+            yield Note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
+            return
+        if capture.stage is None:  # the stages of a step can go on after it
+            yield LookForRequests(step.index + 1)
+        if self._continues(capture):  # `stop` follows the last step
+            yield Pass(step)
+            capture.current_step = step.index + 1
+            if self.capture is capture:  # a capture that waited may have failed to start
+                self.announced = capture.current_step
+
+    def _guarded(self, operation: str, actions: Iterable[Action]) -> Actions:
+        """Admit one operation at a time, on the owner's thread, and perform a pending end before and after it."""
+        owner, caller = (self.capture.owner if self.capture else None), self.caller()
+        if owner is not None and owner.pid != caller.pid:
+            self.armed, self.busy = None, False
+            yield Forget()
+            return
+        if owner is not None and owner.thread != caller.thread and self.thread_bound:
+            when = "is carried out at the owner's next boundary" if self.pending else "was ignored"
+            yield Note(f"{operation} from another thread than the one that started the capture {when}.")
+            return
+        with self.mutex:
+            admitted, self.busy = not self.busy, True
+        if not admitted:
+            yield Note(f"{operation} while another operation was under way.")
+            return
+        try:
+            yield from self._end_if_pending()
+            yield from actions
+            yield from self._end_if_pending()
+        finally:
+            self.busy = False
+
+    def _end_if_pending(self) -> Actions:
+        if self.pending is not None:
+            yield from self._end(self.pending)
+
+    def _end(self, end: PendingEnd) -> Actions:
+        if (capture := self.capture) is None:
+            self.pending = None
+            return
+        withdraw = (end.reason is None or end.host_is_done) and self._may_withdraw(capture, end)
+        reason = end.reason
+        if reason is None and (why := self._requested_next(capture)) is not None:
+            following, steps = capture.current_step + 1, self.steps
+            current = next((demand for demand in steps.demands if demand.token == capture.demand), None)
+            if following <= capture.first_step or (current is not None and following <= current.last):
+                reason = why
+            elif current is None and steps.configures(following):
+                yield Note(f"It ended after step {capture.current_step}: {why}.")
+        yield End(reason, withdraw)
+
+    def _may_withdraw(self, capture: Capture, end: PendingEnd) -> bool:
+        """Return whether a capture that warms up can be removed.
+
+        Its step is captured by a requested capture, or the host has finished and the schedule has no end.
+        """
+        warms_up = capture.current_step < capture.first_step and capture.demand is None
+        return warms_up and (not end.host_is_done or self.steps.schedule.is_endless_at(capture.first_step))
+
+    def _requested_next(self, capture: Capture) -> str | None:
+        """Return the reason of an end if a requested capture begins at the next step."""
+        following = capture.current_step + 1
+        demand = next((item for item in self.steps.demands if item.first == following and not item.begun), None)
+        if demand is None or capture.stage is not None:
+            return None
+        return f"a capture of steps {demand.first} to {demand.last} was asked for"

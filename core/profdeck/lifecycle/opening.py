@@ -1,0 +1,211 @@
+"""Opens the roles of a profiler: checks the config, builds the backend and binds it to its target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import attrs
+
+from profdeck.backends.api import Backend, EngineBackend
+from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.backends.plugins import require_libraries
+from profdeck.base.errors import ConfigError, nearest
+from profdeck.base.identity import Identity
+from profdeck.base.structuring import unstructure
+from profdeck.config.model import Config, Mode, RoleConfig
+from profdeck.config.schedule import PlannedSteps
+from profdeck.config.targets import TargetsConfig
+from profdeck.lifecycle import last_word
+from profdeck.lifecycle.listeners import is_notified_at_the_finish, role_hooks
+from profdeck.lifecycle.machine import CaptureMachine
+from profdeck.lifecycle.role import Role
+from profdeck.lifecycle.role_group import RoleGroup
+from profdeck.records import manifest, run_directory
+
+logger = logging.getLogger("profdeck")
+
+
+def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
+    config: Config,
+    *,
+    role: str | None,
+    identity: Identity | None,
+    target: object,
+    targets: Mapping[str, Sequence[object]] | None,
+    listeners: Iterable[object],
+) -> RoleGroup:
+    """Open the role of this process, and roles with targets; the arguments are those of `Profiler.of`.
+
+    Raises:
+        ConfigError: the config, an option or a target is wrong.
+        PluginError: a plugin cannot be used, or cannot record here.
+    """
+    name, identities = role, dict[str, Identity]()
+    if identity is not None:
+        name, identities = identity.role, {identity.role: identity}
+    if name is None and target is not None:
+        raise ConfigError("target: a target needs a role. Pass role='rollout', or targets={'rollout': [...]}.")
+    if target is not None and name in (targets or {}):
+        raise ConfigError(f"targets: the role '{name}' has a target already. Pass target or targets, not both.")
+    opened: dict[str, object] = {} if name is None else {name: target}
+    if targets is not None or name is None:
+        opened |= {other: None for other, chosen in config.roles.items() if chosen.targets and other not in opened}
+        opened |= {other: list(handles) for other, handles in (targets or {}).items()}
+    return open_roles(config, opened, identities, listeners)
+
+
+def open_roles(
+    config: Config,
+    targets: Mapping[str, object],
+    identities: Mapping[str, Identity],
+    listeners: Iterable[object],
+) -> RoleGroup:
+    """Open the roles that can record in this process.
+
+    Args:
+        config: the config of all processes.
+        targets: by role, the engine object or URL that its backend controls, a list of them, or None.
+        identities: by role, the identity of this process, if neither the launcher nor the backend's library knows it.
+        listeners: objects with hook implementations, in addition to the listeners that the config names.
+
+    Raises:
+        ConfigError: the config or an option is wrong.
+        PluginError: a plugin cannot be used, or cannot record here.
+    """
+    group, listeners = RoleGroup(), tuple(listeners)
+    opened = [
+        _open(config, name, identity=identities.get(name), target=target, listeners=listeners, group=group)
+        for name, target in targets.items()
+    ]
+    group.roles = tuple(role for role in opened if role is not None)
+    return group
+
+
+def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
+    config: Config,
+    name: str,
+    *,
+    identity: Identity | None,
+    target: object,
+    listeners: Sequence[object],
+    group: RoleGroup,
+) -> Role | None:
+    chosen = config.roles.get(name)
+    if chosen is None:
+        if config.roles:
+            hint = nearest(name, config.roles) or f" It has {', '.join(config.roles)}."
+            logger.warning("The config has no role '%s', so this process records nothing.%s", name, hint)
+        return None
+    backend = build_backend(config, name)
+    if not isinstance(backend, EngineBackend):  # the library of an engine may be in the server only
+        require_libraries(type(backend))
+    identity = identity or resolve_identity(name, backend)
+    if chosen.targets is not None and chosen.targets.discovers and identity.rank:
+        logger.info("Rank 0 captures the targets of the role '%s', so this rank does nothing.", name)
+        return None
+    writer = manifest.ManifestWriter(
+        backend=backend.name,
+        versions=dict(filter(None, (library.installed() for library in backend.libraries))),
+        options=unstructure(backend.options),
+        expected_ranks=(),
+    )
+    backend, bound = _bind(backend, chosen, identity, target, writer)
+    expected = () if bound else _expected_ranks(chosen, identity)
+    if (not bound and identity.rank not in expected) or not (config.steps.spans or config.on_demand):
+        return None
+    prepare(backend)
+    role = Role(
+        config=config,
+        options=chosen,
+        identity=identity,
+        backend=backend,
+        target=bound,
+        machine=CaptureMachine(
+            PlannedSteps(config.steps, config.final_step, chosen.warmup_steps, config.join_steps),
+            discrete=config.mode is Mode.DISCRETE,
+            # For engines, these are batch kinds, not stages of the host.
+            stages=() if isinstance(backend, EngineBackend) else chosen.stages,
+            thread_bound=backend.thread_bound,
+        ),
+        busy_roles=group.busy,
+        blocker=group.blocker,
+        hooks=role_hooks(backend, config, listeners),
+        run=run_directory.RunDirectory(
+            config.output.absolute(),
+            run_directory.run_name(config.run),
+            about={"config": unstructure(config), "roles": [*config.roles]},
+        ),
+        writer=attrs.evolve(writer, expected_ranks=expected),
+    )
+    if role.reports:
+        last_word.expect()
+    notified = tuple(filter(is_notified_at_the_finish, config.listeners))
+    if config.finish.command is not None or notified:
+        from profdeck.after_run.start import Finishes
+
+        role.finishes = Finishes(role.run.path, config.finish, notified, config.listener_options)
+    if config.on_demand:
+        role.accept_requests()
+    if not config.steps.spans and role.watch is None:
+        return None
+    role.hooks.open(identity.role, identity, backend.name)
+    return role
+
+
+def _bind(
+    backend: Backend, role: RoleConfig, identity: Identity, target: object, writer: manifest.ManifestWriter
+) -> tuple[Backend, str | None]:
+    """Bind the backend of an engine to its target; several targets get one backend that controls all of them.
+
+    Returns:
+        The backend, and the name of the target; None if the backend records this process.
+
+    Raises:
+        ConfigError: the backend and the target do not match.
+    """
+    path, several = f"roles.{identity.role}", isinstance(target, list | tuple)
+    if not isinstance(backend, EngineBackend):
+        if target is not None:
+            raise ConfigError(
+                f"{path}.backend: '{backend.name}' records the process that it runs in and controls no target, such "
+                f"as {target!r}. Leave out the target, or choose the backend of its engine."
+            )
+        return backend, None
+    if role.targets is None and target is None:
+        raise ConfigError(
+            f"{path}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine object, the "
+            "Ray actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
+            "targets where to find many."
+        )
+    if role.iterations and role.iterations.first is not None:
+        raise ConfigError(
+            f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
+            "that starts captures says skip."
+        )
+    from profdeck.replicas.placement import PlacedEngine
+    from profdeck.replicas.ray_actors import PlacementGroup
+
+    one = PlacementGroup.of(target) is None and not isinstance(target, PlacedEngine)
+    if role.targets is None and not several and one:
+        return backend, backend.bind(target)
+    if identity.replica is not None:
+        raise ConfigError(f"{path}: many targets number their replicas by themselves; leave out that of the identity.")
+    from profdeck.replicas.fleet_backend import TITLE, FleetBackend
+
+    given = None if target is None else tuple(cast("Sequence[object]", target)) if several else (target,)
+    return FleetBackend(backend.options, type(backend), role.targets or TargetsConfig(), writer, given), TITLE
+
+
+def _expected_ranks(role: RoleConfig, identity: Identity) -> tuple[int, ...]:
+    expected = role.expected_ranks(identity.world_size)
+    if not expected:
+        raise ConfigError(
+            f"roles.{identity.role}.ranks: {list(role.ranks)} are all outside of this job, which has "
+            f"{identity.world_size} rank(s) of that role, counted from 0."
+        )
+    if not isinstance(role.ranks, str) and len(expected) < len(set(role.ranks)):
+        outside = sorted(set(role.ranks) - set(expected))
+        logger.warning("roles.%s.ranks: %s are not in this job of %d.", identity.role, outside, identity.world_size)
+    return expected

@@ -1,0 +1,414 @@
+"""One role of this process: performs the actions of its state machine on one recording."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import attrs
+
+from profdeck.backends.api import Backend, EngineBackend, TargetState
+from profdeck.backends.hook_calls import RoleHooks
+from profdeck.backends.recording import Recording, abandon, expired, reserve
+from profdeck.base import shutdown
+from profdeck.base.errors import CaptureError, describe
+from profdeck.base.identity import Identity
+from profdeck.base.operations import Blocker, Operation, begin, running_loop
+from profdeck.base.processes import ProcessId
+from profdeck.config.model import Config, OnError, RoleConfig
+from profdeck.config.schedule import OnDemandSteps
+from profdeck.lifecycle import last_word
+from profdeck.lifecycle.machine import (
+    Action,
+    Actions,
+    Begin,
+    CaptureMachine,
+    End,
+    EndStep,
+    Forget,
+    LookForRequests,
+    Note,
+    Pass,
+    PendingEnd,
+)
+from profdeck.on_demand.requests import JobProcess
+from profdeck.on_demand.stores import publish_address, store_of_job
+from profdeck.on_demand.watch import RequestWatch
+from profdeck.records import manifest, run_directory
+from profdeck.records.capture import Capture, CaptureState, Step, Unit
+from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck.records.status import Status
+
+if TYPE_CHECKING:
+    from profdeck.after_run.start import Finishes
+
+logger = logging.getLogger("profdeck")
+
+_POLL_S = 0.5
+_REPORTING_ROLE = "trainer"
+"""The role that prints the last message of the job; without it, the first role of the config."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Role:
+    """One role of this process, ready to record."""
+
+    config: Config
+    options: RoleConfig
+    """The role in the config."""
+    identity: Identity
+    backend: Backend
+    target: str | None
+    """Name of the engine that the backend controls; None if it records this process."""
+    machine: CaptureMachine
+    busy_roles: set[Role]
+    """Roles of the same profiler that are not idle."""
+    blocker: Blocker
+    """Finishes operations that nobody awaits."""
+    hooks: RoleHooks
+    run: run_directory.RunDirectory
+    writer: manifest.ManifestWriter
+    finishes: Finishes | None = None
+    """Runs the commands of ``finish``."""
+    recording: Recording | None = attrs.field(default=None, init=False)
+    watch: RequestWatch | None = attrs.field(default=None, init=False)
+    """Looks for requests of captures."""
+
+    def enters(self, step: int) -> bool:
+        """Look for requests at the boundary into a global step; return whether `start` has something to do there."""
+        machine = self.machine
+        if self.watch is not None:
+            self.watch.look(step, machine.capture)
+        if machine.capture is not None or machine.armed is not None:
+            return True
+        steps = machine.steps
+        if not steps.demands:
+            begin, end = steps.quiet
+            if begin <= step < end:
+                return False
+        return machine.begins_at(step)
+
+    @property
+    def active(self) -> Capture | None:
+        """The capture of the current global step; None between two steps of one capture."""
+        return None if self.machine.between else self.machine.capture
+
+    @property
+    def states(self) -> Mapping[str, TargetState]:
+        """The last known state of each target, by name."""
+        return self.backend.states if isinstance(self.backend, EngineBackend) else {}
+
+    @property
+    def controls_engine(self) -> bool:
+        """Whether the capture that is running is one of an engine."""
+        return self.recording is not None and isinstance(self.backend, EngineBackend)
+
+    async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
+        """Wait until the engine has recorded its window; see `Profiler.await_window`."""
+        backend, deadline_s = self.backend, monotonic() + timeout_s
+        while isinstance(backend, EngineBackend) and self.recording is not None:
+            state = await backend.state(self.recording.capture)
+            if on_state:
+                on_state(state)
+            if state.ended:
+                return True
+            remaining_s = deadline_s - monotonic()
+            if remaining_s <= 0:
+                break
+            await asyncio.sleep(min(remaining_s, _POLL_S))
+        return False
+
+    @property
+    def reports(self) -> bool:
+        """Whether this process prints the last message of the job."""
+        first = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
+        lowest = min(self.writer.expected_ranks, default=0)
+        return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (first, lowest, 0)
+
+    def accept_requests(self) -> None:
+        """Look for requests of captures from now on. If the store cannot be reached, log a warning."""
+        try:
+            store = store_of_job(self.config.on_demand, self.run.path)
+            self.run.prepare()
+            publish_address(store, self.run.path)
+            self.watch = RequestWatch(
+                store,
+                self.run.path,
+                JobProcess.of(self.identity, self.target, self.options.warmup_steps, str(self.run.path.parent)),
+                self.machine.steps,
+                discrete=self.machine.discrete,
+                miss=self._miss,
+            )
+        except (OSError, CaptureError) as error:
+            logger.warning("No capture can be asked for while the job runs: %s", describe(error))
+            return
+        if self.config.steps.timed and self.reports:
+            from profdeck.on_demand.standing import StandingCaptures  # few jobs have any
+
+            for wanted in self.config.steps.timed:
+                weakref.finalize(self, StandingCaptures(store, wanted).leave)
+
+    # Operations.
+
+    def start(self, step: int) -> Operation[None]:
+        """Begin a global step."""
+        return self._perform(self.machine.start(step))
+
+    def step(self, step: Step) -> Operation[None]:
+        """Report the end of a global step, or of a unit inside it."""
+        return self._perform(self.machine.step(step))
+
+    def stop(self) -> Operation[None]:
+        """End a global step."""
+        return self._perform(self.machine.stop())
+
+    def close(self, reason: str | None) -> Operation[None]:
+        """End the capture; without a reason, because the host has finished."""
+        return self._perform(self.machine.close(reason))
+
+    def end(self, reason: str | None) -> Operation[None]:
+        """End the capture of a stage."""
+        return self._perform(self.machine.end(reason))
+
+    def enter_stage(self, name: str) -> Operation[tuple[Role, AbstractContextManager[object] | None]]:
+        """Begin a stage.
+
+        Returns:
+            This role, and the annotation of the stage to enter; None if the stage is a capture of its own.
+        """
+        before = self.recording
+        yield from self._perform(self.machine.enter_stage(name))
+        if self.recording is None:
+            return self, contextlib.nullcontext()
+        return self, None if before is None else self.recording.capture.annotate(name)
+
+    def _perform(self, actions: Actions) -> Operation[None]:
+        """Perform actions in order, each before the next one is decided."""
+        try:
+            for action in actions:
+                if not isinstance(action, Begin):
+                    yield from self._perform_one(action)
+                    continue
+                # Inline: profile_start of a backend has a limited number of frames (tests/integration).
+                self.busy_roles.add(self)
+                shutdown.watch(self, self._end_at_exit)  # before the start: an end then waits for it
+                capture = self._new_capture(action)
+                try:
+                    recording = self._reserve(capture, action)
+                    if not (yield from recording.start()):
+                        recording.publish()
+                except BaseException as error:
+                    self._conclude(capture, describe(error))
+                    self._drop()
+                    if not self._excuses(error):
+                        raise
+                else:
+                    self.recording = recording
+                    self.machine.began(capture)
+                    recording.start_timer(self._expire)
+        finally:
+            actions.close()
+            if self.machine.is_idle:
+                self.busy_roles.discard(self)
+            else:
+                self.busy_roles.add(self)
+
+    def _perform_one(self, action: Action) -> Operation[None]:
+        match action, self.recording:
+            case Pass(), Recording() as recording:
+                yield from self._pass(recording, action)
+            case End(), Recording() as recording:
+                yield from self._end(recording, action)
+            case Note(), _:
+                self._note(action.text)
+            case LookForRequests(), _:
+                if self.watch is not None:
+                    self.watch.look(action.step, self.machine.capture)
+            case EndStep(), _:
+                self._end_step()
+            case Forget(), _:
+                self._drop()
+
+    # Actions.
+
+    def _new_capture(self, action: Begin) -> Capture:
+        repeated = f"-{action.count}" if action.count > 1 else ""
+        name = f"-{action.stage}{repeated}" if action.stage else ""
+        capture = self._capture(action.first_step, action.demand, name)
+        capture.current_step, capture.stage = action.step, action.stage
+        return capture
+
+    def _capture(self, first_step: int, demand: OnDemandSteps | None, name: str = "") -> Capture:
+        return Capture(
+            id=f"step{first_step}{name}",
+            directory=self.run.directory(first_step, self.identity),
+            identity=self.identity,
+            first_step=first_step,
+            current_step=first_step,
+            unit=Unit.MINI_BATCH if self.options.window else Unit.GLOBAL_STEP,
+            window=self.options.window,
+            iterations=self.options.iterations,
+            target=self.target,
+            demand=demand.token if demand else None,
+        )
+
+    def _reserve(self, capture: Capture, action: Begin) -> Recording:
+        """Reserve the names of a capture and return its recording.
+
+        Raises:
+            CaptureError: the directory cannot be written.
+        """
+        writer = self._writer_of(capture)
+        reserve(capture, self.run, writer)
+        demand, warmup = action.demand, self.options.warmup_steps
+        if demand is not None:
+            demand.begun = True
+            demand.captures.append(capture.id)
+            if action.step > action.first_step - warmup:
+                capture.notes.append(f"It warmed up for {action.first_step - action.step} of {warmup} steps.")
+        if self.target is not None:
+            capture.request = CaptureRequest(
+                id=capture.id,
+                output=self.config.output.absolute(),
+                run=self.run.path.name,
+                role=self.identity.role,
+                replica=self.identity.replica,
+                first_step=action.first_step,
+                ranks=self.options.ranks,
+                iterations=self.options.iterations,
+                stages=tuple(map(BatchKind, self.options.stages)),
+                owner=ProcessId(),
+            )
+        return Recording(capture, self.backend, self.hooks, writer)
+
+    def _writer_of(self, capture: Capture) -> manifest.ManifestWriter:
+        if self.finishes is None or capture.stage is None:
+            return self.writer
+        return attrs.evolve(self.writer, more_follow=True)
+
+    def _pass(self, recording: Recording, action: Pass) -> Operation[None]:
+        try:
+            if action.step is not None:
+                yield from recording.step(action.step)
+            else:
+                yield from recording.start()
+        except BaseException as error:
+            if recording.capture.state is not CaptureState.ENDED:  # it is recording: a hook was interrupted
+                raise
+            self._over(recording)
+            if not self._excuses(error):
+                raise
+
+    def _end(self, recording: Recording, action: End) -> Operation[None]:
+        capture, withdrawn = recording.capture, False
+        try:
+            withdrawn = yield from recording.end(action.reason, withdraw=action.withdraw)
+        finally:
+            self._over(recording, withdrawn=withdrawn)
+        if withdrawn:
+            return
+        if capture.status is Status.COMPLETE:
+            logger.info("Captured %s in %s.", capture.id, capture.directory)
+        elif self.config.on_error is OnError.RAISE and action.reason is None:
+            raise CaptureError(f"Capture {capture.id} is {capture.status}: {' '.join(capture.problems)}")
+        else:
+            logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
+
+    def _over(self, recording: Recording, *, withdrawn: bool = False) -> None:
+        capture = recording.capture
+        if not withdrawn:
+            if self.reports:
+                last_word.count(self.run.path, capture)
+            self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
+        self._drop()
+
+    def _drop(self) -> None:
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            recording.cancel_timer()
+        self.machine.ended()
+        shutdown.unwatch(self)  # delivers a SIGTERM that waited for the trace
+
+    def _conclude(self, capture: Capture, problem: str | None) -> None:
+        """Finish a capture and, in continuous mode, answer its request; further stages can come in discrete mode."""
+        self._finish(capture)
+        for demand in self.machine.steps.demands:
+            if self.watch is not None and demand.token == capture.demand and not self.machine.discrete:
+                self.watch.answer(demand, problem)
+
+    def _finish(self, capture: Capture) -> None:
+        """Register a capture for the commands of ``finish``; those of a stage start when its step ends."""
+        if self.finishes is None or capture.state is not CaptureState.ENDED:  # nothing could be written
+            return
+        self.finishes.add(capture, self._writer_of(capture))
+        if capture.stage is None:
+            self.finishes.begin()
+
+    def _miss(self, demand: OnDemandSteps, reason: str) -> None:
+        """Write a manifest for a requested capture that this process is too late for."""
+        capture = self._capture(demand.first, demand)
+        capture.expected_ranks = () if self.target else (self.identity.rank,)
+        reserve(capture, self.run, self.writer)
+        abandon(capture, self.writer, reason)
+        self._finish(capture)
+        demand.captures.append(capture.id)
+
+    def _end_step(self) -> None:
+        if self.finishes is not None:
+            self.finishes.begin()
+        if self.watch is not None:
+            self.watch.answer_stages()
+
+    def _note(self, text: str) -> None:
+        logger.debug(text)
+        if self.recording is not None:
+            self.recording.capture.notes.append(text)
+            if self.machine.pending is not None:
+                self.recording.publish()
+
+    def _excuses(self, error: BaseException) -> bool:
+        """Return whether the job continues without a capture that could not start."""
+        if not isinstance(error, CaptureError) or self.config.on_error is OnError.RAISE:
+            return False
+        logger.warning("%s The job goes on without this capture.", error)
+        return True
+
+    # Ends requested by the timer, a signal or the exit of the interpreter.
+
+    def _expire(self, recording: Recording, limit_s: float) -> None:
+        """Request the end of a capture that takes too long. Runs on the thread of the timer."""
+        if self.recording is not recording:
+            return
+        reason = expired(limit_s)
+        self.machine.pending = PendingEnd(reason)  # the next boundary ends it, if nothing does before
+        if isinstance(self.backend, EngineBackend):
+            return  # its processes have timers of their own, and calls of a busy engine must not be interrupted
+        if recording.capture.owner.thread == threading.main_thread().ident:
+            shutdown.call_in_main_thread(lambda: self._end_expired(recording, reason))
+
+    def _end_expired(self, recording: Recording, reason: str) -> None:
+        if self.recording is recording:
+            self._end_at_exit(reason)
+
+    def _end_at_exit(self, reason: str) -> bool:
+        """End the capture, whatever the owner's thread is doing. Return False if that happens later."""
+        if self.machine.busy:
+            self.machine.pending = PendingEnd(reason)
+            return False
+        loop = running_loop()
+        if loop is not None and not self.backend.thread_bound:
+            # The hooks wait for this loop, which may be asleep. From a signal handler, only this call wakes it.
+            loop.call_soon_threadsafe(self._close, reason)
+            return False
+        self._close(reason)
+        return True
+
+    def _close(self, reason: str) -> None:
+        self.blocker.finish(begin([self.close(reason)]), in_background=not self.backend.thread_bound)

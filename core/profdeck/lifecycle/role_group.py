@@ -1,0 +1,65 @@
+"""The roles of one profiler, which start and stop together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from profdeck.base.errors import describe
+from profdeck.base.operations import Blocker, Operation, Run, begin, finish
+
+if TYPE_CHECKING:
+    from profdeck.lifecycle.role import Role
+
+
+@attrs.define(eq=False)
+class RoleGroup:
+    """The roles of one profiler."""
+
+    roles: Sequence[Role] = attrs.field(default=(), init=False)
+    busy: set[Role] = attrs.field(factory=set, init=False)
+    """The roles that capture something or may do so in this step. The roles keep it up to date."""
+    blocker: Blocker = attrs.field(factory=Blocker, init=False)
+
+    @property
+    def busy_roles(self) -> list[Role]:
+        """The busy roles, in order."""
+        return [role for role in self.roles if role in self.busy]
+
+    def phases(self, roles: list[Role]) -> list[list[Role]]:
+        """Group roles that start at the same time: first all engines, then this process.
+
+        The trace of this process would otherwise contain the start of the engines.
+        """
+        if len(roles) == 1:
+            return [roles]
+        engines, devices = ([role for role in roles if (role.target is None) is device] for device in (False, True))
+        return [phase for phase in (engines, devices) if phase]
+
+    def finish_start(self, runs: list[Run]) -> list[Any]:
+        """Finish the starts of several roles, by blocking. If one of them raises, end the captures of all roles."""
+        try:
+            return self.blocker.finish(runs)
+        except BaseException as error:
+            if len(self.roles) > 1:
+                self.blocker.finish(begin(self._closing(error)), in_background=True)
+            raise
+
+    async def afinish_start(self, runs: list[Run]) -> list[Any]:
+        """Async version of `finish_start`."""
+        try:
+            return await finish(runs)
+        except BaseException as error:
+            if len(self.roles) > 1:
+                import asyncio
+
+                await asyncio.shield(finish(begin(self._closing(error))))
+            raise
+
+    def _closing(self, error: BaseException) -> list[Operation[None]]:
+        """Return operations that end all captures: the host receives an exception and will not end them."""
+        failed = isinstance(error, Exception)
+        reason = f"the start of another role failed: {describe(error)}" if failed else "interrupted"
+        return [role.close(reason) for role in self.roles]
