@@ -76,9 +76,9 @@ class Profiler:
             target: what the role's backend controls, when that is not this process: an engine object, the handle of a
                 Ray actor that holds one, or the URL of a server; or a list of them, or a Ray placement group, which
                 are captured as one.
-            targets: capture the targets of other roles as well: lists of targets by role, for roles whose config names
-                none, and the targets that the config names. ``{}`` for the latter only. Default: only with
-                ``role=None``.
+            targets: capture the engines of other roles, too: the targets that the config names, and the lists of
+                targets in this mapping, by role. ``{}`` selects the targets of the config. Default: no other roles,
+                and ``{}`` with ``role=None``.
             listeners: objects with hook implementations, in addition to the listeners that the config names.
             shared: several callers in this process use the profiler of the role together, such as the workers that a
                 trainer puts into one Ray actor. Each calls this method and uses the result as if it were alone: the

@@ -36,6 +36,9 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
 
 
+MOST_FRAMES = 12
+
+
 def work(model) -> float:
     loss = model(torch.ones(4, 32)).sum()
     loss.backward()
@@ -460,3 +463,23 @@ def test_the_first_captured_step_imports_no_compiler(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", job], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 10
+
+
+def test_a_start_has_few_frames(build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `Profiler.start` to `torch.profiler.profile.start`, both included. Tracebacks contain all of them."""
+    stack = ["profile.start"]
+    start = torch.profiler.profile.start
+
+    def counted(profile: Any) -> None:
+        frame = sys._getframe(1)
+        while stack[-1] != "Profiler.start":
+            stack.append(frame.f_code.co_qualname)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        start(profile)
+
+    monkeypatch.setattr(torch.profiler.profile, "start", counted)
+    with build() as profiler:
+        profiler.start(2)
+        profiler.stop()
+    assert len(stack) <= MOST_FRAMES, stack

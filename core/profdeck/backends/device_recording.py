@@ -127,15 +127,21 @@ class CaptureCycles(Generic[C]):
             self.position = capture.passed_over if capture.window else capture.current_step
 
     def start(self) -> None:
-        """Begin at the first position."""
-        self._move()
+        """Start a cycle, unless nothing is recorded at the current position."""
+        if self.phase(self.position) is not WindowPhase.OFF:
+            cycle = self._make(self.position)
+            cycle.start()
+            self._cycle = cycle
 
     def step(self) -> None:
-        """Pass from one position to the next."""
+        """Advance to the next position."""
         if self.phase(self.position) is WindowPhase.RECORD_LAST:
             self._end(self.position, at_once=True)
         self.position += 1
-        self._move()
+        if self._cycle is not None:
+            self._cycle.step()
+        else:
+            self.start()
 
     def stop(self) -> None:
         """End what was recorded since the last cycle ended."""
@@ -153,14 +159,6 @@ class CaptureCycles(Generic[C]):
         if self._capture.window is not None:
             return self._capture.window.phase(position - self._capture.passed_over)
         return WindowPhase.WARMUP if position < self._capture.first_step else WindowPhase.RECORD
-
-    def _move(self) -> None:
-        if self._cycle is not None:
-            self._cycle.step()
-        elif self.phase(self.position) is not WindowPhase.OFF:
-            cycle = self._make(self.position)
-            cycle.start()
-            self._cycle = cycle
 
     def _end(self, last: int, *, at_once: bool) -> None:
         cycle, self._cycle = self._cycle, None
