@@ -116,7 +116,7 @@ async def measure(directory: Path, rounds: int, block_s: float) -> Row:
             settings={
                 "output": str(directory / "profiles"), "run": "standing", "on_error": "raise",
                 "steps": [f"0..{2 * rounds + 2}"], "join_steps": False, "roles": {
-                    "rollout": {"backend": "vllm", "iterations": {"count": ITERATIONS}, "stages": ["decode"]}
+                    "rollout": {"backend": "vllm", "iterations": {"count": ITERATIONS}, "batch_kinds": ["decode"]}
                 },
             },
             role="rollout", target=url,

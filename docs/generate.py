@@ -90,6 +90,7 @@ _TYPES = {
     "str | tuple[int, ...]": "`all` or a list of integers",
     "tuple[Activity, ...]": "list of activities",
     "tuple[Activity, ...] | None": "list of activities",
+    "tuple[BatchKind, ...]": "list of `prefill`, `decode` and `mixed`",
     "tuple[Export, ...]": "list of `text` and `db`",
     "tuple[HostSystem, ...]": "list of what is sampled",
     "tuple[WorkerType, ...]": "list of `regular`, `prefill` and `decode`",

@@ -49,16 +49,16 @@ class SglangBackend(ControlBackend[SglangOptions]):
     def check_role(self, role: RoleConfig) -> None:
         """Refuse what the schedulers would refuse or pass over."""
         super().check_role(role)
-        kinds = self.options.profile_by_stage or role.stages
+        kinds = self.options.profile_by_stage or role.batch_kinds
         if self.options.start_step is not None:
             if role.iterations is None:
                 raise ConfigError("options.start_step: it needs the role's iterations.count, which ends the window")
-            if role.stages:
-                raise ConfigError("options.start_step: stages are counted apart; use iterations.skip")
+            if role.batch_kinds:
+                raise ConfigError("options.start_step: batch_kinds are counted separately; use iterations.skip")
             if role.iterations.skip:
                 raise ConfigError("options.start_step: iterations.skip says as well where the window begins; give one")
         if self.options.stage_min_batch_size and not kinds:
-            raise ConfigError("options.stage_min_batch_size: it needs profile_by_stage, or the role's stages")
+            raise ConfigError("options.stage_min_batch_size: it needs profile_by_stage, or the role's batch_kinds")
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
         """Use SGLang's own profiler."""

@@ -9,6 +9,7 @@ import attrs
 from attrs import validators
 
 from profdeck.engine.options import EngineOptions
+from profdeck.records.request import CaptureRequest
 
 
 @attrs.frozen(kw_only=True)
@@ -17,7 +18,8 @@ class SglangOptions(EngineOptions):
 
     profile_by_stage: bool = False
     """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
-    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
+    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `batch_kinds` selects
+    kinds."""
 
     merge_profiles: bool = False
     """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
@@ -30,7 +32,8 @@ class SglangOptions(EngineOptions):
 
     stage_min_batch_size: int = attrs.field(default=0, validator=validators.ge(0))
     """Pass over decode batches of fewer requests, neither recorded nor counted, as SGLang's
-    `SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS` does. Default: 0, none. Needs `profile_by_stage` or the role's `stages`."""
+    `SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS` does. Default: 0, none. Needs `profile_by_stage` or the role's
+    `batch_kinds`."""
 
     detailed_annotations: bool = False
     """Name each iteration in the trace with the attention work of its prefill and decode requests, as SGLang's option
@@ -46,10 +49,10 @@ class SglangOptions(EngineOptions):
         if self.start_step is not None and self.profile_by_stage:
             raise ValueError("start_step: profile_by_stage counts prefill and decode apart; use iterations.skip")
 
-    @property
-    def separates_kinds(self) -> bool:
-        """Whether kinds of batches are recorded apart."""
-        return self.profile_by_stage
+    def complete(self, request: CaptureRequest) -> CaptureRequest:
+        """Add these options to a request of the engine's processes."""
+        completed = super().complete(request)
+        return completed.by_kind() if self.profile_by_stage else completed
 
     @property
     def merges_ranks(self) -> bool:

@@ -130,8 +130,8 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
         for option in _NEVER:
             if asked[option]:
                 yield option
-        if self._request.stages:
-            yield "stages and profile_by_stage, which cannot be ended before their batches come"
+        if self._request.batch_kinds:
+            yield "batch_kinds and profile_by_stage, which cannot be ended before their batches come"
         if self._request.iterations is not None and self._request.iterations.skip:
             yield "iterations.skip, which cannot be ended before its first batch comes"
         if not self._options.ignore_frontend:

@@ -76,8 +76,8 @@ class SchedulerAgent:
         if start_step is not None:
             request = self._from_forward_pass(request, int(start_step))
         min_decode_batch = int(request.engine.get("min_decode_batch", 0))
-        if min_decode_batch and not request.stages:
-            raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or stages of the role.")
+        if min_decode_batch and not request.batch_kinds:
+            raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or batch_kinds of the role.")
         annotate = _detailed_annotations() if request.engine.get("detailed") else None
         self.recorder.start(request)
         if self.recorder.active:
@@ -102,9 +102,9 @@ class SchedulerAgent:
 
     def _from_forward_pass(self, request: CaptureRequest, first: int) -> CaptureRequest:
         done = int(self._scheduler.forward_ct)
-        if request.iterations is None or request.stages:
+        if request.iterations is None or request.batch_kinds:
             raise CaptureError(
-                "options.start_step needs the role's iterations.count, and cannot be combined with stages or "
+                "options.start_step needs the role's iterations.count, and cannot be combined with batch_kinds or "
                 "profile_by_stage, which count for each kind of batches."
             )
         if request.iterations.skip:

@@ -79,7 +79,7 @@ class DiffusionWorkerAgent(worker.WorkerAgent):
 
     def start(self, request: CaptureRequest) -> None:
         """Take a request; its batches are of no kind."""
-        super().start(attrs.evolve(request, stages=()))
+        super().start(attrs.evolve(request, batch_kinds=()))
 
     def wrappers(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:  # noqa: ARG002  # no options
         """Wrap what runs requests and steps, and mark the phases in them."""

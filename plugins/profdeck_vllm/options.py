@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from profdeck.engine.options import EngineOptions
+from profdeck.records.request import CaptureRequest
 
 
 @attrs.frozen(kw_only=True)
@@ -16,7 +17,8 @@ class VllmOptions(EngineOptions):
 
     profile_by_stage: bool = False
     """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
-    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `stages` chooses kinds."""
+    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `batch_kinds` selects
+    kinds."""
 
     merge_profiles: bool = False
     """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
@@ -34,10 +36,10 @@ class VllmOptions(EngineOptions):
     """Stages of a vLLM-Omni pipeline to record, of each of which `ranks` are chosen. Default: all. Other engines have
     none."""
 
-    @property
-    def separates_kinds(self) -> bool:
-        """Whether kinds of batches are recorded apart."""
-        return self.profile_by_stage
+    def complete(self, request: CaptureRequest) -> CaptureRequest:
+        """Add these options to a request of the engine's processes."""
+        completed = super().complete(request)
+        return completed.by_kind() if self.profile_by_stage else completed
 
     @property
     def merges_ranks(self) -> bool:

@@ -150,8 +150,8 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
         for option in _NEVER:
             if asked[option]:
                 yield option
-        if self._request.stages and not self._options.profile_by_stage:
-            yield "stages"
+        if self._request.batch_kinds and not self._options.profile_by_stage:
+            yield "batch_kinds"
         for option, native in _AT_LAUNCH.items():
             if asked[option] and not (launched and launched.get(native)):
                 yield option + (f" (launch with --profiler-config.{native}=true)" if launched else "")

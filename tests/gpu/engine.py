@@ -74,7 +74,7 @@ def main() -> None:
     }
     captures: dict[str, dict[str, Any]] = {
         "complete": {},
-        "decode": {"stages": ["decode"], "iterations": {"count": 10}},
+        "decode": {"batch_kinds": ["decode"], "iterations": {"count": 10}},
         "window": {"iterations": {"count": 5, "skip": 20}, "options__record_shapes": True, "options__with_stack": True},
         "by_stage": {"options__profile_by_stage": True, "iterations": {"count": 1}},
         "detailed": {"options__detailed_trace_annotation": True, "iterations": {"count": 10}},

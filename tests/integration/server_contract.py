@@ -85,7 +85,7 @@ class ServerContract:
 
     @pytest.mark.usefixtures("load")
     def test_five_decode_iterations_from_the_command_line(self, server: Any, root: Path) -> None:
-        process = command_line(server, "--stage", "decode", "--iterations", "5", "--run", "five")
+        process = command_line(server, "--batch-kind", "decode", "--iterations", "5", "--run", "five")
         out, err = finished(process, server)
         assert process.returncode == 0, err
         assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
@@ -122,7 +122,12 @@ class ServerContract:
 
     @pytest.mark.parametrize("stage", ["prefill", "decode"])
     def test_windows_by_stage_are_exact(self, server: Any, stage: str) -> None:
-        request = {"id": "stage", "run": f"exact-{stage}", "stages": [stage], "iterations": {"count": 3, "skip": 1}}
+        request = {
+            "id": "stage",
+            "run": f"exact-{stage}",
+            "batch_kinds": [stage],
+            "iterations": {"count": 3, "skip": 1},
+        }
         assert call(server, "POST", "start", request).is_success
         for index in range(6):
             server.complete(f"prompt {index}", tokens=3)
@@ -245,7 +250,7 @@ class ServerContract:
             ({"run": "../up"}, "run"),
             ({"id": "a/b"}, "id"),
             ({"role": "../x"}, "role"),
-            ({"stages": ["prefil"]}, "Did you mean 'prefill'?"),
+            ({"batch_kinds": ["prefil"]}, "Did you mean 'prefill'?"),
             ({"iteration": 5}, "Did you mean 'iterations'?"),
             ({"ranks": "some"}, "ranks"),
             ({"first_step": True}, "first_step"),

@@ -99,6 +99,7 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
         ({"roles": {"trainer": ROLE | {"ranks": [0, "1"]}}}, "roles.trainer.ranks[1]: expected an integer, got '1'"),
         ({"roles": {"trainer": ROLE | {"ranks": [-1]}}}, "-1 is not a rank"),
         ({"roles": {"trainer": ROLE | {"stages": ["a/b"]}}}, "'a/b' is not a stage"),
+        ({"roles": {"trainer": ROLE | {"batch_kinds": ["decod"]}}}, "Did you mean 'decode'?"),
         ({"roles": {"trainer": ROLE | {"window": {"active": 2.9}}}}, "window.active: expected an integer, got 2.9"),
         ({"roles": {"trainer": ROLE | {"window": {"active": 0}}}}, "'active' must be >= 1: 0"),
         ({"roles": {"trainer": ROLE | {"window": {}}}}, "roles.trainer.window.active: this key is required."),
@@ -121,7 +122,12 @@ def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str)
         ("tally", {"iterations": {"count": 1}}, "trainer.iterations: 'tally' is not the backend of an engine"),
         ("tally-engine", {"window": {"active": 1}}, "trainer.window: 'tally-engine' is the backend of an engine"),
         ("tally-engine", {"warmup_steps": 1}, "trainer.warmup_steps: 'tally-engine' is the backend of an engine"),
-        ("tally-engine", {"stages": ["decode", "sort"]}, "trainer.stages: sort: an engine has the stages prefill,"),
+        (
+            "tally-engine",
+            {"stages": ["decode"]},
+            "is the backend of an engine. Use batch_kinds, with kinds of batches:",
+        ),
+        ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not the backend of an engine"),
     ],
 )
 def test_keys_that_the_backend_has_no_use_for(

@@ -244,7 +244,7 @@ def test_running_requests_are_served_between_the_stop_and_the_writing(
 
 
 def test_kinds_have_captures_and_counts_of_their_own(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(2, 1, stages=(P, D, M)))
+    recorder.start(ask(2, 1, batch_kinds=(P, D, M)))
     assert not list(tmp_path.glob("run/step_*/**/rank_*"))  # their captures come with their batches
     iterate(recorder, [P, P, D, D, P, M, D, D, M])
     assert recorder.active  # a mixed one is still wanted
@@ -270,14 +270,14 @@ def test_kinds_have_captures_and_counts_of_their_own(recorder: EngineRecorder, a
 
 
 def test_only_the_chosen_kind_is_recorded(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(3, stages=(D,)))
+    recorder.start(ask(3, batch_kinds=(D,)))
     iterate(recorder, [P, M, D, D, P, D, D])
     assert (whole(recorder).state, recorder.active) == (RequestState.ENDED, False)
     assert recorded(tmp_path) == {"step1-decode": [2, 3], "step1-decode-2": [5]}
 
 
 def test_kinds_without_counts_go_on_until_the_stop(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(stages=(P, D)))
+    recorder.start(ask(batch_kinds=(P, D)))
     iterate(recorder, [P, D, D, M, D, P])
     assert end(recorder).problems == ()
     assert recorded(tmp_path) == {
@@ -293,7 +293,7 @@ def test_kinds_are_not_missing_on_a_rank_whose_batches_differ(tally: ModuleType,
     """Data-parallel ranks run batches of their own."""
     for rank, batches in ((0, [P, D, P, D]), (1, [P, P, D, D])):
         recorder = EngineRecorder(Identity(rank=rank, world_size=2, parallel={"dp": rank}), "tally-device", {})
-        recorder.start(ask(2, stages=(P, D), ranks="all"))
+        recorder.start(ask(2, batch_kinds=(P, D), ranks="all"))
         iterate(recorder, batches)
         assert whole(recorder).iterations == 4
     report = read_run(tmp_path / "run")
@@ -301,10 +301,10 @@ def test_kinds_are_not_missing_on_a_rank_whose_batches_differ(tally: ModuleType,
 
 
 def test_a_kind_that_never_came(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(2, stages=(M,)))
+    recorder.start(ask(2, batch_kinds=(M,)))
     iterate(recorder, [P, D])
     assert end(recorder).problems == ("Only 0 of 2 mixed iterations ran before the stop.",)
-    recorder.start(ask(2, stages=(P, D, M)))  # all: none of them is owed
+    recorder.start(ask(2, batch_kinds=(P, D, M)))  # all: none of them is owed
     iterate(recorder, [D, D])
     assert recorder.active
     reply = end(recorder)
@@ -355,7 +355,7 @@ def test_a_short_window_is_partial(recorder: EngineRecorder, ask: Ask, tmp_path:
 
 
 def test_a_short_window_of_a_kind_names_the_kind(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(3, stages=(P, D, M)))
+    recorder.start(ask(3, batch_kinds=(P, D, M)))
     iterate(recorder, [P, D, D])
     problems = end(recorder).problems
     assert problems == (
@@ -554,7 +554,7 @@ def test_the_engine_goes_on_while_files_are_written(
     tally: ModuleType, recorder: EngineRecorder, ask: Ask, tmp_path: Path
 ) -> None:
     tally.TallyBackend.may_write.clear()
-    recorder.start(ask(1, stages=(P, D), write_later=True))
+    recorder.start(ask(1, batch_kinds=(P, D), write_later=True))
     iterate(recorder, [P])
     assert recorder.reply().captures[0].status is Status.RECORDING
     iterate(recorder, [M, D], 1)  # the next kind is recorded meanwhile
@@ -620,7 +620,7 @@ def test_a_directory_where_nothing_can_be_written(recorder: EngineRecorder, ask:
 def test_a_file_in_the_way(recorder: EngineRecorder, ask: Ask, tmp_path: Path, stages: tuple[BatchKind, ...]) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(CaptureError, match="nothing can be written"):
-        recorder.start(ask(1, stages=stages))
+        recorder.start(ask(1, batch_kinds=stages))
     assert not recorder.active
     assert (tmp_path / "run").read_text() == "in the way"
 
@@ -683,7 +683,7 @@ def test_a_backend_that_fails_never_reaches_the_engine(
     stages: tuple[BatchKind, ...],
 ) -> None:
     with caplog.at_level(logging.WARNING, "profdeck"):
-        recorder.start(ask(2, fail_at=hook, stages=stages))
+        recorder.start(ask(2, fail_at=hook, batch_kinds=stages))
         iterate(recorder, [D] * 4)
         reply = end(recorder)
     (capture,) = reply.captures
@@ -694,7 +694,7 @@ def test_a_backend_that_fails_never_reaches_the_engine(
     assert f"RuntimeError: {hook} does not work" in " ".join(manifest["problems"])
     if hook == "start":
         assert f"{hook} does not work" in caplog.text
-    recorder.start(ask(1, id="next", stages=stages))
+    recorder.start(ask(1, id="next", batch_kinds=stages))
     iterate(recorder, [D])
     reply = whole(recorder)
     assert (reply.problems, reply.captures[0].status) == ((), Status.COMPLETE)
@@ -793,7 +793,7 @@ def test_a_manifest_that_cannot_be_written_is_logged(
 
 
 def test_a_directory_that_goes_away_while_armed(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(1, stages=(D,)))
+    recorder.start(ask(1, batch_kinds=(D,)))
     (tmp_path / "run" / "step_000001" / "rollout").rmdir()
     (tmp_path / "run" / "step_000001").rmdir()
     (tmp_path / "run" / "step_000001").write_text("in the way")
@@ -1011,7 +1011,7 @@ def test_any_order_of_batches_is_recorded_as_asked(
     iterations = None if count is None else Iterations(count=count, skip=skip)
     recorder = EngineRecorder(Identity(), "tally-device", {})
     request = CaptureRequest(
-        id="step1", output=path, run="run", role="rollout", first_step=1, stages=stages, iterations=iterations
+        id="step1", output=path, run="run", role="rollout", first_step=1, batch_kinds=stages, iterations=iterations
     )
     recorder.start(request)
     expected, ended = model(batches, count, skip, stages)

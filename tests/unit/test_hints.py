@@ -64,12 +64,12 @@ def test_a_file_where_a_run_is_wanted(tmp_path: Path) -> None:
             "iterations.skip says as well",
         ),
         (
-            {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2}, "stages": ["decode"]},
-            "stages are counted apart",
+            {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2}, "batch_kinds": ["decode"]},
+            "batch_kinds are counted separately",
         ),
         (
             {"backend": "sglang", "options": {"stage_min_batch_size": 4}},
-            "it needs profile_by_stage, or the role's stages",
+            "it needs profile_by_stage, or the role's batch_kinds",
         ),
     ],
 )

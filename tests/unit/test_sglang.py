@@ -69,7 +69,7 @@ def test_options_complete_a_request() -> None:
     asked = CaptureRequest(id="step1", output=Path("/profiles"), run="run", role="rollout")
     options = SglangOptions(profile_by_stage=True, ignore_frontend=False, with_stack=True, stage_min_batch_size=4)
     request = options.complete(asked)
-    assert request.stages == (BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED)
+    assert request.batch_kinds == (BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED)
     assert request.options["with_stack"] is True
     assert (request.engine["tokenizer"], request.engine["detokenizer"]) == (True, True)
     assert request.engine["min_decode_batch"] == 4
@@ -81,7 +81,7 @@ def test_options_complete_a_request() -> None:
         ({"iterations.count": 0}, "iterations"),  # such as a window whose end is its start
         ({"iterations.count": 2, "iterations.skip": -1}, "iterations"),
         ({"iterations.count": 2, "iterations.first": 3}, "the engine then captures by itself"),
-        ({"stages": ["extend"]}, "an engine has the stages prefill, decode, mixed"),
+        ({"batch_kinds": ["extend"]}, "batch_kinds[0]: expected one of prefill, decode, mixed"),
         ({"window.active": 2}, "use iterations"),
         ({"warmup_steps": 1}, "use iterations"),
     ],

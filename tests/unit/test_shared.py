@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import profdeck
 from profdeck import Profiler
 from profdeck.base.errors import ConfigError
 
@@ -132,6 +134,13 @@ def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
     with pytest.raises(ConfigError, match="settings: the role 'trainer' of this process is shared already, with"):
         join(steps=[7])
     del first
+
+
+def test_imports_of_the_old_names_fail_with_the_new_one() -> None:
+    with pytest.raises(ImportError, match=r"SharedProfiler was replaced by profdeck.Profiler.*shared=True"):
+        _ = profdeck.SharedProfiler
+    with pytest.raises(ImportError, match=r"Fleet was replaced by profdeck.Profiler.*role=None, targets="):
+        importlib.import_module("profdeck.fleet")
 
 
 def test_roles_are_told_apart_and_the_last_wrapper_takes_the_profiler_with_it(join: Join) -> None:

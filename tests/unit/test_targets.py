@@ -29,7 +29,7 @@ def build(tally: ModuleType, tmp_path: Path) -> Build:
     """Build a profiler that controls an engine and writes to tmp_path/run; `device_...` are options of its ranks."""
 
     def make(target: object, *, replica: int | None = None, **settings: Any) -> Profiler:
-        own = {f"{ROLE}.{key}": settings.pop(key) for key in ("ranks", "iterations", "stages") if key in settings}
+        own = {f"{ROLE}.{key}": settings.pop(key) for key in ("ranks", "iterations", "batch_kinds") if key in settings}
         own |= {f"{ROLE}.options.{key}": settings.pop(key) for key in ("merge", "max_capture_s") if key in settings}
         device = {key: settings.pop(f"device_{key}") for key in ("fail_at", "device", "max_capture_s", "write_later")
                   if f"device_{key}" in settings}  # fmt: skip
@@ -94,7 +94,7 @@ def test_a_step_of_the_host_is_a_capture_of_the_engine(build: Build, engine: Any
 
 
 def test_steps_without_iterations_record_from_start_to_stop(build: Build, engine: Any, tmp_path: Path) -> None:
-    profiler = build(engine, steps=["1..2", 4], stages=["decode"], ranks=[1])
+    profiler = build(engine, steps=["1..2", 4], batch_kinds=["decode"], ranks=[1])
     for step in range(6):
         with profiler.capture(step):
             engine.iterate("prefill", "decode")
@@ -213,7 +213,10 @@ def test_a_short_window_makes_the_target_partial(build: Build, engine: Any, tmp_
     [
         ({"window": {"active": 1}}, "rollout.window: 'tally-engine' is the backend of an engine; use iterations."),
         ({"warmup_steps": 1}, "rollout.warmup_steps: 'tally-engine' is the backend of an engine; use iterations."),
-        ({"stages": ["decode", "score"]}, "rollout.stages: score: an engine has the stages prefill, decode, mixed."),
+        (
+            {"stages": ["decode"]},
+            "rollout.stages: 'tally-engine' is the backend of an engine. Use batch_kinds, with kinds",
+        ),
         ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: the engine then captures by itself"),
     ],
 )
@@ -376,7 +379,7 @@ def test_a_rank_that_left_nothing_is_missing(build: Build, engine: Any, tmp_path
 
 
 def test_kinds_of_one_rank_do_not_hide_another_rank(build: Build, engine: Any, tmp_path: Path) -> None:
-    with build(engine, stages=["decode"]).capture(1):
+    with build(engine, batch_kinds=["decode"]).capture(1):
         engine.iterate("decode", "prefill", "decode")
     assert read_run(tmp_path / "run").status is Status.COMPLETE
     for file in tmp_path.glob("run/step_*/**/rank_0001*"):
@@ -516,7 +519,7 @@ def test_repeated_captures_by_kind_are_told_apart(
     build: Build, engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        with build(engine, stages=["decode"]).capture(1):
+        with build(engine, batch_kinds=["decode"]).capture(1):
             engine.iterate("decode", "prefill", "decode")
     ls.show(read_run(tmp_path / "run"))
     rows = {tuple(line.split()[:4]) for line in capsys.readouterr().out.splitlines()}
@@ -528,7 +531,7 @@ def test_repeated_captures_by_kind_are_told_apart(
 
 
 def test_a_stage_of_the_host_is_a_capture_whatever_kinds_of_batches_are_chosen(build: Build, engine: Any) -> None:
-    profiler = build(engine, mode="discrete", stages=["decode"])
+    profiler = build(engine, mode="discrete", batch_kinds=["decode"])
     with profiler.capture(1), profiler.stage("generate"):
         engine.iterate("decode")
     assert engine.commands == [("start", "step1-generate"), ("stop", "step1-generate")]
@@ -559,7 +562,7 @@ def test_the_sync_ends_inside_of_a_loop_end_the_recording_a_little_later(
 @pytest.mark.parametrize(
     "wrong",
     [{"id": "../x"}, {"id": ""}, {"run": "a/b"}, {"run": ".."}, {"role": "../x"}, {"replica": -1}, {"first_step": -1},
-     {"stages": ["sort"]}, {"iterations": {"count": 0}}, {"nonsense": 1}, {"ranks": "some"}, {"ranks": []},
+     {"batch_kinds": ["sort"]}, {"iterations": {"count": 0}}, {"nonsense": 1}, {"ranks": "some"}, {"ranks": []},
      {"ranks": [0, -1]}],
 )  # fmt: skip
 def test_a_request_that_could_leave_the_directory_is_refused(wrong: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def ask(tmp_path: Path) -> Ask:
     """Ask the engine for a capture."""
 
     def make(count: int | None = None, skip: int = 0, **given: Any) -> CaptureRequest:
-        own = {key: given.pop(key) for key in ("id", "stages", "iterations") if key in given}
+        own = {key: given.pop(key) for key in ("id", "batch_kinds", "iterations") if key in given}
         iterations = None if count is None else Iterations(count=count, skip=skip)
         base = {"id": "step1", "output": tmp_path, "run": "run", "role": "rollout", "first_step": 1}
         return CaptureRequest(**{**base, "iterations": iterations, "options": {"device": GPU, **given}, **own})
@@ -495,7 +495,7 @@ def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until
 def test_kinds_of_batches_have_their_turn_each(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
-    engine.start(ask(2, stages=(P, D)))
+    engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D, D)
     held = elsewhere("trainer, step1")  # prefills are still wanted, and none is under way
     iterate(engine, P, D, first=3)
@@ -517,7 +517,7 @@ def test_kinds_of_batches_that_wait_are_in_the_run(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     held = elsewhere("trainer, step1")
-    engine.start(ask(1, stages=(P, D)))
+    engine.start(ask(1, batch_kinds=(P, D)))
     iterate(engine, P, D)
     assert manifests(tmp_path, "rollout")["step1"].waits_for is not None
     held.release()
@@ -540,7 +540,7 @@ def test_the_turn_of_an_engine_that_never_came(
     stages: tuple[BatchKind, ...],
 ) -> None:
     elsewhere("trainer, step1")
-    engine.start(ask(2, stages=stages))
+    engine.start(ask(2, batch_kinds=stages))
     iterate(engine, *[D] * ran)
     engine.stop(reason)
     reply = engine.reply()
@@ -557,7 +557,7 @@ def test_the_turn_of_an_engine_that_never_came(
 
 
 def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewhere: Any) -> None:
-    engine.start(ask(2, stages=(P, D)))
+    engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D)
     engine.begin(M, "it2")  # ends the series of decodes
     engine.end()
@@ -643,7 +643,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
         do(self, name, call)
 
     monkeypatch.setattr(tally.TallyBackend, "_do", starts)
-    engine.start(ask(2, stages=stages))
+    engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
     leases.acquire([GPU], holder="somebody").release()  # who waits holds nothing
@@ -717,7 +717,7 @@ class Colocated:
                     run="run",
                     role="rollout",
                     iterations=Iterations(count=2, skip=self._asked % 2),
-                    stages=stages,
+                    batch_kinds=stages,
                     options={"device": GPU},
                 )
             )

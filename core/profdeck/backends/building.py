@@ -18,9 +18,9 @@ from profdeck.base.entry_points import installed
 from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe
 from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
 from profdeck.base.structuring import structure
+from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.model import Config, Mode
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
-from profdeck.records.request import BatchKind
 
 # What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
 # after that, fails with another error at the second attempt and ends the process after the third.
@@ -74,6 +74,8 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
     if not engine:
         if role.iterations:
             raise ConfigError(f"{path}.iterations: '{role.backend}' is not the backend of an engine; use window.")
+        if role.batch_kinds:
+            raise ConfigError(f"{path}.batch_kinds: '{role.backend}' is not the backend of an engine; remove the key.")
         if role.targets:
             raise ConfigError(f"{path}.targets: '{role.backend}' records its own process and controls no targets.")
         if config.mode is Mode.CONTINUOUS and role.stages:
@@ -84,8 +86,11 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
     for key in ("window", "warmup_steps"):
         if getattr(role, key):
             raise ConfigError(f"{path}.{key}: '{role.backend}' is the backend of an engine; use iterations.")
-    if wrong := [stage for stage in role.stages if stage not in list(BatchKind)]:
-        raise ConfigError(f"{path}.stages: {', '.join(wrong)}: an engine has the stages {', '.join(BatchKind)}.")
+    if role.stages:
+        raise ConfigError(
+            f"{path}.stages: '{role.backend}' is the backend of an engine. Use batch_kinds, with kinds of batches: "
+            f"{', '.join(BatchKind)}."
+        )
 
 
 def resolve_identity(role: str, backend: Backend) -> Identity:

@@ -230,7 +230,13 @@ _OF_OTHERS = {
 """What configs of other tools say, and what that is here."""
 
 
+_RENAMED = {"stages": "batch_kinds"}
+"""Keys of requests in earlier versions."""
+
+
 def _instead(key: str, allowed: list[str]) -> str:
+    if (renamed := _RENAMED.get(key)) in allowed:
+        return f" It was renamed to '{renamed}'."
     if key in _OF_OTHERS:
         return f" Here that is {_OF_OTHERS[key]}."
     return nearest(key, allowed)

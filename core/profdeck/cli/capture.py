@@ -24,7 +24,7 @@ from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 
 _OF_SERVERS = (
-    *("worker_type", "sample", "sample_by", "policy", "quorum", "iterations", "skip", "stage", "warmup_requests"),
+    *("worker_type", "sample", "sample_by", "policy", "quorum", "iterations", "skip", "batch_kind", "warmup_requests"),
     *("ranks", "role", "replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("store", "in_steps", "steps")
@@ -127,10 +127,16 @@ _InSteps = Annotated[
 _Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="Of a job: global steps to record.")]
 _Iterations = Annotated[int | None, typer.Option(min=1, metavar="N", help="Engine iterations to record.")]
 _Skip = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations to pass over first.")]
-_Stage = Annotated[
+_Kinds = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE", help="Record only prefill, decode or mixed batches; counted apart. Repeatable."),
+    typer.Option(
+        "--batch-kind",
+        metavar="KIND",
+        help="Record only prefill, decode or mixed batches; each kind has captures and counts of its own. Repeatable. "
+        "Default: all kinds in one capture.",
+    ),
 ]
+_Stage = Annotated[list[str] | None, typer.Option("--stage", hidden=True)]
 _WarmupRequests = Annotated[
     int | None,
     typer.Option(
@@ -191,6 +197,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     steps: _Steps = 1,
     iterations: _Iterations = None,
     skip: _Skip = 0,
+    batch_kind: _Kinds = None,
     stage: _Stage = None,
     warmup_requests: _WarmupRequests = None,
     ranks: _Ranks = None,
@@ -205,6 +212,8 @@ def command(  # noqa: PLR0913  # the options of a command line
     json: kit.Json = False,
 ) -> None:
     """Capture running servers or a job; exit with 1 if incomplete."""
+    if stage:
+        raise ConfigError("--stage was renamed to --batch-kind.")
     if action is Action.STOP:
         _stop(ctx, run, timeout, page, json=json)
         return
@@ -230,7 +239,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         "backend": backend,
         "ranks": None if ranks is None else ranks if ranks == "all" else _numbers(ranks),
         "iterations": None if iterations is None else {"count": iterations, "skip": skip},
-        "stages": stage,
+        "batch_kinds": batch_kind,
     }
     given = _capture_servers.ServerOptions(
         urls=tuple(url or ()),

@@ -18,6 +18,7 @@ from attrs import validators
 from profdeck.base.errors import nearest
 from profdeck.base.identity import NAME
 from profdeck.base.structuring import duration
+from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.schedule import Iterations, Schedule, Window
 from profdeck.config.targets import TargetsConfig
 
@@ -63,8 +64,11 @@ class RoleConfig:
     traces are large and ranks alike."""
 
     stages: tuple[str, ...] = attrs.field(default=(), validator=_names("stage"))
-    """In discrete mode, the stages to capture. Default: every stage that the host marks. For the backend of an engine,
-    the kinds of batches to record, each in captures of its own: `prefill`, `decode`, `mixed`. Default: all together."""
+    """In discrete mode, the stages of the host to capture. Default: every stage that the host names."""
+
+    batch_kinds: tuple[BatchKind, ...] = ()
+    """Kinds of batches to record, for backends of engines: `prefill`, `decode`, `mixed`. Each kind has captures of its
+    own. Default: all kinds in one capture."""
 
     warmup_steps: int = attrs.field(default=0, validator=validators.ge(0))
     """Global steps before a capture in which the recorder runs and throws away, so that its start-up cost stays

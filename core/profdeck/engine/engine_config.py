@@ -12,7 +12,7 @@ from profdeck.base.errors import ConfigError
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.sources import load
 from profdeck.engine.options import EngineOptions
-from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck.records.request import CaptureRequest
 from profdeck.records.run_directory import RUN_VARIABLE, run_name
 
 ROLE_VARIABLE = "PROFDECK_ROLE"
@@ -71,7 +71,7 @@ class EngineConfig:
             role=self.role,
             replica=int(replica) if replica else None,
             ranks=self.chosen.ranks,
-            stages=tuple(map(BatchKind, self.chosen.stages)),
+            batch_kinds=self.chosen.batch_kinds,
             iterations=iterations,
         )
         return self.options.complete(request)

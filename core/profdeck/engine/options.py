@@ -12,7 +12,7 @@ from attrs import validators
 
 from profdeck.base.structuring import duration, unstructure
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
-from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck.records.request import CaptureRequest
 
 
 class Auth(StrEnum):
@@ -59,11 +59,6 @@ class EngineOptions(CommonOptions):
             raise ValueError(f"device_options: give {', '.join(common)} as options of their own, beside device_options")
 
     @property
-    def separates_kinds(self) -> bool:
-        """Whether prefill, decode and mixed batches are recorded apart, where the role's `stages` chooses none."""
-        return False
-
-    @property
     def merges_ranks(self) -> bool:
         """Whether the traces of all ranks are merged into one file beside them."""
         return False
@@ -74,12 +69,10 @@ class EngineOptions(CommonOptions):
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
         """Add what these options ask of the engine's processes to a request."""
-        kinds = tuple(BatchKind) if self.separates_kinds else ()
         options = unstructure(self)
         common = {name: options[name] for name in COMMON_OPTIONS if options[name] is not None}
         return attrs.evolve(
             request,
-            stages=request.stages or kinds,
             options=common | dict(self.device_options),
             engine=self.for_processes(),
         )

@@ -125,8 +125,7 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
         machine=CaptureMachine(
             PlannedSteps(config.steps, config.final_step, chosen.warmup_steps, config.join_steps),
             discrete=config.mode is Mode.DISCRETE,
-            # For engines, these are batch kinds, not stages of the host.
-            stages=() if isinstance(backend, EngineBackend) else chosen.stages,
+            stages=chosen.stages,
             thread_bound=backend.thread_bound,
         ),
         busy_roles=group.busy,

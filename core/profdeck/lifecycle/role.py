@@ -43,7 +43,7 @@ from profdeck.on_demand.stores import publish_address, store_of_job
 from profdeck.on_demand.watch import RequestWatch
 from profdeck.records import manifest, run_directory
 from profdeck.records.capture import Capture, CaptureState, Step, Unit
-from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck.records.request import CaptureRequest
 from profdeck.records.status import Status
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Role:
                 first_step=action.first_step,
                 ranks=self.options.ranks,
                 iterations=self.options.iterations,
-                stages=tuple(map(BatchKind, self.options.stages)),
+                batch_kinds=self.options.batch_kinds,
                 owner=ProcessId(),
             )
         return Recording(capture, self.backend, self.hooks, writer)

@@ -73,8 +73,10 @@ class Scope(Generic[T_co]):
                 entered += self._group.finish_start(begin(self._entering(roles)))
             self._push(entered)
             return cast("T_co", None)
-        self._enter_step(self._step)
-        return cast("T_co", self._profiler.start(self._step))
+        if self._group.busy and self._is_open(self._step):
+            self._nested += 1
+        capture: Any = self._profiler.start(self._step)
+        return capture  # type: ignore[no-any-return]
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
@@ -94,7 +96,8 @@ class Scope(Generic[T_co]):
                 entered += await self._group.afinish_start(begin(self._entering(roles)))
             self._push(entered)
             return cast("T_co", None)
-        self._enter_step(self._step)
+        if self._group.busy and self._is_open(self._step):
+            self._nested += 1
         return cast("T_co", await self._profiler.astart(self._step))
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
@@ -108,10 +111,9 @@ class Scope(Generic[T_co]):
         else:
             await self._profiler.aclose(reason_of(error))
 
-    def _enter_step(self, step: int) -> None:
-        # Only the scope that began a step may end it.
-        if self._group.busy and not self._shared and any(role.machine.is_open(step) for role in self._group.roles):
-            self._nested += 1
+    def _is_open(self, step: int) -> bool:
+        """Return whether another scope has begun the step: only that one may end it."""
+        return not self._shared and any(role.machine.is_open(step) for role in self._group.roles)
 
     def _entering(self, roles: list[Role]) -> list[Operation[Any]]:
         return [role.enter_stage(cast("str", self._stage)) for role in roles]
@@ -136,7 +138,7 @@ class Scope(Generic[T_co]):
 
 
 class _Steps(Protocol):
-    """What begins and ends global steps."""
+    """A profiler, which begins and ends global steps."""
 
     @property
     def enabled(self) -> bool: ...

@@ -17,21 +17,11 @@ from profdeck.base.identity import NAME
 from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
 from profdeck.base.structuring import LEFT_OUT
+from profdeck.config.batch_kinds import BatchKind as BatchKind  # noqa: PLC0414  # a public name of this module
 from profdeck.config.schedule import Iterations
 from profdeck.records.status import Status
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class BatchKind(StrEnum):
-    """What the batch of an engine iteration holds."""
-
-    PREFILL = "prefill"
-    """Only requests whose prompt is being read."""
-    DECODE = "decode"
-    """Only requests that generate."""
-    MIXED = "mixed"
-    """Both at once, as chunked prefill makes them."""
 
 
 MOST_RANKS = 1 << 16
@@ -53,8 +43,8 @@ class CaptureRequest:
     """``all`` or the ranks of the engine that record."""
     iterations: Iterations | None = None
     """Which engine iterations; all from the first one to the stop, if None."""
-    stages: tuple[BatchKind, ...] = ()
-    """The kinds of batches that are recorded, each kind in captures and by counts of its own. Empty: all together."""
+    batch_kinds: tuple[BatchKind, ...] = ()
+    """Kinds of batches to record, each with captures and counts of its own. Empty: all together."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """The options of the device's backend."""
     engine: Mapping[str, Any] = attrs.field(factory=dict)
@@ -68,6 +58,10 @@ class CaptureRequest:
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
         if ranks != "all" and (isinstance(ranks, str) or not ranks or min(ranks) < 0):
             raise ValueError(f"ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got {ranks!r}")
+
+    def by_kind(self) -> CaptureRequest:
+        """Return the request with separate captures of all kinds of batches, unless it selects kinds."""
+        return self if self.batch_kinds else attrs.evolve(self, batch_kinds=tuple(BatchKind))
 
     def selects(self, rank: int) -> bool:
         """Tell whether a rank of the engine records."""

@@ -49,7 +49,7 @@ class Target:
     """Why it cannot be asked, when that is already known."""
     ranks: tuple[int, ...] | None = None
     """Which of its own ranks record; None if the role says."""
-    stages: tuple[BatchKind, ...] | None = None
+    batch_kinds: tuple[BatchKind, ...] | None = None
     """Which batches it records; None if the role says."""
     model: str | None = None
     """What it serves, in its router's words; None where nothing tells."""

@@ -40,7 +40,7 @@ from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, la
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
-from profdeck.replicas.worker_stages import at_their_stages
+from profdeck.replicas.worker_kinds import select_kinds
 
 logger = logging.getLogger("profdeck")
 
@@ -173,9 +173,9 @@ class FleetBackend(EngineBackend):
         try:
             found, notes = await find_targets(self.config, self.given, self._numbers, self._ask)
             placed = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
-            able, of_stages = at_their_stages(placed, capture.request.stages if capture.request else ())
+            able, of_kinds = select_kinds(placed, capture.request.batch_kinds if capture.request else ())
             targets, of_budget = await within_budget(able, self.config, capture, self.options)
-            capture.notes += [*notes, *of_stages, *of_budget]
+            capture.notes += [*notes, *of_kinds, *of_budget]
             here = {target_key(target.handle) for target in targets}
             self._backends = {key: bound for key, bound in self._backends.items() if key in here}
             self._members = [self._member(target, capture) for target in targets]
@@ -210,7 +210,7 @@ class FleetBackend(EngineBackend):
             whole.request,
             replica=target.replica,
             ranks=target.ranks or whole.request.ranks,
-            stages=target.stages or whole.request.stages,
+            batch_kinds=target.batch_kinds or whole.request.batch_kinds,
             token=secrets.token_hex(8),
         )
         backend, name, problem = None, str(target.handle), None

@@ -52,7 +52,7 @@ def settings(root: Path, run: str) -> dict[str, Any]:
 
 def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server], router: Server, root: Path) -> None:
     """A prefill worker would wait for decode batches for ever."""
-    asked = ("--iterations", "3", "--stage", "prefill", "--stage", "decode", "--warmup-requests", "4")
+    asked = ("--iterations", "3", "--batch-kind", "prefill", "--batch-kind", "decode", "--warmup-requests", "4")
     process = command_line_of_many("--router", router.url, *asked, "--run", "disaggregated", "--json")
     out, err = finished(process, pair[0])
     assert process.returncode == 0, err

@@ -40,7 +40,7 @@ def router(workers: tuple[Server, Server], start_router: StartRouter) -> Server:
 def settings(root: Path, run: str, **own: Any) -> dict[str, Any]:
     """Return the config of a job that captures steps 0 and 2; in names of keys ``__`` stands for a dot."""
     common = {"output": str(root), "run": run, "steps": [0, 2], "on_error": "raise", "on_demand": False}
-    rollout = {"rollout.backend": "vllm", "rollout.iterations": {"count": 5}, "rollout.stages": ["decode"]}
+    rollout = {"rollout.backend": "vllm", "rollout.iterations": {"count": 5}, "rollout.batch_kinds": ["decode"]}
     return common | rollout | {key.replace("__", "."): value for key, value in own.items()}
 
 
@@ -161,7 +161,7 @@ def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
             "targets": {"router": router.url, "policy": "all"},
             "iterations": {"skip": 1, "count": 5},
             "options": {"profile_by_stage": True},
-            "stages": ["decode"],
+            "batch_kinds": ["decode"],
         },
         "reward": {"backend": "sglang", "targets": {"urls": [reward.url]}, "iterations": {"count": 3}},
     }
@@ -195,7 +195,7 @@ def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
 
 def test_from_the_command_line_by_the_router(workers: tuple[Server, Server], router: Server, root: Path) -> None:
     process = command_line_of_many(
-        *("--router", router.url, "--iterations", "5", "--stage", "decode", "--policy", "all"),
+        *("--router", router.url, "--iterations", "5", "--batch-kind", "decode", "--policy", "all"),
         *("--warmup-requests", "2", "--run", "by-router", "--json"),
     )
     out, err = finished(process, workers[0])

@@ -48,7 +48,7 @@ def ask(name, count=None, skip=0, stages=(), **options):
     iterations = None if count is None else Iterations(count=count, skip=skip)
     return CaptureRequest(
         id=name, output=Path("profiles"), run=name, role="rollout", first_step=7, iterations=iterations,
-        stages=tuple(map(BatchKind, stages)), options={"analyse": False, **options},
+        batch_kinds=tuple(map(BatchKind, stages)), options={"analyse": False, **options},
     )
 
 

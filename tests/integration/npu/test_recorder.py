@@ -529,7 +529,7 @@ iterate(recorder, 4)
 recorder.stop()
 tell(open=flushed(recorder).problems)
 
-recorder.start(ask("kinds", stages=(BatchKind.PREFILL, BatchKind.DECODE), iterations=Iterations(count=1)))
+recorder.start(ask("kinds", batch_kinds=(BatchKind.PREFILL, BatchKind.DECODE), iterations=Iterations(count=1)))
 for batch in (BatchKind.DECODE, BatchKind.PREFILL):
     recorder.begin(batch, str(batch))
     work()

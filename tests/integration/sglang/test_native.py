@@ -78,8 +78,8 @@ def test_a_window_that_is_not_filled_is_partial(job: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "step", "text"),
     [
-        ("stages", 10, "stages and profile_by_stage"),
-        ("by_stage", 11, "stages and profile_by_stage"),
+        ("stages", 10, "batch_kinds and profile_by_stage"),
+        ("by_stage", 11, "batch_kinds and profile_by_stage"),
         ("skip", 12, "iterations.skip"),
         ("memory", 13, "profile_memory"),
         ("snapshot", 14, "device_options"),

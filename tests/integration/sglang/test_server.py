@@ -141,7 +141,7 @@ def test_it_starts_at_a_forward_pass_that_sglang_counts(server: Any) -> None:
 
 
 def test_small_decode_batches_are_passed_over(server: Any) -> None:
-    body = {"id": "wide", "run": "wide", "stages": ["decode"], "iterations": {"count": 3}}
+    body = {"id": "wide", "run": "wide", "batch_kinds": ["decode"], "iterations": {"count": 3}}
     assert call(server, "POST", "start", {**body, "engine": {"min_decode_batch": 2}}).is_success
     server.complete(tokens=20)
     assert status(server)["iterations"] == 0

@@ -48,7 +48,7 @@ def test_windows_are_exact(job: Any) -> None:
     [
         (10, "with_stack (launch with --profiler-config.torch_profiler_with_stack=true)"),
         (11, "profile_by_stage"),
-        (12, "stages"),
+        (12, "batch_kinds"),
         (13, "ignore_frontend: false (launch with --profiler-config.ignore_frontend=false)"),
         (14, "device_options"),
     ],

@@ -126,7 +126,7 @@ def test_what_vllm_fails_to_write_is_told_soon(native: Any, tmp_path: Path) -> N
 
 def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Path) -> None:
     server, _ = native
-    arguments = ["--stage", "decode", "--set", "server.options.with_stack=true", "--output", str(tmp_path)]
+    arguments = ["--batch-kind", "decode", "--set", "server.options.with_stack=true", "--output", str(tmp_path)]
     process = command_line(server, "--iterations", "3", *arguments)
     _, err = finished(process, server)
     assert process.returncode == 1

@@ -121,6 +121,12 @@ def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[...
     assert manifest(2).status == "complete"
 
 
+def test_the_old_option_of_batch_kinds_names_the_new_one(cli: Cli) -> None:
+    result = cli("capture", "--url", "http://127.0.0.1:1", "--stage", "decode")
+    assert result.exit_code == 2
+    assert "--stage was renamed to --batch-kind." in result.stderr
+
+
 def test_one_is_no_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
     with fleet(1) as servers:
         result = cli("capture", *by_url(servers), *FIVE)

@@ -21,7 +21,7 @@ from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import BatchKind
 from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
-from profdeck.replicas.worker_stages import at_their_stages
+from profdeck.replicas.worker_kinds import select_kinds
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))
@@ -199,7 +199,7 @@ PREFILL, DECODE, MIXED = BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED
 
 
 @pytest.mark.parametrize(
-    ("stages", "expected"),
+    ("kinds", "expected"),
     [
         ((), {A: None, B: None, C: None}),
         ((PREFILL,), {A: (PREFILL,), C: None}),
@@ -207,21 +207,21 @@ PREFILL, DECODE, MIXED = BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED
         ((MIXED, DECODE), {B: (DECODE,), C: None}),
     ],
 )
-def test_each_worker_is_asked_for_the_stages_that_it_has(
-    stages: tuple[BatchKind, ...], expected: dict[str, tuple[BatchKind, ...] | None]
+def test_each_worker_is_asked_for_the_batch_kinds_that_it_has(
+    kinds: tuple[BatchKind, ...], expected: dict[str, tuple[BatchKind, ...] | None]
 ) -> None:
     targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C)))
-    chosen, notes = at_their_stages(targets, stages)
-    assert {target.handle: target.stages for target in chosen} == expected  # None: as the role says
+    chosen, notes = select_kinds(targets, kinds)
+    assert {target.handle: target.batch_kinds for target in chosen} == expected  # None: as the role says
     assert len(notes) == len(targets) - len(chosen)
 
 
-def test_who_has_none_of_the_stages_is_named() -> None:
+def test_workers_without_the_batch_kinds_are_reported() -> None:
     targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C, "prefill")))
-    (note,) = at_their_stages(targets, [DECODE])[1]
-    assert note == "Not asked, as prefill workers have no batches of the stages decode: 2 of 3 targets."
-    with pytest.raises(CaptureError, match="There is no target that has the stages. Not asked, as prefill workers"):
-        at_their_stages(targets[::2], [DECODE, MIXED])
+    (note,) = select_kinds(targets, [DECODE])[1]
+    assert note == "Excluded, because prefill workers have no decode batches: 2 of 3 targets."
+    with pytest.raises(CaptureError, match="No target has batches of these kinds. Excluded, because prefill workers"):
+        select_kinds(targets[::2], [DECODE, MIXED])
 
 
 def test_the_data_parallel_ranks_of_a_server_are_one_target() -> None:

@@ -62,6 +62,30 @@ def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[
     assert {capture for _, capture, _ in manifests(tmp_path)} == {"step1", "step3"}
 
 
+def test_one_profiler_captures_the_trainer_and_its_engines(config: dict[str, Any], tmp_path: Path) -> None:
+    """The trainer starts when the engines have started, so that its trace does not contain their start."""
+    with ServersInThread(2) as servers:
+        targets = {"rollout.targets": {"urls": [servers[0].url]}}
+        with Profiler.from_config(settings=config | targets, targets={"reward": [servers[1].url]}) as profiler:
+            for step in range(3):
+                with profiler.capture(step):
+                    assert [*profiler.captures] == (["trainer", "rollout", "reward"] if step == 1 else [])
+        assert [server.commands() for server in servers] == [GOOD] * 2
+    assert {one.status for one in manifests(tmp_path).values()} == {Status.COMPLETE}
+    started = {(one.role, one.replica): one.started_ns for one in manifests(tmp_path).values()}
+    assert started["trainer", None] > max(started["rollout", 0], started["reward", 0])
+
+
+def test_a_trainer_that_does_not_start_ends_the_engines(config: dict[str, Any]) -> None:
+    with ServersInThread(1) as (server,):
+        settings = config | {"trainer.options.fail_at": "start", "on_error": "raise"}
+        with Profiler.from_config(settings=settings, targets={"rollout": [server.url]}) as profiler:
+            with pytest.raises(CaptureError, match="start does not work"):
+                profiler.start(1)
+            assert profiler.captures == {}
+        assert server.commands() == GOOD
+
+
 def test_a_sync_host(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(3) as servers:
         urls = [server.url for server in servers]
@@ -370,5 +394,9 @@ def test_an_idle_step_of_a_fleet_needs_no_event_loop(config: dict[str, Any], mon
 def test_what_is_wrong_is_found_before_the_job(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="target: the list is empty"):
         Profiler.from_config(role=None, targets={"rollout": []}, settings=config)
+    with pytest.raises(ConfigError, match="target: a target needs a role. Pass role='rollout'"):
+        Profiler.from_config(role=None, target="http://127.0.0.1:1", settings=config)
+    with pytest.raises(ConfigError, match="targets: the role 'rollout' has a target already"):
+        Profiler.from_config(role="rollout", target="x", targets={"rollout": ["y"]}, settings=config)
     with pytest.raises(ConfigError, match="rollout.targets.policy: expected one of any, quorum, all"):
         Profiler.from_config(role=None, settings=config | {"rollout.targets": {"policy": "most"}})

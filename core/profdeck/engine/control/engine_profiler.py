@@ -213,7 +213,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             ranks = tuple(rank for rank in range(self._world) if self._request.selects(rank))
         else:
             ranks = () if isinstance(self._request.ranks, str) else self._request.ranks
-        return tuple((rank, batch) for rank in ranks for batch in self._request.stages or (None,))
+        return tuple((rank, batch) for rank in ranks for batch in self._request.batch_kinds or (None,))
 
     async def _wait(self, quiet_s: float) -> tuple[dict[RankAndKind, list[_Found]], dict[RankAndKind, str]]:
         """Wait until every wanted part has a new file that is whole, or none of them has changed for a while.

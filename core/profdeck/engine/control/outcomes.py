@@ -53,7 +53,7 @@ def judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> Outcome:
 
 def _full(asked: CaptureRequest, reply: Reply) -> bool:
     """Tell whether a rank has recorded all iterations that it was asked for."""
-    kinds = max(len(asked.stages), 1)
+    kinds = max(len(asked.batch_kinds), 1)
     return asked.iterations is not None and reply.iterations >= asked.iterations.count * kinds
 
 

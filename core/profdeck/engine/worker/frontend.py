@@ -49,7 +49,7 @@ class FrontendRecorder:
             role=f"{request.role}-{self._name}",
             ranks="all",
             iterations=None,
-            stages=(),
+            batch_kinds=(),
             options={name: value for name, value in options.items() if name in supported},
         )
         self._recorder.start(own, at_once=True)

@@ -55,7 +55,7 @@ class CaptureJob:
         about = {"roles": [request.role]}
         self._run = run_directory.RunDirectory(request.output.absolute(), request.run, about)
         # Data-parallel ranks run batches of their own: which captures by kind another rank has cannot be known.
-        ranks = [identity.rank] if request.stages else range(identity.world_size)
+        ranks = [identity.rank] if request.batch_kinds else range(identity.world_size)
         selected = tuple(rank for rank in ranks if request.selects(rank))
         self._recorder = manifest.ManifestWriter(
             backend=backend.name, versions=versions, options=unstructure(backend.options), expected_ranks=selected
@@ -64,7 +64,9 @@ class CaptureJob:
         # An absolute first iteration counts from the start of the engine, at which such requests are made.
         skip = 0 if wanted is None else wanted.skip if wanted.first is None else wanted.first
         new = functools.partial(IterationWindow, skip, wanted.count if wanted else None)
-        self._windows: dict[BatchKind | None, IterationWindow] = {batch: new() for batch in request.stages or (None,)}
+        self._windows: dict[BatchKind | None, IterationWindow] = {
+            batch: new() for batch in request.batch_kinds or (None,)
+        }
         self._iteration = 0
         self._key: BatchKind | None = None
         self._window: IterationWindow | None = None
@@ -134,7 +136,7 @@ class CaptureJob:
             self._turn.release()
             raise
         # Captures of kinds are reserved when their batches come: this one shows that they can be, or that it waits.
-        if self.request.stages and first.waits_for is None:
+        if self.request.batch_kinds and first.waits_for is None:
             first.manifest_path.unlink()
         else:
             self._unbegun = Recording(first, self._backend, self._hooks, self._recorder, self._turn)
@@ -171,7 +173,7 @@ class CaptureJob:
         if self._ending is not None:
             self.stop(None)
             return
-        key = batch if self.request.stages else None
+        key = batch if self.request.batch_kinds else None
         window = self._windows.get(key)
         wanted = window is not None and window.wants_next
         if self._recording is not None and (not wanted or key != self._key):
@@ -315,7 +317,7 @@ class CaptureJob:
             if self._unbegun is not None:
                 self._unbegun.wait()
             return False
-        if self._unbegun is not None and self.request.stages:  # it only said that it waits
+        if self._unbegun is not None and self.request.batch_kinds:  # it only said that it waits
             self._unbegun.capture.manifest_path.unlink(missing_ok=True)
             self._unbegun = None
         return True

@@ -19,7 +19,7 @@ def windows(host: Host) -> None:
     host.capture("whole", 0)
     host.capture("window", 1, ranks="all", iterations={"count": 3}, options={"record_shapes": True})
     host.capture("later_window", 2, ranks="all", iterations={"count": 3, "skip": 2})
-    host.capture("decode", 3, ranks="all", stages=["decode"], iterations={"count": 5})
+    host.capture("decode", 3, ranks="all", batch_kinds=["decode"], iterations={"count": 5})
     host.capture("merged", 5, ranks="all", iterations={"count": 4}, options={"merge_profiles": True})
     host.capture("too_long", 6, iterations={"count": 500})
     host.capture("too_late", 7, iterations={"count": 5, "skip": 500})
@@ -43,7 +43,7 @@ def counts_of_sglang(host: Host) -> None:
     (manifest,) = OUTPUT.glob("run/step_000030/rollout/target.*.json")
     done = int(re.findall(r"has done (\d+) forward passes", manifest.read_text())[0]) + len(host.expected[0])
     host.capture("start_step", 31, iterations={"count": 2}, options={"start_step": done + 4})
-    host.capture("min_batch", 32, stages=["decode"], iterations={"count": 2}, options={"stage_min_batch_size": 2})
+    host.capture("min_batch", 32, batch_kinds=["decode"], iterations={"count": 2}, options={"stage_min_batch_size": 2})
 
 
 def refusals(host: Host) -> None:

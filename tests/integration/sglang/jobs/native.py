@@ -30,7 +30,7 @@ async def through_manager(host: Host) -> None:
 def refusals(host: Host) -> None:
     """Ask for what cannot be done; after each refusal a capture tells whether anything was sent."""
     asked: dict[str, dict[str, Any]] = {
-        "stages": {"stages": ["decode"], "iterations": {"count": 2}},
+        "stages": {"batch_kinds": ["decode"], "iterations": {"count": 2}},
         "by_stage": {"options": {"profile_by_stage": True}, "iterations": {"count": 2}},
         "skip": {"iterations": {"count": 2, "skip": 1}},
         "memory": {"options": {"profile_memory": True}},

@@ -87,7 +87,7 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
     async def captures() -> list[dict[str, Any]]:
         found = []
         for step, stages, ignore_frontend in ((0, [], True), (1, ["decode"], True), (2, [], False)):
-            role = {"iterations": {"count": 4}, "stages": stages, "options": {"ignore_frontend": ignore_frontend}}
+            role = {"iterations": {"count": 4}, "batch_kinds": stages, "options": {"ignore_frontend": ignore_frontend}}
             own = profiler(step, **role)
             # The first capture of a process also imports what records.
             starting = await loop.blocked(own.astart(step))

@@ -37,7 +37,7 @@ async def main() -> None:
         found = []
         for step in range(4):
             stages = ["decode"] if step % 2 else []
-            role = settings(step, iterations={"count": 4}, stages=stages, options={"ignore_frontend": step != 2})
+            role = settings(step, iterations={"count": 4}, batch_kinds=stages, options={"ignore_frontend": step != 2})
             profiler = Profiler.from_config(settings=role, role="rollout", target=engine)
             async with profiler.capture(step) as capture:
                 await profiler.await_window(30)

@@ -66,7 +66,7 @@ if __name__ == "__main__":
         {
             "all": {},
             "window": {"iterations": {"count": 3, "skip": 2}},
-            "decode": {"stages": ["decode"], "iterations": {"count": 5}},
+            "decode": {"batch_kinds": ["decode"], "iterations": {"count": 5}},
         }.items()
     ):
         profiler = Profiler.from_config(settings=settings(step, **role), role="rollout", target=llm)

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     expected = generate()
     capture("whole", 0)
     capture("window", 1, ranks="all", iterations={"count": 3, "skip": 2}, options={"record_shapes": True})
-    capture("decode", 2, ranks="all", stages=["decode"], iterations={"count": 5})
+    capture("decode", 2, ranks="all", batch_kinds=["decode"], iterations={"count": 5})
     by_stage = {"profile_by_stage": True, "ignore_frontend": False, "merge_profiles": True, "with_stack": True}
     capture("by_stage", 3, ranks="all", iterations={"count": 1}, options=by_stage)
     capture("too_long", 4, iterations={"count": 500})

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     capture("as_launched", 3, options={"record_shapes": True})
     capture("stack", 10, options={"with_stack": True})
     capture("by_stage", 11, options={"profile_by_stage": True})
-    capture("decode", 12, stages=["decode"])
+    capture("decode", 12, batch_kinds=["decode"])
     capture("frontend", 13, options={"ignore_frontend": False})
     capture("device_options", 14, options={"device_options": {"gzip": False}})
     capture("after_refusals", 20)

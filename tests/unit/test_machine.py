@@ -1,0 +1,160 @@
+"""The state machine of captures: events in, actions out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profdeck.base.identity import Identity
+from profdeck.config.schedule import PlannedSteps, Schedule
+from profdeck.lifecycle.machine import (
+    Action,
+    Actions,
+    Begin,
+    CaptureMachine,
+    End,
+    EndStep,
+    Forget,
+    LookForRequests,
+    Note,
+    Pass,
+)
+from profdeck.records.capture import Capture, Owner, Step, Unit
+
+
+def machine(*steps: Any, warmup: int = 0, **settings: Any) -> CaptureMachine:
+    return CaptureMachine(PlannedSteps(Schedule.from_list(list(steps)), warmup_steps=warmup), **settings)
+
+
+def capture_of(action: Begin) -> Capture:
+    return Capture(
+        id=f"step{action.first_step}",
+        directory=Path(),
+        identity=Identity(),
+        first_step=action.first_step,
+        current_step=action.step,
+        stage=action.stage,
+    )
+
+
+def perform(captures: CaptureMachine, actions: Actions, *, fails: bool = False) -> list[Action]:
+    """Report the result of each action as a role does, and return all actions."""
+    performed = []
+    for action in actions:
+        performed.append(action)
+        if isinstance(action, Begin) and not fails:
+            captures.began(capture_of(action))
+        elif isinstance(action, Begin | End | Forget):
+            captures.ended()
+    return performed
+
+
+def test_a_capture_of_two_steps() -> None:
+    captures = machine("2..3")
+    assert not captures.begins_at(1)
+    assert perform(captures, captures.start(2)) == [Begin(2, 2)]
+    assert perform(captures, captures.stop()) == [EndStep()]
+    assert captures.between
+    assert perform(captures, captures.start(3)) == [Pass(Step(Unit.GLOBAL_STEP, 2))]
+    assert perform(captures, captures.stop()) == [End(None), EndStep()]
+    assert captures.is_idle
+
+
+def test_a_warm_up_and_a_skipped_step() -> None:
+    captures = machine("5..8", warmup=2)
+    assert perform(captures, captures.start(3)) == [Begin(3, 5)]
+    note = Note("step(9) while step 3 was under way: ignored.")
+    assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
+    passed = Step(Unit.GLOBAL_STEP, 3)
+    assert perform(captures, captures.step(passed)) == [LookForRequests(4), Pass(passed)]
+    assert perform(captures, captures.start(4)) == []  # reported by step(3)
+    assert perform(captures, captures.start(7)) == [End("the host went from step 4 to step 7"), Begin(7, 7)]
+    assert perform(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
+
+
+def test_a_late_start_that_fails_leaves_the_machine_idle() -> None:
+    captures = machine("2..4")
+    perform(captures, captures.start(2))
+    for action in captures.step(Step(Unit.GLOBAL_STEP, 2)):
+        if isinstance(action, Pass):
+            captures.ended()
+    assert (captures.is_idle, captures.announced) == (True, None)
+    assert perform(captures, captures.start(3)) == [Begin(3, 3)]
+    assert captures.is_open(3)
+
+
+def test_stages_are_counted() -> None:
+    captures = machine(1, discrete=True, stages=("update",))
+    assert perform(captures, captures.start(1)) == []
+    assert perform(captures, captures.enter_stage("other")) == []
+    assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update")]
+    assert perform(captures, captures.end(None)) == [End(None)]
+    assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update", count=2)]
+
+
+def test_an_end_during_a_start_follows_it() -> None:
+    captures = machine(1)
+    starting = captures.start(1)
+    begin = next(starting)
+    assert isinstance(begin, Begin)
+    assert list(captures.close("enough")) == [Note("stop while another operation was under way."), EndStep()]
+    captures.began(capture_of(begin))
+    assert perform(captures, starting) == [End("enough")]
+
+
+def test_an_end_from_another_thread_waits_for_the_owner() -> None:
+    owner = Owner()
+    callers = [owner]
+    captures = machine("1..9", caller=lambda: callers[-1])
+    perform(captures, captures.start(1))
+    callers.append(Owner(owner.pid, owner.thread + 1))
+    (note, _) = perform(captures, captures.close("enough"))
+    assert note == Note(
+        "stop from another thread than the one that started the capture is carried out at the owner's next boundary."
+    )
+    callers.append(owner)
+    assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
+
+
+def test_a_forked_child_forgets_the_capture() -> None:
+    owner = Owner()
+    callers = [owner]
+    captures = machine(1, caller=lambda: callers[-1])
+    perform(captures, captures.start(1))
+    callers.append(Owner(owner.pid + 1, owner.thread))
+    assert perform(captures, captures.stop()) == [Forget(), EndStep()]
+    assert captures.is_idle
+
+
+events = st.tuples(
+    st.sampled_from(["start", "step", "mini_batch", "stop", "close", "stage", "end"]), st.integers(0, 7), st.booleans()
+)
+
+
+@given(events=st.lists(events), discrete=st.booleans(), warmup=st.integers(0, 2))
+def test_each_begin_has_one_end(events: list[tuple[str, int, bool]], discrete: bool, warmup: int) -> None:
+    captures = machine(1, "3..4", 6, discrete=discrete, warmup=0 if discrete else warmup)
+    is_open = False
+    for name, step, fails in [*events, ("close", 0, False)]:
+        actions = {
+            "start": lambda step=step: captures.start(step),
+            "step": lambda step=step: captures.step(Step(Unit.GLOBAL_STEP, step)),
+            "mini_batch": lambda step=step: captures.step(Step(Unit.MINI_BATCH, step)),
+            "stop": captures.stop,
+            "close": lambda: captures.close(None),
+            "stage": lambda: captures.enter_stage("work"),
+            "end": lambda: captures.end("reason"),
+        }[name]()
+        for action in perform(captures, actions, fails=fails):
+            if isinstance(action, Begin):
+                assert not is_open
+                is_open = not fails
+            elif isinstance(action, Pass | End):
+                assert is_open
+                is_open = isinstance(action, Pass)
+        assert not captures.busy
+        assert (captures.capture is not None) == is_open
+    assert captures.is_idle
