@@ -25,7 +25,7 @@ Operation: TypeAlias = Generator[Awaitable[Any], Any, T]
 
 
 @attrs.define(eq=False)
-class Run:
+class RunningOperation:
     """The progress of one operation."""
 
     operation: Operation[Any]
@@ -61,11 +61,11 @@ class Run:
             self.error = error
 
 
-def begin(operations: Iterable[Operation[Any]]) -> list[Run]:
+def begin(operations: Iterable[Operation[Any]]) -> list[RunningOperation]:
     """Run operations until each of them waits or has ended."""
     runs = []
     for operation in operations:
-        runs.append(run := Run(operation))
+        runs.append(run := RunningOperation(operation))
         try:
             run.awaitable = next(operation)
         except StopIteration as end:
@@ -75,7 +75,7 @@ def begin(operations: Iterable[Operation[Any]]) -> list[Run]:
     return runs
 
 
-def results(runs: Iterable[Run]) -> list[Any]:
+def results(runs: Iterable[RunningOperation]) -> list[Any]:
     """Return the results of operations that have ended.
 
     Raises:
@@ -89,7 +89,7 @@ def results(runs: Iterable[Run]) -> list[Any]:
     return values
 
 
-async def finish(runs: Iterable[Run]) -> list[Any]:
+async def finish(runs: Iterable[RunningOperation]) -> list[Any]:
     """Finish operations concurrently and return their results.
 
     Raises:
@@ -130,7 +130,7 @@ class Blocker:
         self._tasks: set[asyncio.Task[Any]] = set()
         """Tasks in progress: event loops hold their tasks weakly."""
 
-    def finish(self, runs: list[Run], *, in_background: bool = False) -> list[Any]:
+    def finish(self, runs: list[RunningOperation], *, in_background: bool = False) -> list[Any]:
         """Finish operations in a private event loop and return their results.
 
         Args:

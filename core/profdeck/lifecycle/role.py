@@ -196,7 +196,7 @@ class Role:
                 if not isinstance(action, Begin):
                     yield from self._perform_one(action)
                     continue
-                # Inline: profile_start of a backend has a limited number of frames (tests/integration).
+                # Inline: a test limits the frames between `Profiler.start` and the backend.
                 self.busy_roles.add(self)
                 shutdown.watch(self, self._end_at_exit)  # before the start: an end then waits for it
                 capture = self._new_capture(action)

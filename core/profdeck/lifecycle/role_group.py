@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from profdeck.base.errors import describe
-from profdeck.base.operations import Blocker, Operation, Run, begin, finish
+from profdeck.base.operations import Blocker, Operation, RunningOperation, begin, finish
 
 if TYPE_CHECKING:
     from profdeck.lifecycle.role import Role
@@ -38,7 +38,7 @@ class RoleGroup:
         engines, devices = ([role for role in roles if (role.target is None) is device] for device in (False, True))
         return [phase for phase in (engines, devices) if phase]
 
-    def finish_start(self, runs: list[Run]) -> list[Any]:
+    def finish_start(self, runs: list[RunningOperation]) -> list[Any]:
         """Finish the starts of several roles, by blocking. If one of them raises, end the captures of all roles."""
         try:
             return self.blocker.finish(runs)
@@ -47,7 +47,7 @@ class RoleGroup:
                 self.blocker.finish(begin(self._closing(error)), in_background=True)
             raise
 
-    async def afinish_start(self, runs: list[Run]) -> list[Any]:
+    async def afinish_start(self, runs: list[RunningOperation]) -> list[Any]:
         """Async version of `finish_start`."""
         try:
             return await finish(runs)
