@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402  # after the skip
+from hypothesis import given  # noqa: E402  # after the skip
 from hypothesis import strategies as st  # noqa: E402
 
 from profdeck import Profiler, Status  # noqa: E402
@@ -332,7 +332,6 @@ def test_options_that_contradict_each_other(build, options: dict[str, Any], mess
     assert message in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     active=st.integers(1, 4),
     wait=st.integers(0, 3),

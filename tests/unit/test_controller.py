@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import ProfdeckError, Profiler, Status
@@ -717,7 +717,6 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(operations=operations, mode=st.sampled_from(["continuous", "discrete"]))
 def test_any_order_of_calls_is_harmless(tmp_path_factory: Any, operations: list[tuple[str, int]], mode: str) -> None:
     """Whatever a host calls: nothing is raised, every capture ends, and starts and stops alternate."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import Profiler, Status
@@ -171,7 +171,6 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
     assert running.answers(request) == [(True, ("step3",), None)] * 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths_us=st.lists(st.sampled_from([1, 3, 30, 45, 70, 95, 105, 400, 5000]), min_size=1, max_size=4),
     lag=st.floats(0, 0.99),
@@ -429,7 +428,6 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     operations=operations,
     steps=st.sampled_from([[], [3], ["4..6"], ["every 3"], [2, "5..7", 9], ["0..100"]]),
