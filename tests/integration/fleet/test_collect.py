@@ -206,7 +206,7 @@ def test_what_cannot_be_fetched_is_listed_with_its_host(
     assert (report.status, report.problems) == (Status.COMPLETE, ())
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.long)])
 def engine(
     request: pytest.FixtureRequest,
     begin: Any,
