@@ -29,10 +29,14 @@ HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("fleet")
+            # All modules that share servers run in one process.
+            shares = "engines" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("engines" if shares else item.path.stem))
 
 
 @pytest.hookimpl(wrapper=True)
