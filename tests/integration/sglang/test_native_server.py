@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import plain_http
 import pytest
 from engine_contract import run_commands
 from pages import ROOT, Shell
@@ -50,7 +50,7 @@ def test_a_plain_server_generates(server: Any) -> None:
 
 def test_its_own_profiler_writes_as_many_steps_as_it_was_asked_for(server: Any, tmp_path: Path) -> None:
     body = {"output_dir": str(tmp_path / "own"), "profile_id": "plain", "activities": ["CPU"], "num_steps": 3}
-    httpx.post(f"{server.url}/start_profile", json=body, timeout=60, trust_env=False).raise_for_status()
+    plain_http.post(f"{server.url}/start_profile", json=body).raise_for_status()
     server.complete(tokens=8)  # the export precedes the steps after the third
     with gzip.open(tmp_path / "own" / "plain-TP-0.trace.json.gz") as file:
         events = json.load(file)["traceEvents"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import plain_http
 import pytest
 from servers import TOKEN, busy, call
 from sglang_traces import spans
@@ -30,11 +30,11 @@ def start(server: Any, directory: Path | str, name: str = "own", **more: Any) ->
     # With shapes, which are SGLang's default, torch crashes at times after captures by stage, also without profdeck.
     body = {"output_dir": str(directory), "profile_id": name, "activities": ["CPU"], "with_stack": False}
     body |= {"record_shapes": False, **more}
-    return httpx.post(f"{server.url}/start_profile", json=body, timeout=60, trust_env=False).status_code
+    return plain_http.post(f"{server.url}/start_profile", json=body).status_code
 
 
 def stop(server: Any) -> int:
-    return httpx.post(f"{server.url}/stop_profile", timeout=60, trust_env=False).status_code
+    return plain_http.post(f"{server.url}/stop_profile").status_code
 
 
 def log_of(server: Any, before: str = "") -> str:

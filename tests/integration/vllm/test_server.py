@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import plain_http
 import pytest
 from checkpoints import checkpoint
 from server_contract import ServerContract
@@ -46,7 +47,7 @@ def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Pa
     """As between the steps of a trainer that shares the engine's devices. On a CPU, sleep frees no memory."""
 
     def do(route: str, **body: Any) -> httpx.Response:
-        return httpx.post(f"{server.url}/{route}", json=body, timeout=60, trust_env=False).raise_for_status()
+        return plain_http.post(f"{server.url}/{route}", json=body).raise_for_status()
 
     def rpc(method: str, *arguments: object, **keywords: object) -> None:
         do("collective_rpc", method=method, args=arguments, kwargs=keywords)
