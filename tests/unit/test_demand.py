@@ -171,6 +171,7 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
     assert running.answers(request) == [(True, ("step3",), None)] * 2
 
 
+@pytest.mark.slow
 @given(
     lengths_us=st.lists(st.sampled_from([1, 3, 30, 45, 70, 95, 105, 400, 5000]), min_size=1, max_size=4),
     lag=st.floats(0, 0.99),
