@@ -57,10 +57,11 @@ def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: 
     Raises:
         ConfigError: an option is unknown, has a wrong value, or is a common option that the backend does not support.
     """
-    structured: CommonOptions = structure(dict(options), cls.Options, where=where)
     supported = supported_options(cls)
+    unsupported = COMMON_OPTIONS - supported
+    structured: CommonOptions = structure(dict(options), cls.Options, where=where, unsupported=unsupported)
     for field in attrs.fields(CommonOptions):
-        if field.name not in supported and getattr(structured, field.name) != field.default:
+        if field.name in unsupported and getattr(structured, field.name) != field.default:
             raise ConfigError(
                 f"{where}.{field.name}: the backend '{cls.name}' does not support this common option. It supports "
                 f"{', '.join(sorted(COMMON_OPTIONS & supported))}."
