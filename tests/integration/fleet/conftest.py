@@ -22,21 +22,31 @@ from engine_servers import (
     vllm_environment,
 )
 from servers import TOKEN
+from xdist.scheduler import LoadFileScheduling
 
 from profdeck import Profiler
 
 HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
+SHARE_SERVERS = ("test_faults.py", "test_router.py", "test_slime.py")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the groups
+class ByServers(LoadFileScheduling):
+    """Runs the tests of a file in one worker, and all files that share servers in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "shared servers" if file.endswith(SHARE_SERVERS) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServers:
+    return ByServers(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("fleet")
-            # All modules that share servers run in one process.
-            shares = "engines" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("engines" if shares else item.path.stem))
 
 
 @pytest.hookimpl(wrapper=True)
