@@ -52,7 +52,9 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
         return _converter().structure(data, cls)
     except Exception as error:  # noqa: BLE001  # cattrs raises groups and whatever validators raise
         raise_of_signal(error)
-        lines = cattrs.transform_error(error, path="", format_exception=functools.partial(_sentence, unsupported=unsupported))
+        lines = cattrs.transform_error(
+            error, path="", format_exception=functools.partial(_sentence, unsupported=unsupported)
+        )
         raise ConfigError("\n".join(_with_path(line, where) for line in lines)) from None
 
 
