@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from pages import Shell, blocks
 from servers import busy
 
@@ -54,6 +55,7 @@ class SelfArmedContract:
             assert sorted({int(step) for step in re.findall(r"ProfilerStep#(\d+)", text)}) == [7, 8, 9]
             self.check_trace(path)
 
+    @pytest.mark.long
     def test_a_wrong_config_costs_no_engine(self, run_job: Callable[..., Any], tmp_path: Path) -> None:
         config = tmp_path / "profdeck.yaml"
         config.write_text("outptu: here\n")

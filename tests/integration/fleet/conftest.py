@@ -22,25 +22,11 @@ from engine_servers import (
     vllm_environment,
 )
 from servers import TOKEN
-from xdist.scheduler import LoadFileScheduling
 
 from profdeck import Profiler
 
 HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
-SHARE_SERVERS = ("test_faults.py", "test_router.py", "test_slime.py")
-
-
-class ByServers(LoadFileScheduling):
-    """Runs the tests of a file in one worker, and all files that share servers in the same one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "shared servers" if file.endswith(SHARE_SERVERS) else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServers:
-    return ByServers(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -207,7 +207,7 @@ def test_what_cannot_be_fetched_is_listed_with_its_host(
     assert (report.status, report.problems) == (Status.COMPLETE, ())
 
 
-@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.long)])
+@pytest.fixture(params=["vllm", "sglang"])
 def engine(
     request: pytest.FixtureRequest,
     begin: Any,
@@ -228,6 +228,7 @@ def engine(
     return up(servers.begin(SglangServer, [*prefix, *command], environ))
 
 
+@pytest.mark.long
 def test_engines_on_another_host(engine: Server, root: Path, tmp_path: Path) -> None:
     run = f"two-hosts-{engine.url.rpartition(':')[2]}"
     arguments = ["--iterations", "3", "--run", run]  # of all kinds, as each series of one kind is a capture
