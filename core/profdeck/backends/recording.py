@@ -125,6 +125,8 @@ class Recording:
         self.wait()
         if begun:
             self._tell_wait()
+            if self._backend.cold_first_step:
+                capture.cold_first_step = not capture.warms_up
             capture.move_to(CaptureState.RECORDING)
             self.passed = self._report_step
         return begun

@@ -284,7 +284,9 @@ class Controller:
             return
         self._quieten()
         capture, withdrawn = recording.capture, False
-        may_withdraw = ending.is_no_failure and self._session.may_withdraw(capture, host_is_done=ending.host_is_done)
+        may_withdraw = self._session.may_withdraw(
+            capture, host_is_done=ending.host_is_done, failed=not ending.is_no_failure
+        )
         reason = ending.reason or self._session.interrupt(capture)
         try:
             withdrawn = may_withdraw and await recording.withdraw(reason, resolve)
