@@ -51,7 +51,7 @@ def test_the_recorder_starts_one_step_before_the_capture(
     (manifest,) = (tmp_path / run).rglob("rank_0000.step2.json")
     assert json.loads(manifest.read_text())["cold_first_step"] is is_cold
     (step,) = json.loads(profdeck(tmp_path, "summary", "--json", str(run)).stdout)["ranks"][0]["steps"][:1]
-    assert step["step"] == 2
+    assert (step["step"], step["cold"]) == (2, is_cold)
 
 
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:

@@ -128,13 +128,6 @@ class Capture:
     yet, or the backend has no cold first step."""
 
     @property
-    def warms_up(self) -> bool:
-        """Whether the recorder runs before the first step, mini-batch or iteration that it records."""
-        if self.unit is Unit.GLOBAL_STEP:
-            return self.current_step < self.first_step
-        return self.window is not None and self.window.warmup > 0
-
-    @property
     def stem(self) -> str:
         """What the names of all files of this rank, or about this target, in this capture start with."""
         return f"{self.identity.stem if self.target is None else 'target'}.{self.id}"
