@@ -156,7 +156,9 @@ def _cold(steps: Columns, of_kind: dict[str, NDArray[np.bool_]]) -> NDArray[np.b
     if not len(in_order):
         return np.zeros(len(steps), dtype=bool)
     first = in_order[0]
-    cold = of_kind[ITERATION] & (steps.start_ns >= steps.start_ns[first]) & (steps.start_ns < steps.end_ns[first])
+    cold: NDArray[np.bool_] = (
+        of_kind[ITERATION] & (steps.start_ns >= steps.start_ns[first]) & (steps.start_ns < steps.end_ns[first])
+    )
     cold[first] = True
     return cold
 
