@@ -299,6 +299,24 @@ def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold
     assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000006"]
 
 
+def test_a_default_warm_up_that_cannot_start_costs_no_step(
+    cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    passed = tally.TallyBackend._do
+    rivals = ["another profiler"]
+
+    def refuse_once(self: Any, name: str, call: str) -> None:
+        if name == "start" and rivals:
+            raise CaptureError(f"{rivals.pop()} is active")
+        passed(self, name, call)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", refuse_once)
+    pass_steps(cold(steps=[5], on_error="raise"), range(8))
+    assert not rivals
+    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
 def test_mini_batches_reach_the_backend(build: Build) -> None:
     profiler = build(steps=[1], **{"trainer.window": {"active": 1}})
     profiler.step(0, "mini_batch")

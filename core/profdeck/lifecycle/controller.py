@@ -270,6 +270,10 @@ class Controller:
             if not self._excused(error):
                 raise
             return False
+        if recording is None:
+            self._ending = None
+            shutdown.unwatch(self)
+            return False
         self._state = ControllerState(recording, armed=self._state.armed)
         limit_s = self._session.backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (recording, limit_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
@@ -180,8 +181,11 @@ class Session:
             return False
         return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
 
-    async def begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> Recording:
+    async def begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> Recording | None:
         """Start a recording at global step ``step``.
+
+        Return None if a default warm-up could not start, for example because another profiler uses the recorder. The
+        capture then starts without warm-up.
 
         Args:
             step: the step that is under way; its capture may begin later, after warming up.
@@ -221,6 +225,11 @@ class Session:
                 )
             return await Recording.begin(capture, self.backend, self._hooks, recorder, resolve)
         except BaseException as error:
+            if isinstance(error, CaptureError) and self.may_withdraw(capture, host_is_done=False, failed=True):
+                logger.info("Capture %s does not warm up: %s", capture.id, error)
+                with contextlib.suppress(OSError):
+                    run_directory.withdraw(capture)
+                return None
             self._conclude(capture, describe(error))
             raise
 
