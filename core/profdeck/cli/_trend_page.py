@@ -89,6 +89,8 @@ def _about(trend: Trend, runs: dict[str, str]) -> str:
         text += f"; {plural(trend.left_out, 'trace')} left out: not whole, or without a step"
     if trend.cold_left_out:
         text += f"; {plural(trend.cold_left_out, 'trace')} left out: only the recorder's first step"
+    if trend.cold_excluded:
+        text += f"; without the recorder's first step in {plural(trend.cold_excluded, 'trace')}"
     return text
 
 

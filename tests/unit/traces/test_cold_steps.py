@@ -12,6 +12,7 @@ from captured_runs import write_capture, write_run
 from gpu_job import GpuJob
 from profdeck.cli._summary_page import Screen, page
 from profdeck.cli._summary_tables import tables
+from profdeck.cli._trend_page import page as trend_page
 from profdeck.traces import load
 from profdeck.traces.analysis.diff import diff_runs
 from profdeck.traces.analysis.model import RunSummary
@@ -205,7 +206,8 @@ def test_a_trend_takes_the_other_steps(tmp_path: Path) -> None:
         if series.what in {"global step", "device busy"}:
             first, second = series.points
             assert first.value == pytest.approx(second.value, rel=1e-3)
-    assert found.cold_left_out == 0
+    assert (found.cold_left_out, found.cold_excluded) == (0, 1)
+    assert "without the recorder's first step in 1 trace" in trend_page(found, 200, 0.05)[0].plain
 
 
 def test_a_trend_leaves_out_captures_with_only_this_step_if_there_are_others(tmp_path: Path) -> None:
@@ -213,6 +215,7 @@ def test_a_trend_leaves_out_captures_with_only_this_step_if_there_are_others(tmp
     mixed = trend(write_run(tmp_path / "mixed", 4, lambda _: job, cold=lambda number: number == 0))
     assert [point.first_step for point in mixed.series[0].points] == [50, 100, 150]
     assert mixed.cold_left_out == 1
+    assert "1 trace left out: only the recorder's first step" in trend_page(mixed, 200, 0.05)[0].plain
     alike = trend(write_run(tmp_path / "alike", 4, lambda _: job, cold=lambda _: True))
     assert len(alike.series[0].points) == 4
     assert alike.cold_left_out == 0

@@ -32,6 +32,8 @@ class RankNumbers:
     """Idle time of devices by its cause, microseconds per step."""
     cold: bool = False
     """Whether the trace has only a cold step."""
+    excludes_cold: bool = False
+    """Whether the numbers exclude a cold step."""
 
 
 def numbers_of(rank: RankSummary) -> RankNumbers:
@@ -57,4 +59,5 @@ def numbers_of(rank: RankSummary) -> RankNumbers:
         classes={of.category: view.per_step(of.total_us) for of in rank.categories},
         idle=view.idle,
         cold=view.is_cold,
+        excludes_cold=bool(view.excluded),
     )

@@ -50,6 +50,7 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, least: float = L
         series=tuple(_series(line, level, least) for line in lines),
         left_out=left_out,
         cold_left_out=len(points) - len(kept),
+        cold_excluded=sum(point.numbers.excludes_cold for point in kept),
     )
 
 
