@@ -30,6 +30,7 @@ class NpuBackend(Backend[NpuOptions]):
     Options: ClassVar[type[NpuOptions]] = NpuOptions
     libraries: ClassVar[tuple[Library, ...]] = (cann.LIBRARY,)
     device_types: ClassVar[tuple[str, ...]] = ("npu",)
+    cold_first_step: ClassVar[bool] = True
     common_options: ClassVar[tuple[str, ...]] = (
         "activities", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
     )  # fmt: skip

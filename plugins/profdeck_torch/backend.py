@@ -28,6 +28,7 @@ class TorchBackend(Backend[TorchOptions]):
     Options: ClassVar[type[TorchOptions]] = TorchOptions
     libraries: ClassVar[tuple[Library, ...]] = (Library(("torch",), ">=2.6,<3"),)
     device_types: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    cold_first_step: ClassVar[bool] = True
     common_options: ClassVar[tuple[str, ...]] = (
         "activities", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
     )  # fmt: skip

@@ -701,6 +701,27 @@ def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     assert running.manifests(rank=0)["step4"].notes == ()
 
 
+@pytest.mark.parametrize(("seen_late", "is_cold"), [(False, False), (True, True)])
+def test_the_default_warm_up_delays_no_capture_on_demand(
+    job: Callable[..., Job], tally: ModuleType, monkeypatch: pytest.MonkeyPatch, seen_late: bool, is_cold: bool
+) -> None:
+    monkeypatch.setattr(tally.TallyBackend, "cold_first_step", True)
+    running = job(2)
+    assert requests.default_in_steps(requests.read_processes(running.store)) == requests.DEFAULT_IN_STEPS
+    running.step(0)
+    if seen_late:
+        running.step(1, 2, ranks=[1])
+    request = requests.ask(running.store, 2, 1)
+    running.step(1, 2, ranks=[0])
+    if not seen_late:
+        running.step(1, 2, ranks=[1])
+    running.step(3, 4)
+    assert running.answers(request) == [(True, ("step3",), None)] * 2
+    found = running.manifests()
+    assert [found[f"step3/{rank}"].cold_first_step for rank in (0, 1)] == [False, is_cold]
+    assert [found[f"step3/{rank}"].notes for rank in (0, 1)] == [(), ()]
+
+
 def test_a_rank_that_learns_of_it_during_the_warm_up_warms_up_for_less(job: Callable[..., Job]) -> None:
     running = job(2, **{"trainer.warmup_steps": 2})
     running.step(0)

@@ -18,7 +18,7 @@ from profdeck.base.entry_points import installed
 from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe
 from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
 from profdeck.base.structuring import structure
-from profdeck.config.model import Config, Mode
+from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 from profdeck.records.request import BatchKind
 
@@ -87,6 +87,14 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
             raise ConfigError(f"{path}.{key}: '{role.backend}' is the backend of an engine; use iterations.")
     if wrong := [stage for stage in role.stages if stage not in list(BatchKind)]:
         raise ConfigError(f"{path}.stages: {', '.join(wrong)}: an engine has the stages {', '.join(BatchKind)}.")
+
+
+def warmup_steps(role: RoleConfig, backend: Backend, mode: Mode) -> int:
+    """Return the number of global steps before a capture in which the recorder of a role warms up."""
+    if role.warmup_steps is not None:
+        return role.warmup_steps
+    # No step precedes a stage, and a window has warm-up iterations of its own.
+    return int(backend.cold_first_step and mode is Mode.CONTINUOUS and role.window is None)
 
 
 def resolve_identity(role: str, backend: Backend) -> Identity:

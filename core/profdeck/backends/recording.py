@@ -125,6 +125,8 @@ class Recording:
         self.wait()
         if begun:
             self._tell_wait()
+            if self._backend.cold_first_step:
+                capture.cold_first_step = not _warms_up(capture)
             capture.move_to(CaptureState.RECORDING)
             self.passed = self._report_step
         return begun
@@ -379,6 +381,13 @@ class Recording:
                 manifest.write_manifest(self.capture, self._recorder)
         except OSError as error:
             self.capture.problems.append(f"The manifest cannot be written: {error}")
+
+
+def _warms_up(capture: Capture) -> bool:
+    """Return whether the recorder runs before the first step, mini-batch or iteration that it records."""
+    if capture.unit is Unit.GLOBAL_STEP:
+        return capture.current_step < capture.first_step
+    return capture.window is not None and capture.window.warmup > 0
 
 
 def abandon(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) -> None:

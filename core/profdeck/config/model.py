@@ -66,9 +66,10 @@ class RoleConfig:
     """In discrete mode, the stages to capture. Default: every stage that the host marks. For the backend of an engine,
     the kinds of batches to record, each in captures of its own: `prefill`, `decode`, `mixed`. Default: all together."""
 
-    warmup_steps: int = attrs.field(default=0, validator=validators.ge(0))
-    """Global steps before a capture in which the recorder runs and throws away, so that its start-up cost stays
-    out of the trace. Default: 0. Continuous mode only."""
+    warmup_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    """Global steps before a capture in which the recorder runs and discards what it records, so that its start-up cost
+    stays out of the trace. Default: 1 for backends that record a device, 0 with a window. If no step precedes a
+    capture, it starts without warm-up. Continuous mode only."""
 
     window: Window | None = None
     """Mini-batches to record inside a capture. Default: all."""

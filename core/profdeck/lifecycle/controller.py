@@ -270,6 +270,10 @@ class Controller:
             if not self._excused(error):
                 raise
             return False
+        if recording is None:
+            self._ending = None
+            shutdown.unwatch(self)
+            return False
         self._state = ControllerState(recording, armed=self._state.armed)
         limit_s = self._session.backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, self._expire, (recording, limit_s))
@@ -284,7 +288,9 @@ class Controller:
             return
         self._quieten()
         capture, withdrawn = recording.capture, False
-        may_withdraw = ending.is_no_failure and self._session.may_withdraw(capture, host_is_done=ending.host_is_done)
+        may_withdraw = self._session.may_withdraw(
+            capture, host_is_done=ending.host_is_done, failed=not ending.is_no_failure
+        )
         reason = ending.reason or self._session.interrupt(capture)
         try:
             withdrawn = may_withdraw and await recording.withdraw(reason, resolve)

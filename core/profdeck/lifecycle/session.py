@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.backends.building import build_backend, prepare, resolve_identity, warmup_steps
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.plugins import require_libraries
 from profdeck.backends.recording import Recording, abandon, reserve
@@ -114,7 +115,9 @@ class Session:
             identity=identity,
             backend=backend,
             target=bound,
-            steps=PlannedSteps(config.steps, config.final_step, chosen.warmup_steps, config.join_steps),
+            steps=PlannedSteps(
+                config.steps, config.final_step, warmup_steps(chosen, backend, config.mode), config.join_steps
+            ),
             hooks=role_hooks(backend, config, listeners),
             run=run_directory.RunDirectory(
                 config.output.absolute(),
@@ -178,8 +181,11 @@ class Session:
             return False
         return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
 
-    async def begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> Recording:
+    async def begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> Recording | None:
         """Start a recording at global step ``step``.
+
+        Return None if a default warm-up could not start, for example because another profiler uses the recorder. The
+        capture then starts without warm-up.
 
         Args:
             step: the step that is under way; its capture may begin later, after warming up.
@@ -202,7 +208,7 @@ class Session:
             if demand is not None:
                 demand.begun = True
                 demand.captures.append(capture.id)
-                if step > first - self.role.warmup_steps:
+                if self.role.warmup_steps and step > first - self.role.warmup_steps:
                     capture.notes.append(f"It warmed up for {first - step} of {self.role.warmup_steps} steps.")
             if self.target:
                 capture.request = CaptureRequest(
@@ -219,6 +225,11 @@ class Session:
                 )
             return await Recording.begin(capture, self.backend, self._hooks, recorder, resolve)
         except BaseException as error:
+            if isinstance(error, CaptureError) and self.may_withdraw(capture, host_is_done=False, failed=True):
+                logger.info("Capture %s does not warm up: %s", capture.id, error)
+                with contextlib.suppress(OSError):
+                    run_directory.withdraw(capture)
+                return None
             self._conclude(capture, describe(error))
             raise
 
@@ -239,14 +250,23 @@ class Session:
             capture.notes.append(f"It ended after step {capture.current_step}: {why}.")
         return None
 
-    def may_withdraw(self, capture: Capture, *, host_is_done: bool) -> bool:
-        """Tell whether nobody misses a capture that ends now: it warms up for a step that the config selects.
+    def may_withdraw(self, capture: Capture, *, host_is_done: bool, failed: bool) -> bool:
+        """Return whether a capture that ends now may be removed, because it only warmed up for a configured step.
 
-        Another one was asked for, and the step is captured by that or has a capture behind it; or the host is
-        done, and the schedule has no end that somebody would count on.
+        If the warm-up is the default and not configured, the result is that of a capture without warm-up: none, as its
+        step has not begun. Otherwise another capture was requested, which records the step or is followed by a capture
+        that does; or the host is done, and the schedule has no end.
+
+        Args:
+            capture: the capture.
+            host_is_done: whether it ends because the host has nothing more to do.
+            failed: whether it ends because something failed.
         """
-        warms_up = capture.current_step < capture.first_step and capture.demand is None
-        return warms_up and (not host_is_done or self.steps.schedule.is_endless_at(capture.first_step))
+        if capture.current_step >= capture.first_step or capture.demand is not None:
+            return False
+        if self.role.warmup_steps is None:
+            return True
+        return not failed and (not host_is_done or self.steps.schedule.is_endless_at(capture.first_step))
 
     def ended(self, capture: Capture) -> None:
         """Answer the request for a capture that has ended."""
@@ -281,7 +301,7 @@ class Session:
             self._watch = RequestWatch(
                 store,
                 self._run.path,
-                JobProcess.of(self.identity, self.target, self.role.warmup_steps, str(self._run.path.parent)),
+                JobProcess.of(self.identity, self.target, self.role.warmup_steps or 0, str(self._run.path.parent)),
                 self.steps,
                 discrete=self.config.mode is Mode.DISCRETE,
                 miss=self._missed,
