@@ -27,6 +27,7 @@ from profdeck.backends.plugins import (
 from profdeck.base import entry_points
 from profdeck.base.errors import PluginError, UnknownPluginError, nearest
 from profdeck.base.errors import describe as describe_error
+from profdeck.base.launchers import LAUNCHERS, Launcher
 from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
@@ -41,10 +42,13 @@ GROUPS = {
     "command": COMMANDS,
     "artifact kind": ARTIFACT_KINDS,
     "host": HOSTS,
+    "launcher": LAUNCHERS,
     "store": STORES,
     "trace names": TRACE_NAMES,
 }
 """Entry-point groups by kind of plugin."""
+CLASSES: dict[str, type] = {"launcher": Launcher}
+"""Kinds whose objects are instances of a class."""
 
 
 @attrs.frozen
@@ -68,6 +72,8 @@ class InstalledPlugin:
         try:
             value = load_backend(point.name) if kind == "backend" else entry_points.load(GROUPS[kind], point.name)
             plugin = attrs.evolve(plugin, value=value)
+            if kind in CLASSES:
+                entry_points.load_instance(GROUPS[kind], point.name, CLASSES[kind])
             if kind == "backend":
                 plugin = attrs.evolve(plugin, hooks=tuple(check_backend(value)))
                 require_libraries(value)
