@@ -32,6 +32,7 @@ from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
 from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
+from profdeck.engine.clusters import CLUSTERS, Cluster
 from profdeck.on_demand.stores import GROUP as STORES
 from profdeck.traces.analysis.step_names import TRACE_NAMES
 from profdeck.traces.kinds import ARTIFACT_KINDS
@@ -41,13 +42,14 @@ GROUPS = {
     "listener": LISTENERS,
     "command": COMMANDS,
     "artifact kind": ARTIFACT_KINDS,
+    "cluster": CLUSTERS,
     "host": HOSTS,
     "launcher": LAUNCHERS,
     "store": STORES,
     "trace names": TRACE_NAMES,
 }
 """Entry-point groups by kind of plugin."""
-CLASSES: dict[str, type] = {"launcher": Launcher}
+CLASSES: dict[str, type] = {"cluster": Cluster, "launcher": Launcher}
 """Kinds whose objects are instances of a class."""
 
 
@@ -77,6 +79,8 @@ class InstalledPlugin:
             if kind == "backend":
                 plugin = attrs.evolve(plugin, hooks=tuple(check_backend(value)))
                 require_libraries(value)
+            elif kind == "cluster":
+                cast("Cluster", value).require(f"The cluster '{point.name}' needs")
             elif kind == "listener":
                 # Without its constructor, which may need options or a library that is not installed.
                 listener = cast("Any", value).__new__(value) if isinstance(value, type) else value
