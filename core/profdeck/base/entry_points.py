@@ -24,44 +24,48 @@ def load(group: str, name: str) -> Any:
         UnknownPluginError: no distribution offers that name.
         BrokenPluginError: the import fails.
     """
-    kind = group.rpartition(".")[2].rstrip("s")
     found = installed(group)
     if name not in found:
-        listed = ", ".join(found) or "none"
+        kind, listed = _kind(group), ", ".join(found) or "none"
         raise UnknownPluginError(f"There is no {kind} '{name}'.{nearest(name, found)} Installed: {listed}.")
-    try:
-        return found[name].load()
-    except Exception as error:
-        origin = found[name].dist
-        package = f"{origin.name} {origin.version}" if origin else "an unknown distribution"
-        raise BrokenPluginError(
-            f"The {kind} '{name}' of {package} fails to import ({found[name].value}): "
-            f"{type(error).__name__}: {error}. Reinstall or remove that package."
-        ) from error
-
-
-def load_instance(group: str, name: str, cls: type[T]) -> T:
-    """Import the object behind an entry point, and check its class.
-
-    Raises:
-        UnknownPluginError: no distribution offers that name.
-        BrokenPluginError: the import fails, or the object is not an instance of the class.
-    """
-    found = load(group, name)
-    if not isinstance(found, cls):
-        raise BrokenPluginError(
-            f"The entry point '{name}' of {group} is {found!r}. "
-            f"Expected an instance of {cls.__module__}.{cls.__name__}."
-        )
-    return found
+    return _load(found[name])
 
 
 def load_instances(group: str, cls: type[T]) -> list[T]:
     """Import the objects of a group, sorted by name. Log a warning for each broken plugin, and skip it."""
     loaded = []
-    for name in installed(group):
+    for point in installed(group).values():
         try:
-            loaded.append(load_instance(group, name, cls))
+            loaded.append(check_instance(point, _load(point), cls))
         except PluginError as error:
             logger.warning("%s It is ignored.", error)
     return loaded
+
+
+def check_instance(point: metadata.EntryPoint, value: object, cls: type[T]) -> T:
+    """Return the object of an entry point if it is an instance of a class.
+
+    Raises:
+        BrokenPluginError: the object is not an instance of the class.
+    """
+    if not isinstance(value, cls):
+        raise BrokenPluginError(
+            f"The entry point '{point.name}' of {point.group} is {value!r}. "
+            f"Expected an instance of {cls.__module__}.{cls.__name__}."
+        )
+    return value
+
+
+def _load(point: metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+        raise BrokenPluginError(
+            f"The {_kind(point.group)} '{point.name}' of {package} fails to import ({point.value}): "
+            f"{type(error).__name__}: {error}. Reinstall or remove that package."
+        ) from error
+
+
+def _kind(group: str) -> str:
+    return group.rpartition(".")[2].rstrip("s")

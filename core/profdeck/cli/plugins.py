@@ -75,7 +75,7 @@ class InstalledPlugin:
             value = load_backend(point.name) if kind == "backend" else entry_points.load(GROUPS[kind], point.name)
             plugin = attrs.evolve(plugin, value=value)
             if kind in CLASSES:
-                entry_points.load_instance(GROUPS[kind], point.name, CLASSES[kind])
+                entry_points.check_instance(point, value, CLASSES[kind])
             if kind == "backend":
                 plugin = attrs.evolve(plugin, hooks=tuple(check_backend(value)))
                 require_libraries(value)
