@@ -57,7 +57,7 @@ class Fleet:
 
         Args:
             config: as in `Profiler.from_config`.
-            targets: by role, lists of URLs, engine objects, handles of Ray actors that hold one, or Ray placement
+            targets: by role, lists of URLs, engine objects, handles of actors that hold one, or placement
                 groups, for roles whose config does not say where targets are. A single one is in a list as well.
             settings: config values by dotted key.
 

@@ -1,4 +1,4 @@
-"""One profiler for several wrappers in one process, such as the workers that a trainer puts into one Ray actor."""
+"""One profiler for several wrappers in one process, such as the workers that a trainer puts into one actor."""
 
 from __future__ import annotations
 

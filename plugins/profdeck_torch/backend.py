@@ -12,8 +12,8 @@ import attrs
 
 from profdeck import Activity, Backend, Capture, Identity, Library, Step, hookimpl
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.base.identity import distributed_identity
 from profdeck.records.artifact import Output
+from profdeck_torch.launchers import distributed_identity
 from profdeck_torch.options import TorchOptions
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from profdeck.backends.plugins import (
 )
 from profdeck.base.entry_points import installed
 from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe
-from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
+from profdeck.base.identity import Identity, parallel_from_environment
+from profdeck.base.launchers import launcher_identity
 from profdeck.base.structuring import structure
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions

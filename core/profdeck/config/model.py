@@ -139,8 +139,8 @@ class Config:
 
     on_demand: bool | str = True
     """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. ``true`` (default):
-    through the run directory, which all processes share, at a look per global step. ``tcpstore`` or ``ray``,
-    for hosts that share no directory: through the store of torch.distributed, or an actor. ``false``: not at all."""
+    through the run directory, which all processes share, at a look per global step. The name
+    of a store, for hosts that share no directory: ``profdeck plugins`` lists the stores. ``false``: not at all."""
 
     join_steps: bool = True
     """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""

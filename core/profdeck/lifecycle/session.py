@@ -377,7 +377,7 @@ def _bind(
     if role.targets is None and target is None:
         raise ConfigError(
             f"{path}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine object, the "
-            "Ray actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
+            "actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
             "targets where to find many."
         )
     if role.iterations and role.iterations.first is not None:
@@ -385,10 +385,10 @@ def _bind(
             f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
             "that starts captures says skip."
         )
+    from profdeck.engine.clusters import ActorGroup, as_cluster_target
     from profdeck.replicas.placement import PlacedEngine
-    from profdeck.replicas.ray_actors import PlacementGroup
 
-    one = PlacementGroup.of(target) is None and not isinstance(target, PlacedEngine)
+    one = not isinstance(target if several else as_cluster_target(target) or target, ActorGroup | PlacedEngine)
     if role.targets is None and not several and one:
         return backend, backend.bind(target)
     if identity.replica is not None:
