@@ -205,15 +205,18 @@ def test_workers_report_seldom_and_no_more_than_there_is() -> None:
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
-    assert parallel._start_method() == ("fork" if sys.platform == "linux" else "spawn")
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    try:
-        assert parallel._start_method() == "spawn"
-    finally:
-        end.set()
-        thread.join()
+    # In a process of its own, because threads of other tests can still run here.
+    code = """
+import threading
+from profdeck.traces import parallel
+print(parallel._start_method())
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+print(parallel._start_method())
+end.set()
+"""
+    methods = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert methods == ["fork" if sys.platform == "linux" else "spawn", "spawn"]
 
 
 def wait_for(what: Callable[[], bool]) -> None:
