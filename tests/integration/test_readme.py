@@ -29,9 +29,10 @@ def test_what_the_page_shows_works(page: Path, tmp_path: Path) -> None:
             shell.execute(block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.place)
 def test_what_cannot_run_here(block: Block) -> None:
-    pytest.skip(f"{block.place} {block.skipped}")
+    pytest.skip(block.skipped)
 
 
 def test_marks_are_known() -> None:
