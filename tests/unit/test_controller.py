@@ -299,6 +299,24 @@ def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold
     assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000006"]
 
 
+@pytest.mark.parametrize("starts_each_step", [True, False])
+def test_a_problem_in_the_default_warm_up_costs_no_step(cold: Build, tmp_path: Path, *, starts_each_step: bool) -> None:
+    profiler = cold(steps=["5..6"], on_error="raise")
+    profiler.start(4)
+    assert profiler.active is not None
+    profiler.active.problems.append("Another profiler began.")
+    for step in (4, 5):
+        profiler.step(step)
+        if starts_each_step:
+            profiler.stop()
+            profiler.start(step + 1)
+    profiler.start(6)
+    profiler.stop()
+    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.captures[0].last_step) == (Status.COMPLETE, 6)
+
+
 def test_a_default_warm_up_that_cannot_start_costs_no_step(
     cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

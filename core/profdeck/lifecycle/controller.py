@@ -137,8 +137,11 @@ class Controller:
             elif step.index != capture.current_step:
                 self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
             elif self._enters_next(capture):  # at the last step nothing passes: stop follows
-                await self._advance(self._recording, resolve)
-                self._mark(announced=capture.current_step)
+                if await self._gives_up_warm_up(capture, resolve):
+                    await self._begin(step.index + 1, resolve)
+                else:
+                    await self._advance(self._recording, resolve)
+                self._mark(announced=step.index + 1)
 
     async def stop(self, resolve: Resolve) -> None:
         """End a global step: end its capture, unless the next step belongs to it."""
@@ -222,11 +225,20 @@ class Controller:
             return True
         continues = self._session.continues(capture)
         if continues and step == capture.current_step + 1:
+            if await self._gives_up_warm_up(capture, resolve):
+                return False
             await self._advance(recording, resolve)
             return True
         reason = f"the host went from step {capture.current_step} to step {step}" if continues else None
         await self._finish(PendingEnd(reason), resolve)
         return False
+
+    async def _gives_up_warm_up(self, capture: Capture, resolve: Resolve) -> bool:
+        """Remove a capture whose default warm-up had a problem, such as another profiler, so that it starts cold."""
+        if not capture.problems or not self._session.may_withdraw(capture, host_is_done=False, failed=True):
+            return False
+        await self._finish(PendingEnd(capture.problems[0]), resolve)
+        return True
 
     async def _advance(self, recording: Recording, resolve: Resolve) -> None:
         step = Step(Unit.GLOBAL_STEP, recording.capture.current_step)
