@@ -19,7 +19,13 @@ _S = 10**9
 
 
 def write_run(
-    run: Path, captures: int, job: Callable[[int], GpuJob], *, every: int = 50, first_ns: int = FIRST_NS
+    run: Path,
+    captures: int,
+    job: Callable[[int], GpuJob],
+    *,
+    every: int = 50,
+    first_ns: int = FIRST_NS,
+    cold: Callable[[int], bool | None] = lambda _: None,
 ) -> Path:
     """Write a run of the role trainer.
 
@@ -29,24 +35,35 @@ def write_run(
         job: What the job did in the capture of a number.
         every: Global steps from one capture to the next.
         first_ns: When the first one began; each takes a second.
+        cold: Whether the first step of the capture of a number is cold; None if the manifest does not say it.
     """
     for number in range(captures):
-        write_capture(run, number * every, job(number), first_ns + number * _S)
+        write_capture(run, number * every, job(number), first_ns + number * _S, cold=cold(number))
     return run
 
 
-def write_capture(run: Path, step: int, job: GpuJob, started_ns: int) -> None:
+def write_capture(
+    run: Path,
+    step: int,
+    job: GpuJob,
+    started_ns: int = FIRST_NS,
+    *,
+    cold: bool | None = None,
+    stage: str | None = None,
+) -> None:
     """Write one capture of all ranks of a job."""
     directory = run / f"step_{step:06d}" / "trainer"
     job.write(directory)
     for rank in range(job.ranks):
         capture = Capture(
-            id=f"step{step}",
+            id=f"step{step}-{stage}" if stage else f"step{step}",
             directory=directory,
             identity=Identity(role="trainer", rank=rank, world_size=job.ranks),
             first_step=step,
             current_step=step,
             started_ns=started_ns,
+            stage=stage,
+            cold_first_step=cold,
         )
         trace = capture.artifact_path(".trace.json.gz")
         shutil.move(directory / f"rank{rank}.trace.json.gz", trace)

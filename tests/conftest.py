@@ -11,20 +11,21 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
-
-FUZZ_ROUNDS = int(os.environ.get("PROFDECK_FUZZ_ROUNDS", "0"))
+from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "fixed",
+    max_examples=25,
     derandomize=True,
     database=None,
     # On a busy machine, examples can exceed the default deadline.
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("fuzz", settings.get_profile("fixed"), derandomize=False, print_blob=True)
-settings.load_profile("fuzz" if FUZZ_ROUNDS else "fixed")
+settings.load_profile("fixed")
+if examples := os.environ.get("PROFDECK_FUZZ_EXAMPLES"):
+    settings.register_profile("fuzz", max_examples=int(examples), derandomize=False, print_blob=True)
+    settings.load_profile("fuzz")
 
 HERE = Path(__file__).parent
 _DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "shared" / "data")
@@ -40,7 +41,7 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
         "PROFDECK_TEST_VERL_SGLANG_PYTHON",
         "PROFDECK_FUZZ_FILES",
         "PROFDECK_FUZZ_CONFIGS",
-        "PROFDECK_FUZZ_ROUNDS",
+        "PROFDECK_FUZZ_EXAMPLES",
         "PROFDECK_CHAOS_JOBS",
     }:
         del os.environ[_name]
@@ -51,13 +52,6 @@ for _name in ("COLUMNS", "LINES"):
 # Ctrl-C is ignored in jobs that a shell runs in the background, and then in all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat each property test in the nox session `fuzz`, because a profile cannot override `max_examples`."""
-    if FUZZ_ROUNDS and is_hypothesis_test(metafunc.function):
-        metafunc.fixturenames.append("fuzz_round")
-        metafunc.parametrize("fuzz_round", range(FUZZ_ROUNDS))
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,8 @@ class GpuJob:
     """How long an allocation takes in the middle of each step, while the device waits."""
     slow_step: int | None = None
     """A step that sleeps for five times its length before its forward pass."""
+    cold_us: float = 0.0
+    """How much longer the first operator of the first step takes, as the recorder starts in it."""
     graphs: bool = False
 
     def write(self, directory: Path) -> Path:
@@ -92,7 +94,8 @@ class _Rank:
                 "cudaMemcpyAsync", "Memcpy HtoD (Pageable -> Device)", job.pageable_us, "gpu_memcpy", waits=True
             )
         for product in range(job.products):
-            self._launch("cudaLaunchKernel", job.name, job.product_us, "kernel")
+            cold_us = job.cold_us if product == self.step == 0 else 0.0
+            self._launch("cudaLaunchKernel", job.name, job.product_us, "kernel", more_us=cold_us)
             if job.items and product % max(1, job.products // job.items) == 0:
                 self._wait("cudaStreamSynchronize", 400)
             if job.allocate_us and product == job.products // 2:
@@ -134,9 +137,12 @@ class _Rank:
         self.events.append(self._event(category, name, self.host, self.host + duration))
         self.host += duration
 
-    def _launch(self, call: str, name: str, duration: float, category: str, *, waits: bool = False) -> None:
+    def _launch(
+        self, call: str, name: str, duration: float, category: str, *, waits: bool = False, more_us: float = 0.0
+    ) -> None:
         job = self.job
-        self.events.append(self._event("cpu_op", "aten::mm", self.host, self.host + job.launch_us))
+        self.events.append(self._event("cpu_op", "aten::mm", self.host, self.host + more_us + job.launch_us))
+        self.host += more_us
         self.events.append(self._event("cuda_runtime", call, self.host + 1, self.host + 4))
         begin = max(self.device, self.host + 5)
         self.first = begin if self.first is None else self.first

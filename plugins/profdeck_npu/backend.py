@@ -11,7 +11,7 @@ import attrs
 
 from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.base.identity import distributed_identity
+from profdeck.base.launchers import library_identity
 from profdeck.records.artifact import Output
 from profdeck_npu import cann
 from profdeck_npu.options import NpuOptions
@@ -30,6 +30,7 @@ class NpuBackend(Backend[NpuOptions]):
     Options: ClassVar[type[NpuOptions]] = NpuOptions
     libraries: ClassVar[tuple[Library, ...]] = (cann.LIBRARY,)
     device_types: ClassVar[tuple[str, ...]] = ("npu",)
+    cold_first_step: ClassVar[bool] = True
     common_options: ClassVar[tuple[str, ...]] = (
         "activities", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
     )  # fmt: skip
@@ -64,7 +65,7 @@ class NpuBackend(Backend[NpuOptions]):
         if importlib.util.find_spec("torch") is None:
             return None
         cann.load()
-        return distributed_identity()
+        return library_identity()
 
     def devices(self) -> tuple[str, ...]:
         """Name the NPU that this process uses, as the host calls it."""

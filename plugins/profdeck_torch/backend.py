@@ -12,8 +12,8 @@ import attrs
 
 from profdeck import Activity, Backend, Capture, Identity, Library, Step, hookimpl
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.base.identity import distributed_identity
 from profdeck.records.artifact import Output
+from profdeck_torch.launchers import distributed_identity
 from profdeck_torch.options import TorchOptions
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class TorchBackend(Backend[TorchOptions]):
     Options: ClassVar[type[TorchOptions]] = TorchOptions
     libraries: ClassVar[tuple[Library, ...]] = (Library(("torch",), ">=2.6,<3"),)
     device_types: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    cold_first_step: ClassVar[bool] = True
     common_options: ClassVar[tuple[str, ...]] = (
         "activities", "record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules",
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profdeck.base.identity import MEGATRON
+from profdeck_torch.launchers import MEGATRON
 
 
 def test_each_parallel_dimension_has_a_rank_and_a_size(code) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from pages import Shell, blocks
 from servers import busy
 
@@ -54,6 +55,7 @@ class SelfArmedContract:
             assert sorted({int(step) for step in re.findall(r"ProfilerStep#(\d+)", text)}) == [7, 8, 9]
             self.check_trace(path)
 
+    @pytest.mark.long
     def test_a_wrong_config_costs_no_engine(self, run_job: Callable[..., Any], tmp_path: Path) -> None:
         config = tmp_path / "profdeck.yaml"
         config.write_text("outptu: here\n")
@@ -62,6 +64,18 @@ class SelfArmedContract:
         assert job.results["tokens"] == [6] * 4
         assert "unknown key 'outptu'" in job.log
         assert not profiles.exists()
+
+
+def run_commands(page: Path, url: str, skipped: str, shell: Shell, server: Any) -> None:
+    """Run a page's commands for a server, which listens at `url` there, against a server that is busy.
+
+    The commands are those of blocks that are skipped for the given reason elsewhere.
+    """
+    with busy(server):
+        for block in blocks(page):
+            if block.skipped == skipped and block.language == "console":
+                for command, _ in block.commands():
+                    shell.run(block, command.replace(url, server.url), [], 0)
 
 
 class PageContract:
@@ -84,14 +98,6 @@ class PageContract:
         """Return the files on the page by their names."""
         return {block.file: block for block in blocks(cls.page) if block.file}
 
-    def run_commands(self, shell: Shell, server: Any, skipped: str) -> None:
-        """Run the commands that are marked so, against a server that is busy."""
-        with busy(server):
-            for block in blocks(self.page):
-                if block.skipped == skipped and block.language == "console":
-                    for command, _ in block.commands():
-                        shell.run(block, command.replace(self.url, server.url), [], 0)
-
     def test_every_command_for_a_server(self, start_server: Callable[..., Any], tmp_path: Path) -> None:
         shell = Shell(tmp_path)
         shell.environment |= {"PROFDECK_TOKEN": "a-secret"}
@@ -102,7 +108,7 @@ class PageContract:
             PROFDECK__OUTPUT=str(shell.directory / "profiles"),  # the server has a working directory of its own
             PROFDECK_TOKEN="a-secret",  # noqa: S106  # the page's
         )
-        self.run_commands(shell, server, self.skipped)
+        run_commands(self.page, self.url, self.skipped, shell, server)
         for name, roles in self.runs.items():
             run = shell.directory / "profiles" / name
             assert read_run(run).status is Status.COMPLETE

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import attrs
 import httpx
+import plain_http
 import pytest
 
 from processes import free_port
@@ -132,7 +133,7 @@ class Server:
     def complete(self, prompt: str = "hello world", tokens: int = 20, headers: Mapping[str, str] | None = None) -> str:
         """Let it generate; returns the text."""
         route, body = self.asked(prompt, tokens)
-        response = httpx.post(f"{self.url}/{route}", json=body, headers=headers, timeout=60, trust_env=False)
+        response = plain_http.post(f"{self.url}/{route}", json=body, headers=headers)
         response.raise_for_status()
         return self.text(response.json())
 
@@ -140,7 +141,7 @@ class Server:
     def generating(self, tokens: int, headers: Mapping[str, str]) -> Iterator[None]:
         """Let it generate, from its first token before the block to its last one after it."""
         route, body = self.asked("hello world", tokens)
-        ask = functools.partial(httpx.stream, "POST", headers=headers, timeout=60, trust_env=False)
+        ask = functools.partial(plain_http.stream, "POST", headers=headers)
         with ask(url=f"{self.url}/{route}", json=body | {"stream": True}) as response:
             response.raise_for_status()
             lines = response.iter_lines()
@@ -231,7 +232,7 @@ def up(server: ServerT, path: str = "/health") -> ServerT:
     deadline = time.monotonic() + ENGINE_UP_S
     while time.monotonic() < deadline and server.process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{server.url}{path}", timeout=5, trust_env=False).is_success:
+            if plain_http.get(f"{server.url}{path}", timeout=5).is_success:
                 return server
         time.sleep(0.2)  # there is no event to await outside of the server
     raise AssertionError(f"{_what(server.process.poll())}:\n{server.words}")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx
+import plain_http
 import pytest
 from servers import TOKEN, busy, call, command_line, command_line_of_many, finished, wait_for_group, wait_for_start
 
@@ -40,7 +40,7 @@ def metrics(server: Any) -> dict[str, float]:
     """Return what a server's ``/metrics`` say of profdeck, by name and label."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    response = httpx.get(f"{server.url}/metrics", timeout=60, trust_env=False).raise_for_status()
+    response = plain_http.get(f"{server.url}/metrics").raise_for_status()
     return {
         " ".join(
             [sample.name, *(value for name, value in sample.labels.items() if name in {"status", "reason"})]
@@ -270,7 +270,7 @@ class ServerContract:
         assert call(server, "POST", "stop", {}).status_code == 400
         for body in ({"request": "x", "wait_s": 1e400}, {"request": "x", "wait_s": -1}):
             content, headers = json.dumps(body), {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
-            answer = httpx.post(f"{server.url}/profdeck/stop", content=content, headers=headers, trust_env=False)
+            answer = plain_http.post(f"{server.url}/profdeck/stop", content=content, headers=headers)
             assert (answer.status_code, "wait_s: expected seconds" in answer.json()["error"]) == (400, True)
 
     def test_an_oversized_body_is_refused(self, server: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import plain_http
 from engine_servers import wait_for_others
 
 TOKEN = {"PROFDECK_TOKEN": "a secret"}
@@ -24,7 +25,7 @@ def call(
     """Use one of our routes."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"{server.url}/profdeck/{command}"
-    return httpx.request(method, url, json=body, headers=headers, timeout=60, trust_env=False)
+    return plain_http.request(method, url, json=body, headers=headers)
 
 
 def states(server: Any) -> set[str]:
@@ -49,7 +50,7 @@ def at_rest(*servers: Any, timeout_s: float = 30) -> bool:
 
 def listed(router: Any) -> dict[str, dict[str, Any]]:
     """Return what a router says of its workers, by URL."""
-    response = httpx.get(f"{router.url}/workers", timeout=5, trust_env=False)
+    response = plain_http.get(f"{router.url}/workers", timeout=5)
     response.raise_for_status()
     return {worker["url"]: worker for worker in response.json()["workers"]}
 

@@ -48,7 +48,7 @@ def test_the_workflow_fails_where_the_step_got_slower(tmp_path: Path) -> None:
 
     assert run("python train.py").returncode == 0
     assert run("profdeck baseline save main profiles/change").returncode == 0
-    slower = run_all(SIZE="1536")
+    slower = run_all(SIZE="3072")
     assert [code for code, _ in slower] == [0, 5, 0], slower
     assert "::error title=profdeck main::trainer: global step " in slower[1][1]
     (suite,) = ET.parse(job / "profile.xml").iter("testsuite")  # noqa: S314 - our own file

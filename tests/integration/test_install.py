@@ -73,6 +73,7 @@ def test_the_wheel_holds_what_the_tree_holds(built: dict[str, Path]) -> None:
     assert inside == tracked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_a_backend_of_another_distribution_works(built: dict[str, Path], site, kind: str) -> None:
     python = site(built[kind], ROOT / "tests" / "packages" / "tally")
@@ -83,6 +84,7 @@ def test_a_backend_of_another_distribution_works(built: dict[str, Path], site, k
     assert "fail_at" in python("-m", "profdeck", "plugins", "tally")
 
 
+@pytest.mark.slow
 def test_the_sdist_tests_itself(built: dict[str, Path], tmp_path: Path) -> None:
     """It has all that `make test` needs: sessions, pins, tests, docs."""
     with tarfile.open(built["sdist"]) as sdist:

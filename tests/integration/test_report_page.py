@@ -174,6 +174,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     run(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "most_ms"), [(1, 500), (8, 500), (64, 1500)])
 def test_pages_are_small_and_fast(tmp_path: Path, ranks: int, most_ms: int) -> None:
     job = GpuJob(ranks=ranks, steps=6, products=200, small=300, launch_us=40, product_us=60).write(tmp_path / "run")

@@ -42,16 +42,16 @@ def test_the_script_keeps_its_arguments_its_stdout_and_its_exit_status(tmp_path:
     assert profdeck(tmp_path, "ls", report["run"]).returncode == 0
 
 
-@pytest.mark.parametrize(("options", "warmup_steps"), [((), 1), (("--set", "trainer.warmup_steps=0"), 0)])
+@pytest.mark.parametrize(("options", "is_cold"), [((), False), (("--set", "trainer.warmup_steps=0"), True)])
 def test_the_recorder_starts_one_step_before_the_capture(
-    tmp_path: Path, options: tuple[str, ...], warmup_steps: int
+    tmp_path: Path, options: tuple[str, ...], is_cold: bool
 ) -> None:
     done = profdeck(tmp_path, "run", "--json", "--steps", "2..3", *options, "script.py", "pass")
     run = Path(json.loads(done.stderr.splitlines()[-1])["run"])
-    role = json.loads((tmp_path / run / "run.json").read_text())["config"]["roles"]["trainer"]
-    assert role["warmup_steps"] == warmup_steps
+    (manifest,) = (tmp_path / run).rglob("rank_0000.step2.json")
+    assert json.loads(manifest.read_text())["cold_first_step"] is is_cold
     (step,) = json.loads(profdeck(tmp_path, "summary", "--json", str(run)).stdout)["ranks"][0]["steps"][:1]
-    assert step["step"] == 2
+    assert (step["step"], step["cold"]) == (2, is_cold)
 
 
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402  # after the skip
+from hypothesis import given  # noqa: E402  # after the skip
 from hypothesis import strategies as st  # noqa: E402
 
 from profdeck import Profiler, Status  # noqa: E402
 from profdeck.base.errors import ConfigError  # noqa: E402
 from profdeck.config.schedule import Window, WindowPhase  # noqa: E402
 from profdeck.records.manifest import read_manifest  # noqa: E402
+from profdeck.traces import load as summaries  # noqa: E402
 from profdeck.verification.reading import read_run  # noqa: E402
 from profdeck.verification.reports import RunReport  # noqa: E402
 
@@ -222,6 +223,44 @@ def test_warm_up_steps_are_not_in_the_trace(build, model, tmp_path: Path) -> Non
     assert names(trace, "cpu_op").count("aten::addmm") == 2
 
 
+@pytest.mark.parametrize(
+    ("steps", "settings", "cold_step"),
+    [
+        pytest.param(["2..4"], {}, None, id="default"),
+        pytest.param(["0..2"], {}, 0, id="first step of the job"),
+        pytest.param(["2..4"], {"trainer.warmup_steps": 0}, 2, id="warm-up disabled"),
+        pytest.param([3], {"trainer.window": {"active": 3}}, 0, id="window"),
+        pytest.param([3], {"trainer.window": {"warmup": 1, "active": 3}}, None, id="window with warm-up"),
+    ],
+)
+def test_the_first_step_is_cold_without_warm_up(
+    build, model, tmp_path: Path, steps: list[Any], settings: dict[str, Any], cold_step: int | None
+) -> None:
+    profiler = build(steps=steps, **settings)
+    for step in range(6):
+        with profiler.capture(step):
+            for batch in range(4):
+                work(model)
+                profiler.step(batch, "mini_batch")
+    complete(tmp_path / "run")
+    manifest = read_manifest(next((tmp_path / "run").rglob("rank_0000.step*[0-9].json")))
+    assert manifest.cold_first_step is (cold_step is not None)
+    (rank,) = summaries(tmp_path / "run").summary.ranks
+    assert [step.step for step in rank.steps if step.cold] == ([] if cold_step is None else [cold_step])
+    (statistics,) = rank.iterations
+    assert (len(rank.steps), statistics.count) == (3, 3 if cold_step is None else 2)
+    assert rank.host_times is not None
+    assert rank.host_times.steps == statistics.count
+
+
+def test_a_stage_is_recorded_without_warm_up(build, model, tmp_path: Path) -> None:
+    profiler = build(steps=[2], mode="discrete")
+    for step in range(4):
+        with profiler.capture(step), profiler.stage("forward"):
+            work(model)
+    assert read_manifest(next((tmp_path / "run").rglob("*-forward.json"))).cold_first_step is True
+
+
 def test_clock_anchors_tell_unix_time(build, model, tmp_path: Path) -> None:
     with build().capture(2):
         work(model)
@@ -335,7 +374,6 @@ def test_options_that_contradict_each_other(build, options: dict[str, Any], mess
     assert message in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     active=st.integers(1, 4),
     wait=st.integers(0, 3),

@@ -22,7 +22,7 @@ from seeds import FIRST_SEED
 
 pytestmark = pytest.mark.usefixtures("tally")
 
-CONFIGS = int(os.environ.get("PROFDECK_FUZZ_CONFIGS", "50"))
+CONFIGS = int(os.environ.get("PROFDECK_FUZZ_CONFIGS", "25"))
 LIMITS = {"max_capture_s": 60}
 BASE: dict[str, Any] = {
     "output": "profiles",

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import ProfdeckError, Profiler, Status
@@ -226,6 +226,113 @@ def test_warm_up_begins_before_the_capture(build: Build, tmp_path: Path) -> None
     assert calls(profiler) == ["start step5", "step step5 global_step 3", "step step5 global_step 4", "stop step5"]
     (capture,) = read_run(tmp_path / "run").captures
     assert (capture.first_step, capture.last_step, capture.status) == (5, 5, Status.COMPLETE)
+
+
+@pytest.fixture
+def cold(tally: ModuleType, monkeypatch: pytest.MonkeyPatch, build: Build) -> Build:
+    """Build a profiler whose backend has a cold first step."""
+    monkeypatch.setattr(tally.TallyBackend, "cold_first_step", True)
+    return build
+
+
+def pass_steps(profiler: Profiler, steps: range) -> None:
+    for step in steps:
+        with profiler.capture(step), profiler.stage("update"):
+            profiler.step(0, "mini_batch")
+
+
+@pytest.mark.parametrize(
+    ("steps", "passed", "settings", "is_cold"),
+    [
+        pytest.param([5], range(8), {}, {"step5": False}, id="a step precedes"),
+        pytest.param([0, 3], range(8), {}, {"step0": True, "step3": False}, id="first step of the job"),
+        pytest.param(["11..12"], range(11, 14), {}, {"step11": True}, id="resumed at the capture"),
+        pytest.param(["10..12"], range(11, 14), {}, {"step11": True}, id="resumed inside the capture"),
+        pytest.param(["every 2"], range(1, 6), {}, {"step2": False, "step4": False}, id="every second step"),
+        pytest.param(
+            ["2..3"], range(5), {"join_steps": False}, {"step2": False, "step3": True}, id="after another capture"
+        ),
+        pytest.param([5], range(8), {"trainer.warmup_steps": 0}, {"step5": True}, id="warm-up disabled"),
+        pytest.param([5], range(8), {"trainer.warmup_steps": 2}, {"step5": False}, id="configured warm-up"),
+        pytest.param([5], range(8), {"mode": "discrete"}, {"step5-update": True}, id="stage"),
+        pytest.param([5], range(8), {"trainer.window": {"active": 1}}, {"step5": True}, id="window"),
+        pytest.param(
+            [5], range(8), {"trainer.window": {"warmup": 1, "active": 1}}, {"step5": False}, id="window with warm-up"
+        ),
+    ],
+)
+def test_a_manifest_says_whether_the_first_step_is_cold(
+    cold: Build, tmp_path: Path, steps: list[Any], passed: range, settings: dict[str, Any], is_cold: dict[str, bool]
+) -> None:
+    with cold(steps=steps, **settings) as profiler:
+        pass_steps(profiler, passed)
+    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == is_cold
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_a_backend_without_a_cold_first_step_does_not_warm_up(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[5])
+    pass_steps(profiler, range(8))
+    assert calls(profiler)[0] == "start step5"
+    assert calls(profiler)[1] == "step step5 mini_batch 0"
+    assert manifests(tmp_path)["step5"]["cold_first_step"] is None
+
+
+def test_the_default_warm_up_takes_one_step(cold: Build) -> None:
+    profiler = cold(steps=["5..6"])
+    for step in range(8):
+        with profiler.capture(step):
+            pass
+    assert calls(profiler) == ["start step5", "step step5 global_step 4", "step step5 global_step 5", "stop step5"]
+
+
+def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold: Build, tmp_path: Path) -> None:
+    profiler = cold(steps=[3, 6, 9, 12])
+    pass_steps(profiler, range(3))
+    pass_steps(profiler, range(4, 5))  # the host skips step 3
+    with pytest.raises(ZeroDivisionError), profiler.capture(5):
+        _ = 1 / 0
+    pass_steps(profiler, range(6, 9))  # the host goes on without warm-up
+    with profiler:
+        pass_steps(profiler, range(11, 12))  # the job ends before step 12
+    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step6": True}
+    assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000006"]
+
+
+@pytest.mark.parametrize("starts_each_step", [True, False])
+def test_a_problem_in_the_default_warm_up_costs_no_step(cold: Build, tmp_path: Path, *, starts_each_step: bool) -> None:
+    profiler = cold(steps=["5..6"], on_error="raise")
+    profiler.start(4)
+    assert profiler.active is not None
+    profiler.active.problems.append("Another profiler began.")
+    for step in (4, 5):
+        profiler.step(step)
+        if starts_each_step:
+            profiler.stop()
+            profiler.start(step + 1)
+    profiler.start(6)
+    profiler.stop()
+    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
+    report = read_run(tmp_path / "run")
+    assert (report.status, report.captures[0].last_step) == (Status.COMPLETE, 6)
+
+
+def test_a_default_warm_up_that_cannot_start_costs_no_step(
+    cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    passed = tally.TallyBackend._do
+    rivals = ["another profiler"]
+
+    def refuse_once(self: Any, name: str, call: str) -> None:
+        if name == "start" and rivals:
+            raise CaptureError(f"{rivals.pop()} is active")
+        passed(self, name, call)
+
+    monkeypatch.setattr(tally.TallyBackend, "_do", refuse_once)
+    pass_steps(cold(steps=[5], on_error="raise"), range(8))
+    assert not rivals
+    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
 def test_mini_batches_reach_the_backend(build: Build) -> None:
@@ -717,7 +824,6 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(operations=operations, mode=st.sampled_from(["continuous", "discrete"]))
 def test_any_order_of_calls_is_harmless(tmp_path_factory: Any, operations: list[tuple[str, int]], mode: str) -> None:
     """Whatever a host calls: nothing is raised, every capture ends, and starts and stops alternate."""

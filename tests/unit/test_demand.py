@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import Profiler, Status
@@ -171,7 +171,7 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
     assert running.answers(request) == [(True, ("step3",), None)] * 2
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 @given(
     lengths_us=st.lists(st.sampled_from([1, 3, 30, 45, 70, 95, 105, 400, 5000]), min_size=1, max_size=4),
     lag=st.floats(0, 0.99),
@@ -429,7 +429,6 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     operations=operations,
     steps=st.sampled_from([[], [3], ["4..6"], ["every 3"], [2, "5..7", 9], ["0..100"]]),
@@ -700,6 +699,27 @@ def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     ]  # fmt: skip
     assert running.answers(request) == [(True, ("step4",), None)]
     assert running.manifests(rank=0)["step4"].notes == ()
+
+
+@pytest.mark.parametrize(("seen_late", "is_cold"), [(False, False), (True, True)])
+def test_the_default_warm_up_delays_no_capture_on_demand(
+    job: Callable[..., Job], tally: ModuleType, monkeypatch: pytest.MonkeyPatch, seen_late: bool, is_cold: bool
+) -> None:
+    monkeypatch.setattr(tally.TallyBackend, "cold_first_step", True)
+    running = job(2)
+    assert requests.default_in_steps(requests.read_processes(running.store)) == requests.DEFAULT_IN_STEPS
+    running.step(0)
+    if seen_late:
+        running.step(1, 2, ranks=[1])
+    request = requests.ask(running.store, 2, 1)
+    running.step(1, 2, ranks=[0])
+    if not seen_late:
+        running.step(1, 2, ranks=[1])
+    running.step(3, 4)
+    assert running.answers(request) == [(True, ("step3",), None)] * 2
+    found = running.manifests()
+    assert [found[f"step3/{rank}"].cold_first_step for rank in (0, 1)] == [False, is_cold]
+    assert [found[f"step3/{rank}"].notes for rank in (0, 1)] == [(), ()]
 
 
 def test_a_rank_that_learns_of_it_during_the_warm_up_warms_up_for_less(job: Callable[..., Job]) -> None:

@@ -22,6 +22,7 @@ from profdeck.backends import plugins
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import Hooks
 from profdeck.base import entry_points, errors
+from profdeck.base.launchers import installed_launchers
 from profdeck.cli import app
 from profdeck.cli.kit import ExitCode
 from profdeck.config.model import Config, FinishConfig, RoleConfig
@@ -180,12 +181,12 @@ def test_every_environment_variable_is_documented() -> None:
 
 
 def test_every_launcher_variable_is_documented() -> None:
-    from profdeck.base import identity
-    from profdeck.records import run_directory
-
-    launchers = [variable for launcher in identity._LAUNCHERS for variable in launcher]
-    assert missing("config", launchers) == []
-    assert [variable for variable, _ in run_directory._JOB_IDS if variable not in reference("run-directory")] == []
+    launchers = installed_launchers()
+    assert {launcher.name for launcher in launchers} >= {"torchrun", "slurm", "ray"}
+    ranks = [name for one in launchers for name in (one.rank, one.world_size, one.local_rank) if name]
+    assert missing("config", ranks) == []
+    jobs = [name for one in launchers for name in (one.job_id, one.local_world_size, *(one.rendezvous or ())) if name]
+    assert [name for name in jobs if name not in reference("run-directory")] == []
 
 
 def test_every_key_of_manifests_is_documented() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from profdeck import Status
@@ -993,7 +993,6 @@ def model(
     return captures, ended
 
 
-@settings(max_examples=150)
 @given(
     batches=st.lists(st.sampled_from(BatchKind), max_size=20),
     count=st.none() | st.integers(1, 4),

@@ -195,7 +195,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_manifest_ends_the_listing(run: Path, data: st.DataObject) -> None:
     file = manifest_of(run)

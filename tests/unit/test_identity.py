@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from profdeck.base.errors import ConfigError
-from profdeck.base.identity import (
-    MEGATRON,
-    Identity,
-    distributed_identity,
-    launcher_identity,
-    parallel_from_environment,
-)
+from profdeck.base.identity import Identity, parallel_from_environment
+from profdeck.base.launchers import installed_launchers, launcher_identity, library_identity
+from profdeck.records.run_directory import run_name
+from profdeck_torch.launchers import MEGATRON
 
 
 def test_the_stem_names_rank_and_coordinates() -> None:
@@ -25,6 +23,7 @@ def test_the_stem_names_rank_and_coordinates() -> None:
     [
         ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_PROCID": "7", "SLURM_NTASKS": "9"}, (3, 8, 1)),
         ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (2, 4, 0)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 2, 1)),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, (1, 2, 1)),
     ],
 )
@@ -67,6 +66,39 @@ def test_the_coordinates_of_megatron_are_taken_where_it_is_initialised(monkeypat
         setattr(state, f"get_{name}_world_size", lambda short=short: sizes[short])
         setattr(state, f"get_{name}_rank", lambda short=short: sizes[short] - 1)
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    assert distributed_identity().parallel == {"tp": 1, "dp": 3}
+    import torch  # noqa: F401  # the library is asked only after the job has imported it
+
+    assert library_identity().parallel == {"tp": 1, "dp": 3}
     state.model_parallel_is_initialized = lambda: False  # type: ignore[attr-defined]
-    assert distributed_identity().parallel == {}
+    assert library_identity().parallel == {}
+
+
+def test_import_of_a_moved_function_names_its_new_module() -> None:
+    with pytest.raises(ImportError, match=r"was moved\. Import profdeck\.base\.launchers\.library_identity\."):
+        from profdeck.base.identity import distributed_identity  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Identiti'"):
+        from profdeck.base.identity import Identiti  # noqa: F401
+
+
+def test_a_launcher_of_a_package_is_read_and_a_broken_one_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "farm.py").write_text(
+        "from profdeck.base.launchers import Launcher\n"
+        "FARM = Launcher(name='farm', priority=50, rank='FARM_RANK', world_size='FARM_SIZE', job_id='FARM_JOB')\n"
+        "WRONG = 3\n"
+    )
+    about = tmp_path / "farm-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: farm\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[profdeck.launchers]\nfarm = farm:FARM\nwrong = farm:WRONG\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed_launchers.cache_clear()
+    try:
+        found = launcher_identity("trainer", {"FARM_RANK": "1", "FARM_SIZE": "3", "RANK": "0", "WORLD_SIZE": "2"})
+        assert found is not None
+        assert (found.rank, found.world_size) == (1, 3)
+        assert run_name(None, {"FARM_JOB": "7", "SLURM_JOB_ID": "8"}) == "farm-7"
+        assert "'wrong' of profdeck.launchers is 3. Expected an instance of" in caplog.text
+    finally:
+        installed_launchers.cache_clear()

@@ -46,7 +46,7 @@ def test_there_is_an_extra_per_library_and_none_for_all() -> None:
 
 
 def test_every_entry_point_leads_somewhere() -> None:
-    for group in ("profdeck.backends", "profdeck.commands"):
+    for group in ("profdeck.backends", "profdeck.clusters", "profdeck.commands", "profdeck.launchers"):
         points = PROJECT["project"]["entry-points"][group]
         for name, value in points.items():
             module, _, attribute = value.partition(":")

@@ -208,6 +208,16 @@ def test_what_stays_whatever_the_limits_are(run: Path, does: Callable[[Path], ob
     assert steps(run) == [1, 7]
 
 
+def test_an_artifact_with_a_name_like_a_manifest_keeps_no_step(run: Path) -> None:
+    artifact = manifest(run, 1).with_name("rank_0000.step1.memory.json")
+    artifact.write_text("{}")
+    content = json.loads(manifest(run, 1).read_text())
+    content["artifacts"].append({"name": artifact.name, "kind": "memory", "size_bytes": 2, "whole": True})
+    manifest(run, 1).write_text(json.dumps(content))
+    prune(run, Limits(steps=1))
+    assert steps(run) == [7]
+
+
 def test_what_a_dead_process_recorded_goes(run: Path) -> None:
     record(run, pid=2**22 - 1)
     prune(run, Limits(steps=1))

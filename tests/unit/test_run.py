@@ -32,6 +32,7 @@ from profdeck_npu.traces.analysis_state import AnalysisState, write_state
         (None, {"PROFDECK_RUN": "../../etc"}, "etc"),
         (None, {"TORCHELASTIC_RUN_ID": "abc/1"}, "torchrun-abc_1"),
         (None, {"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "77"}, "slurm-77"),
+        (None, {"RAY_JOB_ID": "01000000", "WORLD_SIZE": "2"}, "ray-01000000"),
         (
             None,
             {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"},

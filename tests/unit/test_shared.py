@@ -160,7 +160,7 @@ def test_a_forked_child_has_its_own(join: Join) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["start", "guarded", "stop", "step"])), max_size=12))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_some_wrappers_do_no_selected_step_is_lost(
     join: Join, tmp_path: Path, extra: list[tuple[int, str]]
 ) -> None:

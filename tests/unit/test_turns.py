@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import Profiler, Status
@@ -746,7 +746,6 @@ OPERATIONS = [name for name in vars(Colocated) if not name.startswith("_") and n
 
 
 @pytest.mark.usefixtures("tally")
-@settings(max_examples=80)
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=40), mode=st.sampled_from(["continuous", "discrete"]))
 def test_in_any_order_one_records_at_a_time_and_all_end(
     tmp_path_factory: Any, operations: list[str], mode: str

@@ -125,18 +125,22 @@ def _look(directory: Path, role: str | None = None, step: Path | None = None) ->
     """Look at the directory of a step, or of a role in the directory of a step."""
     step = step or directory
     why = ["it is pinned"] if any((place / PIN).exists() for place in {directory, step}) else []
-    manifests = list[Manifest]()
+    manifests, named, errors = list[Manifest](), set[Path](), dict[Path, str]()
     of_step = [path for path in step.glob("*") if path.is_file()] if role is not None else []
     for file in [*files_below(directory), *of_step]:
         if is_manifest(file):
             try:
                 manifests.append(read_manifest(file))
             except ProfdeckError as error:
-                why.append(str(error))
+                errors[file] = str(error)
+            else:
+                named.update(file.parent / record.name for record in manifests[-1].artifacts)
         elif is_record_of_finish(file):
             why += filter(None, [finish_at_work(file)])
         else:
             why += filter(None, [artifact_at_work(file)])
+    # An artifact can have a name like a manifest's.
+    why += [error for file, error in errors.items() if file not in named]
     why += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
     first = int(step.name.rpartition("_")[2])
     pruned = PrunedStep(

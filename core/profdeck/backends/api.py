@@ -79,6 +79,10 @@ class Backend(Generic[OptionsT_co]):
     """The devices whose processes this backend records, in torch's words (``cuda``, ``cpu``, ``npu``): engines ask for
     the backend of their device."""
 
+    cold_first_step: ClassVar[bool] = False
+    """Whether the first step of a recording takes longer than the following steps. If so, ``warmup_steps`` defaults to
+    1, and the manifest of a capture without warm-up has ``cold_first_step: true``."""
+
     common_options: ClassVar[Collection[str]] = ()
     """Names of the `CommonOptions` that the backend supports, in addition to ``max_capture_s``. Setting another common
     option is an error."""

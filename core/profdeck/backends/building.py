@@ -16,10 +16,11 @@ from profdeck.backends.plugins import (
 )
 from profdeck.base.entry_points import installed
 from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe
-from profdeck.base.identity import Identity, launcher_identity, parallel_from_environment
+from profdeck.base.identity import Identity, parallel_from_environment
+from profdeck.base.launchers import launcher_identity
 from profdeck.base.structuring import structure
 from profdeck.config.batch_kinds import BatchKind
-from profdeck.config.model import Config, Mode
+from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 
 # What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
@@ -57,10 +58,11 @@ def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: 
     Raises:
         ConfigError: an option is unknown, has a wrong value, or is a common option that the backend does not support.
     """
-    structured: CommonOptions = structure(dict(options), cls.Options, where=where)
     supported = supported_options(cls)
+    unsupported = COMMON_OPTIONS - supported
+    structured: CommonOptions = structure(dict(options), cls.Options, where=where, unsupported=unsupported)
     for field in attrs.fields(CommonOptions):
-        if field.name not in supported and getattr(structured, field.name) != field.default:
+        if field.name in unsupported and getattr(structured, field.name) != field.default:
             raise ConfigError(
                 f"{where}.{field.name}: the backend '{cls.name}' does not support this common option. It supports "
                 f"{', '.join(sorted(COMMON_OPTIONS & supported))}."
@@ -91,6 +93,14 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
             f"{path}.stages: '{role.backend}' is the backend of an engine. Use batch_kinds, with kinds of batches: "
             f"{', '.join(BatchKind)}."
         )
+
+
+def warmup_steps(role: RoleConfig, backend: Backend, mode: Mode) -> int:
+    """Return the number of global steps before a capture in which the recorder of a role warms up."""
+    if role.warmup_steps is not None:
+        return role.warmup_steps
+    # No step precedes a stage, and a window has warm-up iterations of its own.
+    return int(backend.cold_first_step and mode is Mode.CONTINUOUS and role.window is None)
 
 
 def resolve_identity(role: str, backend: Backend) -> Identity:

@@ -115,6 +115,7 @@ class Recording:
         if begun:
             self._start_others()
             self._tell_wait()
+            capture.cold_first_step = _first_step_is_cold(capture, self._backend)
             capture.move_to(CaptureState.RECORDING)
         return begun
 
@@ -392,6 +393,18 @@ class Recording:
                 manifest.write_manifest(self.capture, self._recorder)
         except OSError as error:
             self.capture.problems.append(f"The manifest cannot be written: {error}")
+
+
+def _first_step_is_cold(capture: Capture, backend: Backend) -> bool | None:
+    """Return whether the recorder starts in the first step, mini-batch or iteration that it records.
+
+    Return None if the backend has no cold first step.
+    """
+    if not backend.cold_first_step:
+        return None
+    if capture.unit is Unit.GLOBAL_STEP:
+        return capture.current_step >= capture.first_step
+    return capture.window is None or capture.window.warmup == 0
 
 
 def abandon(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
-from profdeck.base.errors import BrokenPluginError, UnknownPluginError, nearest
+from profdeck.base.errors import BrokenPluginError, PluginError, UnknownPluginError, nearest
+
+T = TypeVar("T")
+logger = logging.getLogger("profdeck")
 
 
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
@@ -20,17 +24,48 @@ def load(group: str, name: str) -> Any:
         UnknownPluginError: no distribution offers that name.
         BrokenPluginError: the import fails.
     """
-    kind = group.rpartition(".")[2].rstrip("s")
     found = installed(group)
     if name not in found:
-        listed = ", ".join(found) or "none"
+        kind, listed = _kind(group), ", ".join(found) or "none"
         raise UnknownPluginError(f"There is no {kind} '{name}'.{nearest(name, found)} Installed: {listed}.")
-    try:
-        return found[name].load()
-    except Exception as error:
-        origin = found[name].dist
-        package = f"{origin.name} {origin.version}" if origin else "an unknown distribution"
+    return _load(found[name])
+
+
+def load_instances(group: str, cls: type[T]) -> list[T]:
+    """Import the objects of a group, sorted by name. Log a warning for each broken plugin, and skip it."""
+    loaded = []
+    for point in installed(group).values():
+        try:
+            loaded.append(check_instance(point, _load(point), cls))
+        except PluginError as error:
+            logger.warning("%s It is ignored.", error)
+    return loaded
+
+
+def check_instance(point: metadata.EntryPoint, value: object, cls: type[T]) -> T:
+    """Return the object of an entry point if it is an instance of a class.
+
+    Raises:
+        BrokenPluginError: the object is not an instance of the class.
+    """
+    if not isinstance(value, cls):
         raise BrokenPluginError(
-            f"The {kind} '{name}' of {package} fails to import ({found[name].value}): "
+            f"The entry point '{point.name}' of {point.group} is {value!r}. "
+            f"Expected an instance of {cls.__module__}.{cls.__name__}."
+        )
+    return value
+
+
+def _load(point: metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+        raise BrokenPluginError(
+            f"The {_kind(point.group)} '{point.name}' of {package} fails to import ({point.value}): "
             f"{type(error).__name__}: {error}. Reinstall or remove that package."
         ) from error
+
+
+def _kind(group: str) -> str:
+    return group.rpartition(".")[2].rstrip("s")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +12,6 @@ import attrs
 from attrs import validators
 
 from profdeck.base.errors import ConfigError
-
-# Launchers that number their processes, in order of precedence: (rank, world size, local rank).
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Ray Train, most trainers
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-)
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Roles, stages and backends: they become names of files and directories."""
@@ -61,73 +52,6 @@ class Identity:
         return f"rank_{self.rank:04d}" + (f"_{coordinates}" if coordinates else "")
 
 
-def launcher_identity(role: str, environ: Mapping[str, str] = os.environ) -> Identity | None:
-    """Return the identity that the launcher's environment gives; None without a launcher.
-
-    Raises:
-        ConfigError: a launcher variable is not a number.
-        ValueError: the variables contradict each other.
-    """
-    for rank, world_size, local_rank in _LAUNCHERS:
-        if rank in environ and world_size in environ:
-            return Identity(
-                role=role,
-                rank=_number(environ, rank),
-                world_size=_number(environ, world_size),
-                local_rank=_number(environ, local_rank) if local_rank in environ else 0,
-            )
-    return None
-
-
-def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:
-    """Describe this process from an initialised ``torch.distributed``; a single process without one.
-
-    The parallel coordinates are those of ``mesh``, else those of Megatron Core if its parallel state is initialised.
-
-    Args:
-        role: what the process does in the job.
-        mesh: a ``torch.distributed.device_mesh.DeviceMesh`` with named dimensions, such as ``("dp", "tp")``,
-            from which the parallel coordinates are taken.
-        replica: which copy of an engine this process belongs to.
-    """
-    import torch.distributed as dist
-
-    parallel = _of_megatron()
-    if mesh is not None and mesh.get_coordinate() is not None:
-        parallel = dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate(), strict=False))
-    if not (dist.is_available() and dist.is_initialized()):
-        return Identity(role=role, parallel=parallel, replica=replica)
-    return Identity(
-        role=role,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        parallel=parallel,
-        replica=replica,
-    )
-
-
-MEGATRON = {
-    "tp": "tensor_model_parallel",
-    "pp": "pipeline_model_parallel",
-    "cp": "context_parallel",
-    "ep": "expert_model_parallel",
-    "dp": "data_parallel",
-}
-"""Parallel dimensions and their names in ``megatron.core.parallel_state`` (0.16.1)."""
-
-
-def _of_megatron() -> dict[str, int]:
-    """Return the coordinates that Megatron Core knows; who uses it has imported it."""
-    state = sys.modules.get("megatron.core.parallel_state")
-    try:
-        if state is None or not state.model_parallel_is_initialized():
-            return {}
-        sizes = {name: getattr(state, f"get_{key}_world_size")() for name, key in MEGATRON.items()}
-        return {name: getattr(state, f"get_{MEGATRON[name]}_rank")() for name, size in sizes.items() if size > 1}
-    except (AttributeError, AssertionError, RuntimeError):  # another release, or groups that it did not make
-        return {}
-
-
 def parallel_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, int]:
     """Read ``PROFDECK_PARALLEL``, such as ``tp=0,pp=1,dp=3``.
 
@@ -142,10 +66,13 @@ def parallel_from_environment(environ: Mapping[str, str] = os.environ) -> dict[s
         raise ConfigError(f"PROFDECK_PARALLEL={text!r}: expected a form such as 'tp=0,pp=1,dp=3'.") from None
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    try:
-        return int(environ[name])
-    except ValueError:
-        raise ConfigError(
-            f"The environment variable {name}={environ[name]!r} is not a number; the launcher should set the rank."
-        ) from None
+_MOVED = {
+    "launcher_identity": "profdeck.base.launchers.launcher_identity",
+    "distributed_identity": "profdeck.base.launchers.library_identity",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise ImportError(f"profdeck.base.identity.{name} was moved. Import {_MOVED[name]}.")
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

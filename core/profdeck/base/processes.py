@@ -106,7 +106,7 @@ def start_detached(
     """Start ``python -m module`` as a process that outlives this one, in a session of its own.
 
     A shell starts it and ends at once: init adopts it, so it leaves no zombie here, and what ends the children of a
-    worker (as Ray does) does not end it.
+    worker does not end it.
 
     Args:
         module: what to run, with this Python.

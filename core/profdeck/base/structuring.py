@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,13 +34,14 @@ class _Wrong(ValueError):  # noqa: N818  # never leaves this module
     """A value that does not fit, with a message that stands by itself."""
 
 
-def structure(data: Any, cls: type[T], *, where: str) -> T:
+def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[str] = ()) -> T:
     """Build ``cls`` from plain data.
 
     Args:
         data: mappings, lists and scalars as YAML or TOML give them.
         cls: an attrs class.
         where: the path of ``data`` in the config, such as ``roles.trainer.options``; empty for the whole.
+        unsupported: fields of ``cls`` that messages do not list as allowed.
 
     Raises:
         ConfigError: lists every wrong key and value with its path and what is allowed.
@@ -51,7 +52,9 @@ def structure(data: Any, cls: type[T], *, where: str) -> T:
         return _converter().structure(data, cls)
     except Exception as error:  # noqa: BLE001  # cattrs raises groups and whatever validators raise
         raise_of_signal(error)
-        lines = cattrs.transform_error(error, path="", format_exception=_sentence)
+        lines = cattrs.transform_error(
+            error, path="", format_exception=functools.partial(_sentence, unsupported=unsupported)
+        )
         raise ConfigError("\n".join(_with_path(line, where) for line in lines)) from None
 
 
@@ -285,10 +288,10 @@ def _without_ranges(value: Any) -> Any:
     return value if not found or found == [value] else found
 
 
-def _sentence(error: BaseException, _: type | None) -> str:
+def _sentence(error: BaseException, _: type | None, *, unsupported: Collection[str]) -> str:
     match error:
         case ForbiddenExtraKeysError():
-            allowed = [field.alias for field in attrs.fields(error.cl)]
+            allowed = [field.alias for field in attrs.fields(error.cl) if field.name not in unsupported]
             return " ".join(
                 f"unknown key '{shortened(key)}'.{_instead(key, allowed)} Allowed: {', '.join(allowed)}."
                 for key in sorted(map(str, error.extra_fields))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
 from profdeck.base.structuring import structure
-from profdeck.cli import _checked_servers, _ray_actors, _warm_up, kit
+from profdeck.cli import _checked_servers, _warm_up, kit
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import Config
 from profdeck.config.sources import Draft, gather
 from profdeck.config.targets import TargetsConfig
+from profdeck.engine.clusters import the_cluster
 from profdeck.lifecycle.opening import open_roles
 from profdeck.profiler import Profiler
 from profdeck.records.capture import Capture
@@ -28,6 +29,7 @@ from profdeck.replicas.discovery import ReplicaNumbers, discover
 from profdeck.replicas.routers import find_router, is_to_be_found
 
 _ROLE = "server"
+_ACTORS = "targets.actors"
 _COMMAND = "command line"
 _FILES = 1024
 _FILES_PER_SERVER = 4
@@ -43,9 +45,9 @@ class ServerOptions:
     router: str | None
     file: Path | None
     actors: tuple[str, ...]
-    """Ray actors by name or pattern."""
+    """Actors by name or pattern."""
     namespace: str | None
-    """The Ray namespace of the actors; None for that of the only job that has engines."""
+    """The namespace of the actors; None for that of the only job that has engines."""
     role: str | None
     replica: int | None
     own: Mapping[str, Any]
@@ -186,7 +188,7 @@ def _names(given: ServerOptions, draft: Draft) -> list[str]:
 
 
 async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: contextlib.ExitStack) -> _Role:
-    """Find the servers of a role, and join the Ray cluster if there are actors among them.
+    """Find the servers of a role, and join the cluster if there are actors among them.
 
     Raises:
         ConfigError: what is given is wrong.
@@ -199,9 +201,8 @@ async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: co
         "file": given.file and str(given.file),
     }
     if given.actors:
-        _ray_actors.join_cluster(until_stopped)
-        namespace = given.namespace or await _ray_actors.namespace_of(given.actors, _checked_servers.engine_backends())
-        where |= {"actors": list(given.actors), "actor_namespace": namespace}
+        the_cluster(_ACTORS).join(until_stopped)
+        where |= {"actors": list(given.actors), "actor_namespace": given.namespace or await _namespace(given.actors)}
     of_targets = given.of_targets if given.names_one or not given.names_servers else {**where, **given.of_targets}
     _set(draft, {f"roles.{name}.{key}": value for key, value in given.own.items()})
     _set(draft, {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()})
@@ -220,13 +221,22 @@ async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: co
         _set(draft, {f"roles.{name}.targets.urls": list(given.urls)})
     targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
     if targets.actors:
-        _ray_actors.join_cluster(until_stopped)
+        the_cluster(_ACTORS).join(until_stopped)
     backends = _checked_servers.engine_backends(backend)
-    found, notes = await discover(targets, ReplicaNumbers(), _ray_actors.asking_by(backends))
+    found, notes = await discover(targets, ReplicaNumbers(), _checked_servers.asking_by(backends))
     for note in notes:
         kit.say(note)
     servers = [CheckedServer.found(name, target, targets, backend) for target in found]
     return _Role(name=name, alone=False, servers=servers)
+
+
+async def _namespace(actors: Sequence[str]) -> str:
+    """Return the only namespace in which these actors hold engines; see `Cluster.find_namespace`."""
+    ask = _checked_servers.asking_by(_checked_servers.engine_backends())
+    namespace, warnings = await the_cluster(_ACTORS).find_namespace(actors, ask)
+    for warning in warnings:
+        kit.warn(warning)
+    return namespace
 
 
 async def _router(given: str | None) -> str | None:

@@ -24,10 +24,9 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.version import __version__
 from profdeck.base.words import plural
 from profdeck.cli import kit
-from profdeck.cli._ray_actors import backend_of
 from profdeck.config.targets import TargetsConfig, WorkerType
+from profdeck.engine.clusters import Actor, AskActor, NoEngineError
 from profdeck.engine.transport.http_engine import About, HttpEngine
-from profdeck.engine.transport.ray_engine import RayActor
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.fan_out import fan_out
 
@@ -60,8 +59,8 @@ class CheckedServer:
     """The one that its role names."""
     listed_healthy: bool = True
     """What its router says."""
-    actor: RayActor | None = None
-    """The Ray actor that it is; None for a server."""
+    actor: Actor | None = None
+    """The actor that it is; None for a server."""
     name: str = attrs.field(init=False)
     """What manifests call it."""
     engine: HttpEngine | None = attrs.field(default=None, init=False)
@@ -100,7 +99,7 @@ class CheckedServer:
             worker_type=target.worker_type,
             router=Router(config.router, key) if config.router else None,
             listed_healthy=target.healthy,
-            actor=target.handle if isinstance(target.handle, RayActor) else None,
+            actor=target.handle if isinstance(target.handle, Actor) else None,
             problem=target.problem,
             backend=backend,
         )
@@ -239,6 +238,36 @@ def engine_backends(name: str | None = None) -> dict[str, type[EngineBackend]]:
         if issubclass(cls, EngineBackend):
             found[each] = cls
     return found
+
+
+async def backend_of(actor: Actor, backends: Mapping[str, type[EngineBackend]]) -> str:
+    """Return the name of the backend that controls the engine of an actor.
+
+    Raises:
+        NoEngineError: The actor holds no engine of these backends.
+        CaptureError: The actor does not answer.
+    """
+    none = NoEngineError(f"{actor} holds no engine: no backend of engines is installed.", Outcome.REFUSED)
+    for name, cls in backends.items():
+        asked = cls(cls.Options())
+        try:
+            asked.bind(actor)
+        except ConfigError:  # the backend does not control actors
+            continue
+        try:
+            await asked.reach()
+        except NoEngineError as error:
+            none = error
+        else:
+            return name
+        finally:
+            await asked.release()
+    raise none
+
+
+def asking_by(backends: Mapping[str, type[EngineBackend]]) -> AskActor:
+    """Return a function that checks whether an actor holds an engine of one of the backends."""
+    return lambda actor: backend_of(actor, backends)
 
 
 async def _healthy(engine: HttpEngine, route: str) -> bool | None:

@@ -120,7 +120,9 @@ def _docstring(point: metadata.EntryPoint) -> str | None:
 
 def _build(name: str) -> Any:
     if name in _OWN:
-        return _as_command(name, import_module(f"profdeck.cli.{name}").command)
+        from profdeck.cli._cluster_options import with_cluster_options
+
+        return _as_command(name, with_cluster_options(name, import_module(f"profdeck.cli.{name}").command))
     from profdeck.base.entry_points import load
 
     command = load(COMMANDS, name)

@@ -193,7 +193,7 @@ def _steps(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
             ms(row.min_us) if row.count > 1 else "",
             ms(row.max_us) if row.count > 1 else "",
             "" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
-            row.name,
+            row.title,
         ]
         for row in team.steps
     ]

@@ -125,7 +125,7 @@ def _steps(rank: RankSummary, width: int, limit: int | None) -> _Table:
             on_device(step, "exposed_communication_us"),
             on_device(step, "idle_us"),
             "" if step.device_us is None else _ms(step.device_us),
-            step.name,
+            f"{step.name} (cold)" if step.cold else step.name,
         ]
         for step in rank.steps[:limit]
     ]

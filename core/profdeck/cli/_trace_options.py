@@ -13,6 +13,7 @@ from profdeck.cli import kit
 
 if TYPE_CHECKING:
     from profdeck.traces.analysis.model import RunSummary
+    from profdeck.traces.parallel import Executor
 
 _RUN_HELP = "A run, a capture, a directory of traces, or a trace; latest: the newest run."
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=kit.source_path, help=_RUN_HELP)]
@@ -26,10 +27,6 @@ Paths = Annotated[
 ]
 Processes = Annotated[
     int, typer.Option(min=0, metavar="N", help="How many traces to read at once; 0: one for each core.")
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Read on the nodes of this Ray cluster, which must see the files."),
 ]
 DevicesOnly = Annotated[
     bool,
@@ -61,7 +58,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     rules: Path | None = None,
     traces: int = 0,
     processes: int = 0,
-    ray: str | None = None,
+    executor: Executor | None = None,
     cache: bool = True,
 ) -> tuple[RunSummary, list[str]]:
     """Summarise all traces below some paths, with progress on stderr; also return why some could not be read.
@@ -72,7 +69,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
         rules: A file with classes of kernels.
         traces: How many traces are to be on one page, for its pictures; 0 for none.
         processes: How many traces to read at once; 0: one for each core.
-        ray: See `profdeck.traces.loading.summarise`.
+        executor: See `profdeck.traces.loading.summarise`.
         cache: Whether to keep what is read, and to use what was read before.
 
     Raises:
@@ -92,7 +89,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
             classifier=Classifier(load_rules(rules)) if rules else None,
             buckets=buckets_of(traces) if traces else 0,
             processes=cores(processes),
-            ray=ray,
+            executor=executor,
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,
             on_left_out=left_out,

@@ -85,9 +85,13 @@ def _about(trend: Trend, runs: dict[str, str]) -> str:
     text = f"{plural(len(captures), 'capture')}"
     text += f" of {plural(len(runs), 'run')}" if len(runs) > 1 else ""
     text += f", steps {min(steps):,} to {max(steps):,}" if len(set(steps)) > 1 else ""
-    return text + (
-        f"; {plural(trend.left_out, 'trace')} left out: not whole, or without a step" if trend.left_out else ""
-    )
+    if trend.left_out:
+        text += f"; {plural(trend.left_out, 'trace')} left out: not whole, or without a step"
+    if trend.cold_left_out:
+        text += f"; {plural(trend.cold_left_out, 'trace')} left out: only the recorder's first step"
+    if trend.cold_excluded:
+        text += f"; without the recorder's first step in {plural(trend.cold_excluded, 'trace')}"
+    return text
 
 
 def _nothing(trend: Trend, least: float) -> str:

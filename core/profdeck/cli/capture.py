@@ -14,10 +14,12 @@ import typer
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
 from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _ray_actors, _warm_up, kit, ls
+from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls
+from profdeck.cli._cluster_options import ClusterOptions
 from profdeck.cli.kit import ExitCode, Settings
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, SampleBy, WorkerType
+from profdeck.engine.clusters import ActorSelection
 from profdeck.on_demand.requests import MOST_STEPS
 from profdeck.records.capture import Capture
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
@@ -28,8 +30,7 @@ _OF_SERVERS = (
     *("ranks", "role", "replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("store", "in_steps", "steps")
-_OF_RAY = ("actor", "ray_namespace")
-_WHERE = ("url", "router", "targets", "ray", "config")
+_WHERE = ("url", "router", "targets", "config")
 _TIMEOUT_OF_SERVERS_S = 300.0
 _TIMEOUT_OF_HELD_S = 1800.0
 _TIMEOUT_OF_JOBS_S = 3600.0
@@ -60,32 +61,12 @@ _Router = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="A router whose workers are to be captured, as at its /workers. auto: the one of this host or of its Ray "
-        "job; the path of a log: the one that it mentions.",
+        help="A router whose workers are to be captured, as at its /workers. auto: the one of this host or of the job "
+        "on it; the path of a log: the one that it mentions.",
     ),
 ]
 _Targets = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A YAML or TOML file that lists servers to capture.")
-]
-_Ray = Annotated[
-    bool,
-    typer.Option(
-        "--ray",
-        help="Capture the engines that actors of a running Ray job hold, in the cluster that RAY_ADDRESS names or that "
-        "runs on this host.",
-    ),
-]
-_Actor = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="With --ray: only actors of this name, in which * stands for anything. Repeatable. Default: all that have "
-        "a name.",
-    ),
-]
-_RayNamespace = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="With --ray: that of the job. Default: that of the only job that has engines."),
 ]
 _WorkerType = Annotated[list[WorkerType] | None, typer.Option(help="Capture only workers of this type. Repeatable.")]
 _Sample = Annotated[
@@ -183,9 +164,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     url: _Url = None,
     router: _Router = None,
     targets: _Targets = None,
-    ray: _Ray = False,
-    actor: _Actor = None,
-    ray_namespace: _RayNamespace = None,
+    of_clusters: ClusterOptions,
     worker_type: _WorkerType = None,
     sample: _Sample = None,
     sample_by: _SampleBy = SampleBy.NUMBER,
@@ -215,15 +194,19 @@ def command(  # noqa: PLR0913  # the options of a command line
     if stage:
         raise ConfigError("--stage was renamed to --batch-kind.")
     if action is Action.STOP:
-        _stop(ctx, run, timeout, page, json=json)
+        if run is None:
+            raise ConfigError("Say what to stop: --run RUN, the directory that 'profdeck capture start' has named.")
+        names = (*_OF_JOBS, *_OF_SERVERS, *of_clusters.parameters, *_WHERE)
+        _refuse(ctx, names, "is for a start, and a stop has --run.")
+        _stop(run, timeout, page, json=json)
         return
-    if not ray:
-        _refuse(ctx, _OF_RAY, "goes with --ray.")
-    if not (url or router or targets or ray or config):
+    selection: ActorSelection | None = of_clusters.selected()
+    if not (url or router or targets or selection or config):
+        where = ", ".join(["--router", "--targets", *of_clusters.flags])
         if action is Action.START:
-            raise ConfigError("start is for servers: name them by --url, --router, --targets, --ray or --config.")
+            raise ConfigError(f"start is for servers: name them by --url, {where} or --config.")
         options = _capture_job.OnDemandOptions(
-            run=_run_of_job(ctx, run),
+            run=_run_of_job(ctx, run, where),
             in_steps=in_steps,
             steps=steps,
             timeout_s=timeout or _TIMEOUT_OF_JOBS_S,
@@ -245,8 +228,8 @@ def command(  # noqa: PLR0913  # the options of a command line
         urls=tuple(url or ()),
         router=router,
         file=targets,
-        actors=tuple(actor or [_ray_actors.ALL]) if ray else (),
-        namespace=ray_namespace,
+        actors=selection.names if selection else (),
+        namespace=selection.namespace if selection else None,
         role=role,
         replica=replica,
         own={key: value for key, value in options_of_role.items() if value},
@@ -282,11 +265,11 @@ def command(  # noqa: PLR0913  # the options of a command line
     _report(report, page, json=json)
 
 
-def _run_of_job(ctx: typer.Context, run: str | None) -> Path:
+def _run_of_job(ctx: typer.Context, run: str | None, where: str) -> Path:
     if run is None:
         raise ConfigError(
             "Say what to capture: --url URL, a server, or --run RUN, the directory of a running job. Many servers "
-            "are named by several --url, by --router, --targets, --ray or --config."
+            f"are named by several --url, by {where} or --config."
         )
     _refuse(ctx, _OF_SERVERS, "is for servers, and needs --url. What a job records is said by its config.")
     return Path(run)
@@ -331,10 +314,7 @@ def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
     kit.stdout().print(f"profdeck capture stop --run {kit.short(Path(started['run']))}")
 
 
-def _stop(ctx: typer.Context, run: str | None, timeout: float | None, page: Path | None, *, json: bool) -> None:
-    if run is None:
-        raise ConfigError("Say what to stop: --run RUN, the directory that 'profdeck capture start' has named.")
-    _refuse(ctx, (*_OF_JOBS, *_OF_SERVERS, *_OF_RAY, *_WHERE), "is for a start, and a stop has --run.")
+def _stop(run: str, timeout: float | None, page: Path | None, *, json: bool) -> None:
     servers = _held_capture.stop(Path(run), timeout or _TIMEOUT_OF_HELD_S)
     _report(Report(run=Path(run), servers=servers), page, json=json)
 

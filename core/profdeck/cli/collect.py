@@ -14,39 +14,34 @@ import typer
 from profdeck.base.errors import describe
 from profdeck.base.words import plural, sentence
 from profdeck.cli import kit
-from profdeck.cli._ray_actors import join_cluster
+from profdeck.cli._cluster_options import ClusterOptions
 from profdeck.cli.kit import ExitCode
 from profdeck.on_demand.gathering import Gathered, gather
 from profdeck.on_demand.requests import read_processes
 from profdeck.on_demand.stores import open_store
 from profdeck.records.status import Status
 from profdeck.replicas.late_collection import Collected, collect_run
-from profdeck.replicas.ray_actors import find_called
 from profdeck.verification.reading import read_about, read_run
 
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help="A run; latest: the newest one.")],
     *,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Ask actors, too, in the cluster of RAY_ADDRESS or of this host.")
-    ] = False,
+    of_clusters: ClusterOptions,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long that may take.")
     ] = 1800.0,
 ) -> None:
     """Fetch what other hosts still have; exit with 1 if incomplete.
 
-    Servers are asked, and through its store a job that runs; with --ray actors. What is here is not fetched again.
-    PROFDECK_TOKEN goes to the servers that the run names.
+    Servers are asked, and through its store a job that runs; actors with the option of their cluster. What is here is
+    not fetched again. PROFDECK_TOKEN goes to the servers that the run names.
     """
     read_about(run)
     of_job, no_job = _of_job(run, timeout_s)
     with contextlib.ExitStack() as until_done:
-        actors = None
-        if ray:
-            join_cluster(until_done)
-            actors = find_called()
+        find_actors = of_clusters.selected()
+        actors = find_actors and find_actors(until_done)
         on_progress = until_done.enter_context(kit.progress("Asking engines"))
         of_engines = asyncio.run(collect_run(run, limit_s=timeout_s, actors=actors, on_progress=on_progress))
     if no_job and read_run(run, contents=False).status is Status.COMPLETE:

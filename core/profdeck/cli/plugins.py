@@ -27,10 +27,12 @@ from profdeck.backends.plugins import (
 from profdeck.base import entry_points
 from profdeck.base.errors import PluginError, UnknownPluginError, nearest
 from profdeck.base.errors import describe as describe_error
+from profdeck.base.launchers import LAUNCHERS, Launcher
 from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
 from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
+from profdeck.engine.clusters import CLUSTERS, Cluster
 from profdeck.on_demand.stores import GROUP as STORES
 from profdeck.traces.analysis.step_names import TRACE_NAMES
 from profdeck.traces.kinds import ARTIFACT_KINDS
@@ -40,11 +42,15 @@ GROUPS = {
     "listener": LISTENERS,
     "command": COMMANDS,
     "artifact kind": ARTIFACT_KINDS,
+    "cluster": CLUSTERS,
     "host": HOSTS,
+    "launcher": LAUNCHERS,
     "store": STORES,
     "trace names": TRACE_NAMES,
 }
 """Entry-point groups by kind of plugin."""
+CLASSES: dict[str, type] = {"cluster": Cluster, "launcher": Launcher}
+"""Kinds whose objects are instances of a class."""
 
 
 @attrs.frozen
@@ -68,9 +74,13 @@ class InstalledPlugin:
         try:
             value = load_backend(point.name) if kind == "backend" else entry_points.load(GROUPS[kind], point.name)
             plugin = attrs.evolve(plugin, value=value)
+            if kind in CLASSES:
+                entry_points.check_instance(point, value, CLASSES[kind])
             if kind == "backend":
                 plugin = attrs.evolve(plugin, hooks=tuple(check_backend(value)))
                 require_libraries(value)
+            elif kind == "cluster":
+                cast("Cluster", value).require(f"The cluster '{point.name}' needs")
             elif kind == "listener":
                 # Without its constructor, which may need options or a library that is not installed.
                 listener = cast("Any", value).__new__(value) if isinstance(value, type) else value

@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from profdeck.cli import _page, _trace_options, kit
+from profdeck.cli._cluster_options import ClusterOptions
 from profdeck.cli.kit import ExitCode
 from profdeck.traces.tables.of_run import NAMES, table_of
 
@@ -42,7 +43,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     devices_only: _trace_options.DevicesOnly = False,
     rules: _trace_options.Rules = None,
     processes: _trace_options.Processes = 0,
-    ray: _trace_options.Ray = None,
+    of_clusters: ClusterOptions,
     cache: _trace_options.Cache = True,
     json: kit.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
@@ -57,7 +58,12 @@ def command(  # noqa: PLR0913  # the options of a command line
     if rows and not as_csv:
         raise typer.BadParameter("--rows says what --csv prints: give --csv as well.")
     run, problems = _trace_options.summarise_paths(
-        paths, devices_only=devices_only, rules=rules, processes=processes, ray=ray, cache=cache
+        paths,
+        devices_only=devices_only,
+        rules=rules,
+        processes=processes,
+        executor=of_clusters.selected(),
+        cache=cache,
     )
     if json:
         kit.print_json(run.to_dict())

@@ -70,9 +70,10 @@ class RoleConfig:
     """Kinds of batches to record, for backends of engines: `prefill`, `decode`, `mixed`. Each kind has captures of its
     own. Default: all kinds in one capture."""
 
-    warmup_steps: int = attrs.field(default=0, validator=validators.ge(0))
-    """Global steps before a capture in which the recorder runs and throws away, so that its start-up cost stays
-    out of the trace. Default: 0. Continuous mode only."""
+    warmup_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    """Global steps before a capture in which the recorder runs and discards what it records, so that its start-up cost
+    stays out of the trace. Default: 1 for backends that record a device, 0 with a window. If no step precedes a
+    capture, it starts without warm-up. Continuous mode only."""
 
     window: Window | None = None
     """Mini-batches to record inside a capture. Default: all."""
@@ -142,8 +143,8 @@ class Config:
 
     on_demand: bool | str = True
     """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. ``true`` (default):
-    through the run directory, which all processes share, at a look per global step. ``tcpstore`` or ``ray``,
-    for hosts that share no directory: through the store of torch.distributed, or an actor. ``false``: not at all."""
+    through the run directory, which all processes share, at a look per global step. The name
+    of a store, for hosts that share no directory: ``profdeck plugins`` lists the stores. ``false``: not at all."""
 
     join_steps: bool = True
     """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""

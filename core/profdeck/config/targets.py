@@ -58,7 +58,7 @@ def _urls(_: object, attribute: attrs.Attribute[Any], urls: tuple[str, ...]) -> 
 
 @attrs.frozen(kw_only=True)
 class TargetsConfig:
-    """The engines of a role: servers by URL, those behind a router, those that a file lists, or Ray actors by name."""
+    """The engines of a role: servers by URL, those behind a router, those that a file lists, or actors by name."""
 
     urls: tuple[str, ...] = attrs.field(default=(), validator=_urls)
     """The servers, such as `http://127.0.0.1:8000`, or `unix:/run/engine.sock` at a socket. Default: none."""
@@ -79,15 +79,15 @@ class TargetsConfig:
     in TOML under `targets`. It is read again for each capture. Default: none."""
 
     actors: tuple[str, ...] = attrs.field(default=())
-    """Ray actors by name, each of which holds an engine object, in the cluster that the host has joined. In a name `*`
+    """Actors by name, each of which holds an engine object, in the cluster that the host has joined. In a name `*`
     stands for anything: those that match and hold no engine are left out. They are looked up again for each capture.
     Default: none."""
 
     actor_namespace: str | None = None
-    """The Ray namespace that `actors` have their names in. Default: that of the host."""
+    """The namespace that `actors` have their names in. Default: that of the host."""
 
     actor_attribute: str | None = attrs.field(default=None)
-    """Where a Ray actor holds its engine: an attribute, or a dotted path such as `worker.engine`. Default: its only
+    """Where an actor holds its engine: an attribute, or a dotted path such as `worker.engine`. Default: its only
     attribute that is an engine of the backend, or else the actor itself."""
 
     worker_types: tuple[WorkerType, ...] = ()

@@ -17,6 +17,7 @@ from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
 
 CLOSED = "the profiler was closed in mid-capture"
+_COLD = "it starts again without warm-up"
 
 
 @attrs.frozen
@@ -31,6 +32,8 @@ class Begin:
     stage: str | None = None
     count: int = 1
     """Number of this capture among the captures of the same stage and step, from 1."""
+    withdraw: bool = False
+    """Whether to remove its manifest if it cannot start."""
 
 
 @attrs.frozen
@@ -94,6 +97,8 @@ class CaptureMachine:
     """The captures of one role, one at a time."""
 
     steps: PlannedSteps
+    default_warmup: bool = False
+    """Whether the warm-up is the default of the backend. A capture that only warmed up is then removed."""
     discrete: bool = False
     """Whether each stage is a capture of its own."""
     stages: tuple[str, ...] = ()
@@ -206,18 +211,27 @@ class CaptureMachine:
                     yield Pass()
                 return
             continues = self._continues(capture)
-            if continues and step == capture.current_step + 1:
+            if not continues or step != capture.current_step + 1:
+                skipped = f"the host went from step {capture.current_step} to step {step}"
+                yield from self._end(PendingEnd(skipped if continues else None))
+            elif self._starts_cold(capture):
+                yield from self._end(PendingEnd(_COLD))
+            else:
                 yield Pass(Step(Unit.GLOBAL_STEP, capture.current_step))
                 capture.current_step = step
                 return
-            skipped = f"the host went from step {capture.current_step} to step {step}"
-            yield from self._end(PendingEnd(skipped if continues else None))
         if self.discrete:
             if (demand := self.steps.demand_at(step)) is not None:
                 demand.begun = True
             self.armed = step if self.steps.selects(step) else None
-        elif (begun := self.steps.begins(step)) is not None:
-            yield Begin(step, *begun)
+        else:
+            yield from self._begin(step)
+
+    def _begin(self, step: int) -> Actions:
+        if (begun := self.steps.begins(step)) is not None:
+            first_step, demand = begun
+            withdraw = self.default_warmup and step < first_step and demand is None
+            yield Begin(step, first_step, demand, withdraw=withdraw)
 
     def _begin_stage(self, step: int, name: str) -> Actions:
         self._counts[step, name] += 1
@@ -234,11 +248,16 @@ class CaptureMachine:
             return
         if capture.stage is None:  # the stages of a step can go on after it
             yield LookForRequests(step.index + 1)
-        if self._continues(capture):  # `stop` follows the last step
+        if not self._continues(capture):  # `stop` follows the last step
+            return
+        if self._starts_cold(capture):
+            yield from self._end(PendingEnd(_COLD))
+            yield from self._begin(step.index + 1)
+        else:
             yield Pass(step)
             capture.current_step = step.index + 1
-            if self.capture is capture:  # a capture that waited may have failed to start
-                self.announced = capture.current_step
+        if self.capture is not None:  # a capture may have failed to start
+            self.announced = step.index + 1
 
     def _guarded(self, operation: str, actions: Iterable[Action]) -> Actions:
         """Admit one operation at a time, on the owner's thread, and perform a pending end before and after it."""
@@ -271,7 +290,7 @@ class CaptureMachine:
         if (capture := self.capture) is None:
             self.pending = None
             return
-        withdraw = (end.reason is None or end.host_is_done) and self._may_withdraw(capture, end)
+        withdraw = self._may_withdraw(capture, end)
         reason = end.reason
         if reason is None and (why := self._requested_next(capture)) is not None:
             following, steps = capture.current_step + 1, self.steps
@@ -283,12 +302,25 @@ class CaptureMachine:
         yield End(reason, withdraw)
 
     def _may_withdraw(self, capture: Capture, end: PendingEnd) -> bool:
-        """Return whether a capture that warms up can be removed.
+        """Return whether a capture that warms up for a configured step can be removed.
 
-        Its step is captured by a requested capture, or the host has finished and the schedule has no end.
+        A default warm-up leaves nothing, as if the capture had no warm-up. After a configured warm-up, a requested
+        capture records the step, or the host has finished and the schedule has no end.
         """
-        warms_up = capture.current_step < capture.first_step and capture.demand is None
-        return warms_up and (not end.host_is_done or self.steps.schedule.is_endless_at(capture.first_step))
+        if capture.current_step >= capture.first_step or capture.demand is not None:
+            return False
+        if self.default_warmup:
+            return True
+        if end.host_is_done:
+            return self.steps.schedule.is_endless_at(capture.first_step)
+        return end.reason is None
+
+    def _starts_cold(self, capture: Capture) -> bool:
+        """Return whether a problem of its default warm-up, such as another profiler, ends a capture.
+
+        The capture then starts again, without warm-up.
+        """
+        return bool(capture.problems) and self._may_withdraw(capture, PendingEnd(_COLD))
 
     def _requested_next(self, capture: Capture) -> str | None:
         """Return the reason of an end if a requested capture begins at the next step."""

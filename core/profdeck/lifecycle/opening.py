@@ -9,7 +9,7 @@ from typing import cast
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.backends.building import build_backend, prepare, resolve_identity, warmup_steps
 from profdeck.backends.plugins import require_libraries
 from profdeck.base.errors import ConfigError, nearest
 from profdeck.base.identity import Identity
@@ -123,7 +123,10 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
         backend=backend,
         target=bound,
         machine=CaptureMachine(
-            PlannedSteps(config.steps, config.final_step, chosen.warmup_steps, config.join_steps),
+            PlannedSteps(
+                config.steps, config.final_step, warmup_steps(chosen, backend, config.mode), config.join_steps
+            ),
+            default_warmup=chosen.warmup_steps is None,
             discrete=config.mode is Mode.DISCRETE,
             stages=chosen.stages,
             thread_bound=backend.thread_bound,
@@ -175,7 +178,7 @@ def _bind(
     if role.targets is None and target is None:
         raise ConfigError(
             f"{path}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine object, the "
-            "Ray actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
+            "actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
             "targets where to find many."
         )
     if role.iterations and role.iterations.first is not None:
@@ -183,10 +186,10 @@ def _bind(
             f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
             "that starts captures says skip."
         )
+    from profdeck.engine.clusters import ActorGroup, as_cluster_target
     from profdeck.replicas.placement import PlacedEngine
-    from profdeck.replicas.ray_actors import PlacementGroup
 
-    one = PlacementGroup.of(target) is None and not isinstance(target, PlacedEngine)
+    one = not isinstance(target if several else as_cluster_target(target) or target, ActorGroup | PlacedEngine)
     if role.targets is None and not several and one:
         return backend, backend.bind(target)
     if identity.replica is not None:

@@ -141,7 +141,7 @@ class Role:
             self.watch = RequestWatch(
                 store,
                 self.run.path,
-                JobProcess.of(self.identity, self.target, self.options.warmup_steps, str(self.run.path.parent)),
+                JobProcess.of(self.identity, self.target, self.options.warmup_steps or 0, str(self.run.path.parent)),
                 self.machine.steps,
                 discrete=self.machine.discrete,
                 miss=self._miss,
@@ -205,6 +205,10 @@ class Role:
                     if not (yield from recording.start()):
                         recording.publish()
                 except BaseException as error:
+                    if action.withdraw and isinstance(error, CaptureError):
+                        self._withdraw(capture, error)
+                        self._drop()
+                        continue
                     self._conclude(capture, describe(error))
                     self._drop()
                     if not self._excuses(error):
@@ -267,11 +271,11 @@ class Role:
         """
         writer = self._writer_of(capture)
         reserve(capture, self.run, writer)
-        demand, warmup = action.demand, self.options.warmup_steps
+        demand, warmup = action.demand, self.options.warmup_steps or 0
         if demand is not None:
             demand.begun = True
             demand.captures.append(capture.id)
-            if action.step > action.first_step - warmup:
+            if warmup and action.step > action.first_step - warmup:
                 capture.notes.append(f"It warmed up for {action.first_step - action.step} of {warmup} steps.")
         if self.target is not None:
             capture.request = CaptureRequest(
@@ -350,6 +354,12 @@ class Role:
         self.finishes.add(capture, self._writer_of(capture))
         if capture.stage is None:
             self.finishes.begin()
+
+    def _withdraw(self, capture: Capture, error: CaptureError) -> None:
+        """Remove the manifest of a capture whose warm-up could not start."""
+        logger.info("Capture %s does not warm up: %s", capture.id, error)
+        with contextlib.suppress(OSError):
+            run_directory.withdraw(capture)
 
     def _miss(self, demand: OnDemandSteps, reason: str) -> None:
         """Write a manifest for a requested capture that this process is too late for."""

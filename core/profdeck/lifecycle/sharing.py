@@ -1,4 +1,4 @@
-"""Global steps that several callers of one process share, such as the workers in one Ray actor."""
+"""Global steps that several callers of one process share, such as the workers in one actor."""
 
 from __future__ import annotations
 

@@ -123,6 +123,9 @@ class Capture:
     """For how many seconds it waited for its turn; None if it did not wait, or still does."""
     clock: HostClock | None = None
     """Of a target on another host: how its clock stands to that of this one."""
+    cold_first_step: bool | None = None
+    """Whether the recorder started in the first recorded step, which then takes longer. None if nothing is recorded
+    yet, or the backend has no cold first step."""
 
     @property
     def stem(self) -> str:

@@ -89,6 +89,9 @@ class Manifest:
     """The engine iterations that were asked for, as in the config; None for all."""
     demand: str | None = None
     """The token of the request that the capture was asked for with while the job ran; None where the config selects."""
+    cold_first_step: bool | None = None
+    """Whether the recorder started in the first step of each trace, without warm-up, so that this step took longer.
+    None if unknown, or if the recorder has no cold first step."""
     backend: str
     versions: dict[str, str]
     """Versions of what recorded, by distribution."""
@@ -246,6 +249,7 @@ def manifest_of(capture: Capture, recorder: ManifestWriter) -> Manifest:
         targets=fleet.targets if fleet else (),
         iterations=attrs.asdict(capture.iterations) if capture.iterations else None,
         demand=capture.demand,
+        cold_first_step=capture.cold_first_step,
         backend=recorder.backend,
         versions=dict(recorder.versions),
         options=dict(recorder.options),

@@ -33,6 +33,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
+from profdeck.base.launchers import installed_launchers
 from profdeck.base.processes import process_started
 from profdeck.records.capture import Capture, Unit
 from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
@@ -41,28 +42,29 @@ from profdeck.records.request import BatchKind, CaptureRequest
 RUN_FILE = "run.json"
 RUN_VARIABLE = "PROFDECK_RUN"
 
-# Launchers that name the job, the same in all of its processes; "none" is torchrun's default.
 _STEP = re.compile(r"step_(\d{6,18})")
-_JOB_IDS = (("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_JOB_ID", "slurm"), ("RAY_JOB_ID", "ray"))
 
 
 def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """Name the run so that all processes of one job agree without talking to each other.
 
     In this order: ``PROFDECK_RUN``, the config's ``run``, the launcher's job id, the start time of the launcher
-    on this host (torchrun on one node), the rendezvous address, and for a single process its own start time.
+    if all processes are on this host, the rendezvous address, and for a single process its own start time.
     """
     if chosen := environ.get(RUN_VARIABLE) or configured:
         return _component(chosen)
-    for variable, launcher in _JOB_IDS:
-        job = environ.get(variable, "none")
-        if job != "none":
-            return _component(f"{launcher}-{job}")
-    world_size = environ.get("WORLD_SIZE", "1")
-    if world_size != "1":
-        if environ.get("LOCAL_WORLD_SIZE") == world_size:
+    launchers = installed_launchers()
+    for launcher in launchers:
+        if name := launcher.job_name(environ):
+            return _component(name)
+    for launcher in launchers:
+        world_size = environ.get(launcher.world_size, "1")
+        if launcher.rendezvous is None or world_size == "1":
+            continue
+        if environ.get(launcher.local_world_size) == world_size:
             return f"{_started_at(os.getppid())}-{os.getppid()}"
-        return _component(f"job-{environ.get('MASTER_ADDR', 'unknown')}-{environ.get('MASTER_PORT', '0')}")
+        host, port = launcher.rendezvous
+        return _component(f"job-{environ.get(host, 'unknown')}-{environ.get(port, '0')}")
     return f"{_started_at(os.getpid())}-{os.getpid()}"
 
 

@@ -13,7 +13,7 @@ class TargetRecord:
     """What came of one target. Times are Unix nanoseconds, by the clock of the process that asked."""
 
     name: str
-    """The URL of a server, the type of an engine object, or of a Ray actor its class with its name or id, such as
+    """The URL of a server, the type of an engine object, or of an actor its class with its name or id, such as
     ``Actor(Rollout, rollout_0)``. The actors of a placement group have a record each."""
     replica: int
     worker_type: WorkerType | None = None

@@ -145,7 +145,9 @@ def _of_step(directory: Path) -> tuple[list[Path], list[str]]:
                 others += [file, *filter(Path.exists, [input_path(file)])]
         elif file.suffix == ".html":
             others.append(file)
-    return [*dict.fromkeys(artifacts), *others, *manifests], why
+    once = dict.fromkeys(artifacts)
+    # An artifact can have a name like a manifest's.
+    return [*once, *others, *(file for file in manifests if file not in once)], why
 
 
 def _files_of(artifact: Path) -> Iterator[Path]:

@@ -23,14 +23,14 @@ from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure
 from profdeck.config.targets import SOCKET, SampleBy, TargetsConfig, WorkerType
+from profdeck.engine.clusters import ActorGroup, AskActor, FoundActor, the_cluster
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.token import own_token
 from profdeck.records.request import BatchKind
-from profdeck.replicas.held_engines import AskActor, actors_of_config, actors_of_group
-from profdeck.replicas.ray_actors import NamedActor, PlacementGroup, require_ray
 from profdeck.replicas.worker_hosts import WorkerHosts
 
 _ROUTER_TIMEOUT_S = 10.0
+_ACTORS = "targets.actors"
 _LOCKED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
 
@@ -126,11 +126,11 @@ def check_file(config: TargetsConfig) -> None:
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
-        MissingLibraryError: there are actors to find, and no Ray.
+        PluginError: there are actors to find, and no plugin or library for that.
     """
     ReplicaNumbers().number({entry.url: entry.replica for entry in _unique(_given(config))})
     if config.actors:
-        require_ray()
+        the_cluster(_ACTORS).require(f"{_ACTORS}: they need")
 
 
 async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
@@ -146,7 +146,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
 
     Raises:
         ConfigError: a file is wrong.
-        CaptureError: a router cannot be reached or does not answer as one, this process is in no Ray cluster, or there
+        CaptureError: a router cannot be reached or does not answer as one, this process is in no cluster, or there
             is no target.
     """
     listed = {entry.url: entry for entry in _unique(_given(config))}
@@ -163,7 +163,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
             model[url] = worker.model_id
             if worker.load is not None and worker.load >= 0:
                 load[url] = load.get(url, 0) + worker.load
-    named, notes = await actors_of_config(config, ask)
+    named, notes = await the_cluster(_ACTORS).find_actors(config, ask) if config.actors else ([], [])
     number = numbers.number({entry.url: entry.replica for entry in listed.values()} | {one.key: None for one in named})
     targets = [
         Target(
@@ -252,7 +252,7 @@ async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor
     """Find the targets that a host gives: those that it names, and the actors of placement groups that hold an engine.
 
     Args:
-        given: what the host gives; groups and actors as those of `profdeck.replicas.ray_actors`.
+        given: what the host gives; groups and actors as those of `profdeck.engine.clusters`.
         numbers: numbers those of the groups behind the others.
         ask: asks an actor.
 
@@ -262,15 +262,15 @@ async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor
     Raises:
         CaptureError: the cluster does not answer, or there is no target.
     """
-    groups = [handle for handle in given if isinstance(handle, PlacementGroup)]
-    fixed = [handle for handle in given if not isinstance(handle, PlacementGroup)]
+    groups = [handle for handle in given if isinstance(handle, ActorGroup)]
+    fixed = [handle for handle in given if not isinstance(handle, ActorGroup)]
     targets = [Target(handle=handle, replica=replica) for replica, handle in enumerate(fixed)]
     if not groups:
         return targets, []
-    found: list[NamedActor] = []
+    found: list[FoundActor] = []
     notes: list[str] = []
     for group in groups:
-        of_group, left_out = await actors_of_group(group, fixed, ask)
+        of_group, left_out = await group.find_actors(fixed, ask)
         found += of_group
         notes += left_out
     number = numbers.number(
@@ -283,7 +283,7 @@ async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor
     return sorted(targets, key=lambda target: target.replica), notes
 
 
-def _of_name(named: NamedActor, replica: int) -> Target:
+def _of_name(named: FoundActor, replica: int) -> Target:
     if isinstance(named.actor, TargetError):
         return Target(handle=named.key, replica=replica, problem=named.actor)
     return Target(handle=named.actor, replica=replica)

@@ -26,7 +26,7 @@ from profdeck.base.errors import CaptureError, ConfigError, TargetError, describ
 from profdeck.base.operations import begin, finish
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
-from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.engine.clusters import Actor, ActorGroup, as_cluster_target
 from profdeck.records import manifest, run_directory
 from profdeck.records.capture import Capture, Step
 from profdeck.records.capture import CaptureState as Life
@@ -38,7 +38,6 @@ from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
 from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, late_error, listed, shortened, target_key
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
-from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass, StartGate
 from profdeck.replicas.worker_kinds import select_kinds
 
@@ -96,15 +95,15 @@ class FleetBackend(EngineBackend):
         self.given = [self._named(handle) for handle in self.given]
         seen: set[object] = set()
         for handle in self.given:
-            name = str(handle) if isinstance(handle, PlacementGroup) else self._bound(handle)[1]
+            name = str(handle) if isinstance(handle, ActorGroup) else self._bound(handle)[1]
             if target_key(handle) in seen:
                 raise ConfigError(f"target: {name} is in the list twice.")
             seen.add(target_key(handle))
 
     def _named(self, target: object) -> object:
-        """Make what Ray gives into what tells it from others, and keep what the host says of its place."""
+        """Return an actor or group for a target of a cluster, and store the target's GPU ranks."""
         where, handle = self.config.actor_attribute, target.target if isinstance(target, PlacedEngine) else target
-        named = PlacementGroup.of(handle, where) or RayActor.of(handle, where) or handle
+        named = as_cluster_target(handle, where) or handle
         if isinstance(target, PlacedEngine):
             self._placed[target_key(named)] = target.gpu_ranks
         return named
@@ -199,7 +198,7 @@ class FleetBackend(EngineBackend):
         finally:
             self._tell(capture, skew_s)
 
-    async def _ask(self, actor: RayActor) -> None:
+    async def _ask(self, actor: Actor) -> None:
         await self._bound(actor)[0].reach()
 
     def _member(self, target: Target, whole: Capture) -> Member:

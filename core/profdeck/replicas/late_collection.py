@@ -18,12 +18,12 @@ from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
 from profdeck.base.progress import Progress
+from profdeck.engine.clusters import ACTOR_PREFIX, Actor, the_cluster
 from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.http_engine import HttpEngine
-from profdeck.engine.transport.ray_engine import RayActor, RayEngine
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest
@@ -53,7 +53,7 @@ class Collected:
 
 
 async def collect_run(
-    run: Path, *, limit_s: float, actors: Mapping[str, RayActor] | None = None, on_progress: Progress | None = None
+    run: Path, *, limit_s: float, actors: Mapping[str, Actor] | None = None, on_progress: Progress | None = None
 ) -> list[Collected]:
     """Fetch what is missing here of the captures of servers, and write into their manifests what is here now.
 
@@ -62,7 +62,7 @@ async def collect_run(
     Args:
         run: the run directory.
         limit_s: how long that may take, in seconds.
-        actors: those of a Ray cluster that can be asked, by what manifests call them; None without a cluster.
+        actors: those of a cluster that can be asked, by what manifests call them; None without a cluster.
         on_progress: called with the number of targets that are done and in all.
 
     Returns:
@@ -138,7 +138,7 @@ def _lacks(manifest: Manifest, of_ranks: Iterable[tuple[Path, Manifest]]) -> boo
 
 
 async def _collect(
-    run: Path, file: Path, manifest: Manifest, limit_s: float, actors: Mapping[str, RayActor] | None
+    run: Path, file: Path, manifest: Manifest, limit_s: float, actors: Mapping[str, Actor] | None
 ) -> Collected:
     assert manifest.target is not None  # noqa: S101  # as the caller looked
     assert manifest.request_token is not None  # noqa: S101
@@ -186,7 +186,7 @@ async def _collect(
     return _about(file, manifest, tuple(capture.notes), problems)
 
 
-def _engine(target: str, answer_s: float, actors: Mapping[str, RayActor] | None) -> Engine:
+def _engine(target: str, answer_s: float, actors: Mapping[str, Actor] | None) -> Engine:
     """Return what can send the files of a target.
 
     Raises:
@@ -195,14 +195,17 @@ def _engine(target: str, answer_s: float, actors: Mapping[str, RayActor] | None)
     try:
         return HttpEngine(target, timeout_s=answer_s)
     except ConfigError:
-        if not target.startswith("Actor("):
+        if not target.startswith(ACTOR_PREFIX):
             text = f"{target} was an engine in the host's process, and no server that could send its files."
             raise CaptureError(text) from None
     if actors is None:
-        raise CaptureError(f"{target} is an actor of Ray: on a node of its cluster, --ray asks it.")
+        cluster = the_cluster(f"{target} is an actor")
+        raise CaptureError(
+            f"{target} is an actor of {cluster.title}: on a node of its cluster, --{cluster.name} asks it."
+        )
     if target not in actors:
         raise CaptureError(f"{target} is not there any more, or has no name by which others can find it.")
-    return RayEngine(actors[target], backend="", options=EngineOptions(rpc_timeout_s=answer_s))
+    return actors[target].engine(backend="", options=EngineOptions(rpc_timeout_s=answer_s))
 
 
 async def _last_answer(engine: Engine, asked: CaptureRequest) -> Answer:
@@ -210,7 +213,7 @@ async def _last_answer(engine: Engine, asked: CaptureRequest) -> Answer:
 
     An actor is not asked, as it may be at work in its engine: its ranks' manifests tell.
     """
-    if isinstance(engine, RayEngine):
+    if not isinstance(engine, HttpEngine):
         return Answer(ranks=())
     if not await engine.has_profdeck():
         raise CaptureError(f"{engine.name} has no routes of profdeck, so it cannot send files.")

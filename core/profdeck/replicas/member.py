@@ -16,13 +16,12 @@ from profdeck.base.errors import TargetError, target_error
 from profdeck.base.operations import run
 from profdeck.base.outcome import Outcome
 from profdeck.base.words import sentence
-from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.engine.clusters import Actor, ActorGroup
 from profdeck.records import manifest
 from profdeck.records.capture import Capture
 from profdeck.records.capture import CaptureState as Life
 from profdeck.records.targets import TargetRecord
 from profdeck.replicas.discovery import Target
-from profdeck.replicas.ray_actors import PlacementGroup
 from profdeck.replicas.start_gate import GatePass
 
 _MOST_SHOWN = 3
@@ -127,7 +126,7 @@ class Member:
 
 def target_key(handle: object) -> object:
     """Return what tells a target from others."""
-    return handle if isinstance(handle, str | RayActor | PlacementGroup) else id(handle)
+    return handle if isinstance(handle, str | Actor | ActorGroup) else id(handle)
 
 
 NOT_COMPLETE = "are not complete"

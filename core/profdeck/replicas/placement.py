@@ -26,7 +26,7 @@ class PlacedEngine:
     """
 
     target: Any
-    """What the backend takes: an engine object, a Ray actor that holds one, or a URL."""
+    """What the backend takes: an engine object, an actor that holds one, or a URL."""
     gpu_ranks: tuple[int, ...] = attrs.field(converter=_ranks, validator=validators.min_len(1))
     """By the engine's own ranks, which count from 0: the rank in the job of the GPU that each runs on."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from profdeck.backends.api import EngineBackend
 from profdeck.config.options import CommonOptions
 from profdeck.config.targets import TargetsConfig
-from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.engine.clusters import Actor
 from profdeck.replicas.discovery import ReplicaNumbers, Target, discover
 from profdeck.replicas.fan_out import fan_out
 
@@ -39,7 +39,7 @@ async def reach_all(
         finally:
             await asked.release()
 
-    async def ask(actor: RayActor) -> None:
+    async def ask(actor: Actor) -> None:
         await reach(Target(handle=actor, replica=0))
 
     targets, _ = await discover(config, ReplicaNumbers(), ask)

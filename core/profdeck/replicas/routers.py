@@ -5,6 +5,7 @@ Every server that might be one is asked for its workers, without any key. Router
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import sys
@@ -12,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from profdeck.base.errors import CaptureError
+from profdeck.engine.clusters import installed_clusters
 from profdeck.replicas.discovery import workers_of
 from profdeck.replicas.fan_out import fan_out
 
 AUTO = "auto"
-"""In the place of a URL: the router of this host, or of the Ray job that runs on it."""
+"""In the place of a URL: the router of this host, or of the cluster's job that runs on it."""
 
-_RAY_LOGS = Path("/tmp/ray/session_latest/logs")  # noqa: S108  # where Ray has them
+_LOGS = ("*.out", "*.err", "*.log")
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENING = "0A"
 _MENTION = re.compile(
@@ -55,11 +57,17 @@ async def find_router(where: str) -> str:
 
 
 def _candidates(where: str) -> tuple[str, list[str]]:
-    """Say where is looked, and return the URLs that are found there."""
+    """Return the places to look at, as text, and the URLs that are found there."""
     if where != AUTO:
-        return f"the lines of {where} that speak of a router", [*_mentioned([Path(where)])]
-    logs = [log for pattern in ("*.out", "*.err", "*.log") for log in _RAY_LOGS.glob(pattern)]
-    return "the ports of this host and the logs of its Ray session", [*_ports(), *_mentioned(logs)]
+        return f"the lines of {where} that speak of a router", [*_mentioned(Path(where))]
+    places, urls = "the ports of this host", [*_ports()]
+    for cluster in installed_clusters():
+        if cluster.log_directory is not None:
+            places += f" and the logs of its {cluster.title} session"
+            for log in [log for pattern in _LOGS for log in cluster.log_directory.glob(pattern)]:
+                with contextlib.suppress(CaptureError):  # the log of a worker that has exited
+                    urls += _mentioned(log)
+    return places, urls
 
 
 async def _is_router(url: str) -> bool:
@@ -99,20 +107,21 @@ def _address(text: str) -> str:
     return str(address)
 
 
-def _mentioned(logs: Iterable[Path]) -> Iterator[str]:
-    """Yield what lines of logs that speak of a router mention, the last first."""
-    for log in logs:
-        try:
-            with log.open("rb") as file:
-                file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError as error:
-            if log.parent == _RAY_LOGS:  # of a worker that is gone
-                continue
-            raise CaptureError(f"{log}: cannot be read: {error.strerror}.") from None
-        for line in reversed(lines):
-            if "router" in line.lower():
-                yield from (_url(found[1].strip("[]"), int(found[2])) for found in _MENTION.finditer(line))
+def _mentioned(log: Path) -> Iterator[str]:
+    """Yield the URLs in the lines of a log that mention a router, from the last line to the first.
+
+    Raises:
+        CaptureError: The log cannot be read.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        raise CaptureError(f"{log}: cannot be read: {error.strerror}.") from None
+    for line in reversed(lines):
+        if "router" in line.lower():
+            yield from (_url(found[1].strip("[]"), int(found[2])) for found in _MENTION.finditer(line))
 
 
 def _url(host: str, port: int) -> str:

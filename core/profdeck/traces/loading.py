@@ -16,6 +16,7 @@ from profdeck.traces.analysis.pictures import buckets_of
 from profdeck.traces.analysis.run_summary import summarise_run
 from profdeck.traces.captures import captures_below, manifests_below, recordings_of, silent_roles
 from profdeck.traces.findings.finding import findings_of
+from profdeck.traces.parallel import Executor
 from profdeck.traces.recognition import is_merged
 from profdeck.traces.sources import find_sources
 
@@ -27,7 +28,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     classifier: Classifier | None = None,
     buckets: int = 0,
     processes: int = 1,
-    ray: str | None = None,
+    executor: Executor | None = None,
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
     on_left_out: Callable[[Path, str], None] | None = None,
@@ -40,7 +41,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         classifier: As there.
         buckets: As there.
         processes: As there.
-        ray: As there.
+        executor: As there.
         cache: As there.
         on_progress: As there.
         on_left_out: See `profdeck.traces.sources.find_sources`.
@@ -65,7 +66,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         buckets=buckets,
         kept_buckets=buckets_of(len(sources)),
         processes=processes,
-        ray=ray,
+        executor=executor,
         cache=cache,
         on_progress=on_progress,
     )

@@ -1,7 +1,8 @@
 """Statistics per role for the terminal and the report: stages, device time, kernels and steps.
 
 Times are means over the ranks of a role, in microseconds per step. If a role has no steps, times are per recording. A
-rank with several captures counts once, and its captures are weighted by their number of steps.
+rank with several captures counts once, and its captures are weighted by their number of steps. Cold steps are excluded
+if there are other steps.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import attrs
 
 from profdeck.base.words import plural
+from profdeck.traces.analysis.cold_steps import warm_steps
 from profdeck.traces.analysis.formatting import ranges
 from profdeck.traces.analysis.host_states import NOT_READ, OUTSIDE_OPERATORS
 from profdeck.traces.analysis.labels import label_of, of_run, runs_of, strangers
-from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.model import RunSummary, StepSummary
+from profdeck.traces.analysis.pairing import stage_of
 from profdeck.traces.analysis.step_names import ITERATION
 from profdeck.traces.findings.rank_view import RankView, views_of
 
@@ -39,7 +42,7 @@ class StageRow:
     of_ranks_us: tuple[float, ...]
     """In the order of the ranks of the role."""
     slowest: str | None
-    """The rank with the longest one; None for one rank."""
+    """The rank with the longest one; None for one rank, or if there are only cold steps."""
 
     @property
     def spread(self) -> float:
@@ -87,6 +90,13 @@ class StepRow:
     max_us: float
     tokens_per_s: float | None
     """Tokens per second of wall time in the fastest capture of any rank."""
+    note: str = ""
+    """The cold steps that the row excludes, or that it consists of, in a few words."""
+
+    @property
+    def title(self) -> str:
+        """The name with the note."""
+        return f"{self.name} ({self.note})" if self.note else self.name
 
 
 @attrs.frozen(kw_only=True)
@@ -138,16 +148,17 @@ def first_of(teams: Sequence[Team], most: int) -> list[Team]:
 def _team(name: str, views: Sequence[RankView]) -> Team:
     kinds = {view.kind for view in views}
     unit = "recording" if None in kinds else "iteration" if kinds == {ITERATION} else "step"
+    warm = _without_cold(views)
     return Team(
         name=name,
         role=views[0].rank.role,
         views=tuple(views),
         unit=unit,
-        step_us=_mean(views, lambda view: view.step_us),
-        stages=_stages(views),
-        device=_device(views),
-        kernels=_work([view for view in views if view.rank.devices], _kernels),
-        operators=_work(views, _operators, _steps_on_host),
+        step_us=_mean(warm, lambda view: view.step_us),
+        stages=_stages(warm),
+        device=_device(warm),
+        kernels=_work([view for view in warm if view.rank.devices], _kernels),
+        operators=_work(warm, _operators, _steps_on_host),
         steps=_step_rows(views),
     )
 
@@ -219,6 +230,11 @@ def _by_rank(views: Iterable[RankView]) -> list[list[RankView]]:
     return sorted(groups.values(), key=lambda group: (group[0].rank.replica or 0, group[0].rank.rank or 0))
 
 
+def _without_cold(views: Sequence[RankView]) -> list[RankView]:
+    """Return the views without those that have only a cold step, if the role has others."""
+    return [view for view in views if not view.is_cold] or [*views]
+
+
 def _steps(view: RankView) -> int:
     return view.count
 
@@ -244,6 +260,7 @@ def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
     names = dict.fromkeys(stage.name for view in timed for stage in view.stages)
 
     ranks = _by_rank(timed)
+    is_judged = len(ranks) > 1 and any(not view.is_cold or stage_of(view.rank) for view in timed)
     step_us = _mean(timed, lambda view: view.host_step_us, _steps_on_host)
 
     def row(name: str, value: Callable[[RankView], float], *, is_stage: bool) -> StageRow:
@@ -256,7 +273,7 @@ def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
             mean_us=mean_us,
             share=mean_us / step_us,
             of_ranks_us=of_ranks,
-            slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if len(ranks) > 1 else None,
+            slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if is_judged else None,
         )
 
     rows = [row(name, lambda view, name=name: _of_stage(view, name), is_stage=True) for name in names]  # type: ignore[misc]  # bound
@@ -315,7 +332,9 @@ def _kernels(view: RankView) -> list[_Work]:
 
 def _operators(view: RankView) -> list[_Work]:
     steps = _steps_on_host(view)
-    return [(of.name, "", (of.self_us or 0.0) / steps, of.count, of.max_us) for of in view.rank.operators]
+    return [
+        (of.name, "", ((of.self_us or 0.0) - of.cold_us) / steps, of.count, of.max_us) for of in view.rank.operators
+    ]
 
 
 def _work(
@@ -330,7 +349,7 @@ def _work(
             sums = per_step.setdefault(name, [0.0, 0.0, 0.0, 0.0])
             categories[name] = category
             sums[0] += of_step_us * weight
-            sums[1] += count / steps(view) * weight
+            sums[1] += count / (steps(view) + len(view.excluded)) * weight
             sums[2] = max(sums[2], max_us)
             sums[3] += count
     all_us = sum(sums[0] for sums in per_step.values())
@@ -350,17 +369,21 @@ def _work(
 
 
 def _step_rows(views: Sequence[RankView]) -> tuple[StepRow, ...]:
-    durations: dict[tuple[str, str | None], list[list[float]]] = {}
+    found: dict[tuple[str, str | None], list[list[StepSummary]]] = {}
     for captures in _by_rank(views):
-        of_rank: dict[tuple[str, str | None], list[float]] = {}
+        of_rank: dict[tuple[str, str | None], list[StepSummary]] = {}
         for view in captures:
             for step in view.rank.steps:
-                of_rank.setdefault((_name(view, step.kind), step.stage), []).append(step.duration_us)
-        for key, times in of_rank.items():
-            durations.setdefault(key, []).append(times)
+                of_rank.setdefault((_name(view, step.kind), step.stage), []).append(step)
+        for key, steps in of_rank.items():
+            found.setdefault(key, []).append(steps)
     rows = []
-    for (kind, stage), of_ranks in durations.items():
-        every = [duration for times in of_ranks for duration in times]
+    for (kind, stage), recorded in found.items():
+        all_steps = [step for steps in recorded for step in steps]
+        used = warm_steps(all_steps)
+        is_all = len(used) == len(all_steps)
+        of_ranks = [[step for step in steps if is_all or not step.cold] for steps in recorded]
+        every = [step.duration_us for step in used]
         tokens = [
             found.tokens_per_wall_s
             for view in views
@@ -376,9 +399,22 @@ def _step_rows(views: Sequence[RankView]) -> tuple[StepRow, ...]:
                 max_us=max(every),
                 # The ranks of one engine have the same batch.
                 tokens_per_s=max(tokens, default=None),
+                note=_note(all_steps, used),
             )
         )
     return tuple(rows)
+
+
+def _note(recorded: Sequence[StepSummary], used: Sequence[StepSummary]) -> str:
+    cold = [step for step in recorded if step.cold]
+    if not cold:
+        return ""
+    if len(used) == len(recorded):
+        return "the recorder's first"
+    numbers = sorted({step.step for step in cold if step.step is not None})
+    if len(numbers) == 1:
+        return f"without step {numbers[0]}, the recorder's first"
+    return f"without {plural(len(numbers) or len(cold), 'step')} in which a recorder started"
 
 
 def _name(view: RankView, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""One function over many traces, in processes of this machine; `profdeck.traces.ray_tasks` does it on a Ray cluster.
+"""One function over many traces, in processes of this machine; an `Executor` runs it elsewhere.
 
 One process reads an item from its beginning to its end, the largest item first. Results are in the order of the items.
 A process that dies loses its own item and no other.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -33,6 +33,20 @@ Function = Callable[[T, Progress | None], R]
 """Reads one item. May report how many bytes of it have been read, from any thread."""
 
 _REPORT_EVERY_S = 0.05
+
+
+class Executor(Protocol):
+    """Runs a function over many traces on other machines. Arguments and results are those of `map_traces`."""
+
+    def __call__(
+        self,
+        function: Function[T, R],
+        items: Sequence[T],
+        sizes_bytes: Sequence[int],
+        *,
+        on_progress: Progress | None = None,
+    ) -> list[R | TraceError]:
+        """Call the function on each item. Return the results in the order of the items."""
 
 
 def map_traces(

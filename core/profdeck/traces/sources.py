@@ -71,6 +71,11 @@ class TraceSource:
         return Unit.GLOBAL_STEP if self.manifest.window is None else Unit.MINI_BATCH
 
     @property
+    def cold_first_step(self) -> bool:
+        """Whether the first step of the trace is cold, by the manifest."""
+        return self.manifest is not None and bool(self.manifest.cold_first_step)
+
+    @property
     def label(self) -> str:
         """What people know it by: "rollout/2 rank 1", or the name of the file."""
         if self.manifest is None:

@@ -67,7 +67,7 @@ def cost_of(run: Path, role: str) -> CaptureCost | None:
         role: whose captures.
     """
     try:
-        warmup = _warmup_steps(read_about(run))
+        warmup = _configured_warmup_steps(read_about(run))
         manifests = list(manifests_below(step_directories(run)[-_MOST_STEPS:]).values())
     except (ProfdeckError, OSError):
         return None
@@ -125,7 +125,8 @@ def _in_rows(manifests: Iterable[Manifest], warmup: Mapping[str, int]) -> Iterat
         if takes_steps and one.ended_ns is not None and one.first_step <= one.last_step:
             rows[one.role, one.replica, one.rank, one.host, one.pid, one.process_started].append(one)
     for (role, *_), captures in rows.items():
-        yield _Row(str(role), warmup.get(str(role), 0), sorted(captures, key=lambda one: one.started_ns))
+        default = int(any(one.cold_first_step is False for one in captures))
+        yield _Row(str(role), warmup.get(str(role), default), sorted(captures, key=lambda one: one.started_ns))
 
 
 def _step_s(rows: Sequence[_Row]) -> float | None:
@@ -154,8 +155,8 @@ def _stalls(manifests: Iterable[Manifest]) -> list[float]:
     return [max(stalls) for stalls in found.values()]
 
 
-def _warmup_steps(about: Mapping[str, Any]) -> dict[str, int]:
-    """Return the warm-up of each role, by what the run's config said."""
+def _configured_warmup_steps(about: Mapping[str, Any]) -> dict[str, int]:
+    """Return the warm-up steps of each role whose config sets them."""
     config = about.get("config")
     roles = config.get("roles") if isinstance(config, dict) else None
     if not isinstance(roles, dict):
@@ -163,5 +164,5 @@ def _warmup_steps(about: Mapping[str, Any]) -> dict[str, int]:
     return {
         name: steps
         for name, role in roles.items()
-        if isinstance(role, dict) and isinstance(steps := role.get("warmup_steps"), int) and steps > 0
+        if isinstance(role, dict) and isinstance(steps := role.get("warmup_steps"), int) and steps >= 0
     }

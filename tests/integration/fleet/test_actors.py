@@ -304,6 +304,7 @@ def test_a_host_that_left_the_cluster_joins_no_other(ours: Driven) -> None:
 # Engines of vLLM.
 
 
+@pytest.mark.long
 def test_two_engines_of_vllm_under_load(vllm: Driven) -> None:
     found = vllm.results["handles"]
     assert (found["status"], found["problems"], found["tokens"]) == ("complete", [], [32, 32])
@@ -317,6 +318,7 @@ def test_two_engines_of_vllm_under_load(vllm: Driven) -> None:
     assert all(count is not None and count > 100 for count in events)
 
 
+@pytest.mark.long
 def test_the_placement_group_of_engines_of_vllm(vllm: Driven) -> None:
     found = vllm.results["group"]
     assert (found["status"], found["problems"]) == ("complete", [])
@@ -324,6 +326,7 @@ def test_the_placement_group_of_engines_of_vllm(vllm: Driven) -> None:
     assert {one.status for one in vllm.captures(2)} == {Status.COMPLETE}
 
 
+@pytest.mark.long
 def test_the_own_profiler_of_an_engine_in_an_actor(vllm: Driven) -> None:
     found = vllm.results["own"]
     assert (found["status"], found["problems"]) == ("complete", [])
@@ -332,11 +335,13 @@ def test_the_own_profiler_of_an_engine_in_an_actor(vllm: Driven) -> None:
     assert capture.status is Status.COMPLETE
 
 
+@pytest.mark.long
 def test_an_actor_with_two_threads_is_captured_in_mid_call(vllm: Driven) -> None:
     found = vllm.results["busy"]
     assert (found["status"], found["tokens"]) == ("complete", [32 * 64])
 
 
+@pytest.mark.long
 def test_an_engine_that_is_killed_costs_its_own_files_only(vllm: Driven) -> None:
     found = vllm.results["killed"]
     assert [outcome for _, outcome, _ in found["targets"]] == ["flushed", "unreachable"]

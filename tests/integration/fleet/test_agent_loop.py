@@ -165,6 +165,7 @@ def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_co
             assert update["count"] == 2
 
 
+@pytest.mark.long
 def test_a_rollout_that_is_killed_in_mid_capture_is_named_and_costs_nothing_else(tmp_path) -> None:
     with started(tmp_path) as job:
         pid = int(job.read_until(r"rollout 1: process (\d+)")[1])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import plain_http
 import pytest
 from engine_servers import Server, Servers, SglangServer, sglang_command, up
 from servers import TOKEN, busy, call, command_line, command_line_of_many, finished
@@ -81,7 +82,7 @@ def captured(server: Server, output: Path) -> Path:
     body = {"id": "probe", "run": "run", "ranks": "all", "options": {"thread_bound": False}}
     for command, content in (("start", body), ("stop", {"request": "probe"})):
         assert call(server, "POST", command, content).is_success
-        httpx.post(f"{server.url}/iterate", trust_env=False)
+        plain_http.post(f"{server.url}/iterate")
     return output / "run" / "step_000000" / "server" / "rank_0000.probe.trace.json"
 
 
@@ -93,7 +94,7 @@ def trace(server: Server, output: Path) -> Path:
 
 def get(server: Server, place: str, **headers: str) -> httpx.Response:
     """Ask for a file, with the path as it is."""
-    return httpx.get(f"{server.url}/profdeck/files/{place}", headers=HEADERS | headers, trust_env=False, timeout=30)
+    return plain_http.get(f"{server.url}/profdeck/files/{place}", headers=HEADERS | headers, timeout=30)
 
 
 def open_files(server: Server) -> list[str]:
@@ -108,7 +109,7 @@ def open_files(server: Server) -> list[str]:
 @contextlib.contextmanager
 def iterating(server: Server) -> Iterator[None]:
     """Let the ranks of a server run iterations all the while."""
-    code = "import sys, httpx\nwhile True: httpx.post(sys.argv[1], trust_env=False)"
+    code = "import sys, httpx\nclient = httpx.Client(trust_env=False)\nwhile True: client.post(sys.argv[1])"
     command = [sys.executable, "-c", code, f"{server.url}/iterate"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -227,6 +228,7 @@ def engine(
     return up(servers.begin(SglangServer, [*prefix, *command], environ))
 
 
+@pytest.mark.long
 def test_engines_on_another_host(engine: Server, root: Path, tmp_path: Path) -> None:
     run = f"two-hosts-{engine.url.rpartition(':')[2]}"
     arguments = ["--iterations", "3", "--run", run]  # of all kinds, as each series of one kind is a capture
@@ -294,7 +296,7 @@ def test_nothing_else_is_sent(server: Server, trace: Path, place: str) -> None:
 def test_without_the_token_no_file_is_sent(server: Server, trace: Path, output: Path) -> None:
     url = f"{server.url}/profdeck/files/{trace.relative_to(output)}"
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN["PROFDECK_TOKEN"]}):
-        answer = httpx.get(url, headers=headers, trust_env=False)
+        answer = plain_http.get(url, headers=headers)
         assert (answer.status_code, "PROFDECK_TOKEN" in answer.json()["error"]) == (401, True)
 
 
@@ -312,13 +314,11 @@ def test_a_server_answers_others_while_it_sends(server: Server, sparse: Path, ou
     """To clients that read, that do not read on, and that go away."""
     url = f"{server.url}/profdeck/files/{sparse.relative_to(output)}"
     with contextlib.ExitStack() as stack:
-        streams = [
-            stack.enter_context(httpx.stream("GET", url, headers=HEADERS, trust_env=False)).iter_raw() for _ in range(4)
-        ]
+        streams = [stack.enter_context(plain_http.stream("GET", url, headers=HEADERS)).iter_raw() for _ in range(4)]
         assert all(len(next(stream)) for stream in streams)
         assert len(open_files(server)) == 4
         for _ in range(20):
-            assert httpx.get(f"{server.url}/health", trust_env=False, timeout=10).is_success
+            assert plain_http.get(f"{server.url}/health", timeout=10).is_success
         assert sum(map(len, streams[0])) > SPARSE_BYTES - (1 << 20)
     deadline = time.monotonic() + 30
     while open_files(server) and time.monotonic() < deadline:

@@ -62,7 +62,7 @@ def doomed(begun: tuple[Server, SglangServer | None, bool], reward: SglangServer
     return up(begun[1])
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.long)])
 def pair(request: pytest.FixtureRequest) -> Any:
     """Two servers of one engine, and its backend."""
     if request.param == "vllm":

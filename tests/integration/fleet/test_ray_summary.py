@@ -29,13 +29,13 @@ from pathlib import Path
 from parallel_jobs import check, obey
 from profdeck.base.errors import ProfdeckError, TraceError
 # none
-from profdeck.traces.ray_tasks import map_on_ray
+from profdeck_ray.executor import RayExecutor
 from profdeck.traces.parallel import map_traces
 address, *arguments = sys.argv[1:]
 def texts(results):
     return [f"{type(result).__name__}: {result}" for result in results]
 def obeyed(orders, **options):
-    results = map_on_ray(obey, orders, [1] * len(orders), address=address, **options)
+    results = RayExecutor(address)(obey, orders, [1] * len(orders), **options)
     return [str(result) if isinstance(result, TraceError) else result[0] for result in results]
 """
 Drive = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -101,7 +101,7 @@ def test_the_same_results_as_in_processes(drive, tmp_path) -> None:
 paths = [Path(argument) for argument in arguments]
 sizes = [path.stat().st_size for path in paths]
 told = []
-on_ray = map_on_ray(check, paths, sizes, address=address, on_progress=lambda *what: told.append(what))
+on_ray = RayExecutor(address)(check, paths, sizes, on_progress=lambda *what: told.append(what))
 locally = [texts(map_traces(check, paths, sizes, processes=number)) for number in (1, 2)]
 print(json.dumps([texts(on_ray), *locally, told, sum(sizes)]))
 """,
@@ -130,8 +130,8 @@ job, kept = map(Path, arguments)
 kept.mkdir()
 while not all(map(identity_of, job.iterdir())):
     time.sleep(0.05)  # of what has just been written nothing is kept
-on_ray = summarise([job], ray=address, cache=ResultCache(kept), buckets=64)[0]
-again = summarise([job], ray="127.0.0.1:1", cache=ResultCache(kept), buckets=64)[0]
+on_ray = summarise([job], executor=RayExecutor(address), cache=ResultCache(kept), buckets=64)[0]
+again = summarise([job], executor=RayExecutor("127.0.0.1:1"), cache=ResultCache(kept), buckets=64)[0]
 print(json.dumps([on_ray == summarise([job], buckets=64)[0], again == on_ray, len(on_ray.ranks)]))
 """,
             str(job),
@@ -171,7 +171,7 @@ def said(**how):
     run, errors = summarise(paths, buckets=64, **how)
     return run, texts(errors)
 here = said()
-ways = [said(ray=address), said(processes=2), *(said(cache=ResultCache(kept)) for _ in range(2))]
+ways = [said(executor=RayExecutor(address)), said(processes=2), *(said(cache=ResultCache(kept)) for _ in range(2))]
 whole = sum(rank.whole for rank in here[0].ranks)
 print(json.dumps([[way == here for way in ways], len(here[0].ranks) + len(here[1]), whole]))
 """,
@@ -212,8 +212,8 @@ def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
 def test_a_cluster_without_a_cpu_is_not_waited_for_without_end(environ, tmp_path_factory) -> None:
     with ray_cluster(tmp_path_factory.mktemp("ray"), environ, cpus=0) as empty:
         code = """
-from profdeck.traces import ray_tasks
-ray_tasks.NO_NODE_S = ray_tasks.LOOK_S = 0.5
+from profdeck_ray import executor
+executor.NO_NODE_S = executor.LOOK_S = 0.5
 obeyed(["a"])
 """
         done = subprocess.run(
@@ -234,7 +234,7 @@ def test_any_other_exception_is_raised_with_the_item(drive) -> None:
 
 
 def test_a_file_that_is_not_on_the_node_is_said_with_the_node(drive) -> None:
-    done = drive("print(json.dumps(texts(map_on_ray(check, [Path('/none')], [0], address=address))))")
+    done = drive("print(json.dumps(texts(RayExecutor(address)(check, [Path('/none')], [0]))))")
     (text,) = answer(done)  # type: ignore[misc]
     assert text.startswith("TraceError: Cannot read /none: No such file or directory. This was on the Ray node ")
 
@@ -246,7 +246,7 @@ def test_a_function_that_the_nodes_cannot_import(drive, tmp_path) -> None:
 sys.path.insert(0, arguments[0])
 import only_here
 try:
-    map_on_ray(only_here.name, ["a"], [1], address=address)
+    RayExecutor(address)(only_here.name, ["a"], [1])
 except ProfdeckError as error:
     print(json.dumps(str(error)))
 """,

@@ -171,7 +171,7 @@ def complete(run: Path) -> None:
 def test_adjacent_steps_are_one_recording_with_their_numbers(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     (recording,) = by_run(job.calls)["steps"]
-    assert names(recording) == START + STOP
+    assert names(recording) == WARM + STOP
     complete(directory / "steps")
     (left,) = directories(directory / "steps")
     assert left.name.startswith("rank_0000.step2_")
@@ -192,7 +192,7 @@ def test_warm_up_is_of_the_driver_and_not_in_the_data(shared: tuple[Any, Path]) 
 def test_captures_in_a_row_are_recordings_of_their_own(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     recordings = by_run(job.calls)["row"]
-    assert [names(recording) for recording in recordings] == [START + STOP] * 3
+    assert [names(recording) for recording in recordings] == [WARM + STOP] * 3
     created = [call.arguments["config"] for recording in recordings for call in recording if "Create" in call.name]
     assert len(set(created)) == 3
     assert [steps(left) for left in directories(directory / "row")] == [[1], [3], [5]]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from engine_contract import PageContract
-from pages import ROOT, Shell
-
-from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from pages import ROOT
 
 
 class TestPage(PageContract):
@@ -29,8 +24,3 @@ class TestPage(PageContract):
         "merged": {"server"},
         "whole": {"server", "server-tokenizer", "server-detokenizer"},
     }
-
-    def test_an_engine_without_profdeck(self, start_server: Callable[..., Any], tmp_path: Path) -> None:
-        shell = Shell(tmp_path)
-        self.run_commands(shell, start_server(SGLANG_PLUGINS="torchcpu"), "needs a server with SGLang's own profiler")
-        assert read_run(shell.directory / "profiles" / "native").status is Status.COMPLETE

@@ -1,12 +1,17 @@
-"""Servers that have not loaded profdeck, from the command line: what SGLang's own profiler can be trusted with."""
+"""Captures of servers without profdeck, with SGLang's own profiler."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import plain_http
 import pytest
+from engine_contract import run_commands
+from pages import ROOT, Shell
 from servers import busy, command_line, finished
 from sglang_traces import spans
 
@@ -16,6 +21,7 @@ from profdeck.verification.reading import read_run
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
+    # A list of plugins without profdeck, because SGLang loads all plugins by default.
     return start_server(SGLANG_PLUGINS="torchcpu")
 
 
@@ -34,6 +40,22 @@ def count(server: Any, request: str) -> int:
 def asked(server: Any) -> tuple[int, int]:
     """Count what SGLang's profiler was asked for so far: starts and stops."""
     return count(server, "POST /start_profile"), count(server, "POST /stop_profile")
+
+
+def test_a_plain_server_generates(server: Any) -> None:
+    text = server.complete("hello", tokens=20)
+    assert text
+    assert server.complete("hello", tokens=20) == text
+
+
+def test_its_own_profiler_writes_as_many_steps_as_it_was_asked_for(server: Any, tmp_path: Path) -> None:
+    body = {"output_dir": str(tmp_path / "own"), "profile_id": "plain", "activities": ["CPU"], "num_steps": 3}
+    plain_http.post(f"{server.url}/start_profile", json=body).raise_for_status()
+    server.complete(tokens=8)  # the export precedes the steps after the third
+    with gzip.open(tmp_path / "own" / "plain-TP-0.trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    steps = [event["name"] for event in events if event["name"].startswith("step[")]
+    assert [name.partition(" ")[0] for name in steps] == ["step[EXTEND", "step[DECODE", "step[DECODE"]
 
 
 def test_a_window_is_complete_and_ends_by_itself(server: Any, tmp_path: Path) -> None:
@@ -100,3 +122,10 @@ def test_where_nothing_can_be_written_nothing_is_sent(server: Any, tmp_path: Pat
     assert (code, "/proc/profdeck" in text) == (1, True), text
     assert asked(server) == before
     assert server.complete()
+
+
+def test_the_how_to_page(server: Any, tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    page, url = ROOT / "docs" / "how-to" / "sglang.md", "http://127.0.0.1:30000"
+    run_commands(page, url, "needs a server with SGLang's own profiler", shell, server)
+    assert read_run(shell.directory / "profiles" / "native").status is Status.COMPLETE

@@ -13,7 +13,7 @@ from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
 
-@pytest.fixture(scope="module", params=["pp", "dp"])
+@pytest.fixture(scope="module", params=[pytest.param("pp", marks=pytest.mark.long), "dp"])
 def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
     done = run_job("parallel", f"{request.param}_size", SGLANG_PLUGINS="profdeck,torchcpu")
     done.results["dimension"] = request.param

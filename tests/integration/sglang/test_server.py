@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import plain_http
 import pytest
 from checkpoints import checkpoint
 from server_contract import ServerContract, status, stop
@@ -97,7 +98,7 @@ def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_pa
     """As between the steps of a trainer that shares the engine's devices."""
 
     def do(route: str, **body: Any) -> None:
-        answer = httpx.post(f"{server.url}/{route}", json=body, timeout=60, trust_env=False)
+        answer = plain_http.post(f"{server.url}/{route}", json=body)
         assert answer.is_success, answer.text
 
     before = server.complete(tokens=8)
@@ -279,7 +280,7 @@ def test_all_ranks_refuse_what_one_of_them_refuses_to_sglang(pair: Any, tmp_path
     def own(command: str) -> int:
         body = {"output_dir": str(tmp_path), "activities": ["CPU"]} if command == "start" else None
         url = f"{pair.url}/{command}_profile"
-        return httpx.post(url, json=body, timeout=20, trust_env=False).status_code
+        return plain_http.post(url, json=body, timeout=20).status_code
 
     assert call(pair, "POST", "start", {"id": "one", "run": f"one-{rank}", "ranks": [rank]}).is_success
     assert own("start") == 500

@@ -16,7 +16,7 @@ TOKENS = 6
 """What each request of the job generates."""
 
 
-@pytest.fixture(scope="module", params=["tokenizer_manager", "engine"])
+@pytest.fixture(scope="module", params=["tokenizer_manager", pytest.param("engine", marks=pytest.mark.long)])
 def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
     done = run_job("tokenizer_manager", request.param, SGLANG_PLUGINS="profdeck,torchcpu")
     # The first one is of an engine that is given tokens and gives tokens.

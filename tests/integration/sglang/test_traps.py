@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import plain_http
 import pytest
 from servers import TOKEN, busy, call
 from sglang_traces import spans
@@ -30,11 +30,11 @@ def start(server: Any, directory: Path | str, name: str = "own", **more: Any) ->
     # With shapes, which are SGLang's default, torch crashes at times after captures by stage, also without profdeck.
     body = {"output_dir": str(directory), "profile_id": name, "activities": ["CPU"], "with_stack": False}
     body |= {"record_shapes": False, **more}
-    return httpx.post(f"{server.url}/start_profile", json=body, timeout=60, trust_env=False).status_code
+    return plain_http.post(f"{server.url}/start_profile", json=body).status_code
 
 
 def stop(server: Any) -> int:
-    return httpx.post(f"{server.url}/stop_profile", timeout=60, trust_env=False).status_code
+    return plain_http.post(f"{server.url}/stop_profile").status_code
 
 
 def log_of(server: Any, before: str = "") -> str:
@@ -170,6 +170,7 @@ def test_profdeck_is_refused_while_it_records_or_waits(server: Any, tmp_path: Pa
     assert (answer["captures"][0]["status"], answer["iterations"]) == ("complete", 2)
 
 
+@pytest.mark.long
 def test_the_second_profiler_refuses_what_it_cannot_do(second: Any, tmp_path: Path) -> None:
     assert start(second, tmp_path) == 500
     assert start(second, tmp_path, num_steps=2) == 500
@@ -181,6 +182,7 @@ def test_the_second_profiler_refuses_what_it_cannot_do(second: Any, tmp_path: Pa
     assert files(tmp_path) == []
 
 
+@pytest.mark.long
 def test_the_second_profiler_records_by_stage_undisturbed(second: Any, tmp_path: Path) -> None:
     assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
     second.complete(tokens=3)
@@ -193,6 +195,7 @@ def test_the_second_profiler_records_by_stage_undisturbed(second: Any, tmp_path:
     assert spans(tmp_path / "own-TP-0-decode.trace.json.gz") == ["DECODE", "DECODE"]
 
 
+@pytest.mark.long
 def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path: Path) -> None:
     assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
     before = log_of(second)
@@ -202,6 +205,7 @@ def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path
     assert files(tmp_path) == []
 
 
+@pytest.mark.long
 def test_profdeck_records_in_a_server_with_the_second_profiler(second: Any, root: Path) -> None:
     assert call(second, "POST", "start", {"id": "v2", "run": "v2", "iterations": {"count": 4}}).is_success
     assert second.complete(tokens=8)

@@ -152,6 +152,16 @@ def test_a_run_reads_there_as_it_does_here(profdeck: Profdeck, run: Path, bucket
     assert said(profdeck("diff", url, "profiles/job"))
 
 
+def test_an_artifact_with_a_name_like_a_manifest_is_sent_once(profdeck: Profdeck, run: Path, tmp_path: Path) -> None:
+    manifest = min((run / "step_000000").rglob("rank_0000.*[!e].json"))
+    (artifact := manifest.with_suffix(".memory.json")).write_text("{}")
+    content = json.loads(manifest.read_text())
+    content["artifacts"].append({"name": artifact.name, "kind": "memory", "size_bytes": 2, "whole": True})
+    manifest.write_text(json.dumps(content))
+    sent = json.loads(said(profdeck("upload", "profiles/job", f"file://{tmp_path}/there", "--json")))
+    assert sent["files"] == 14
+
+
 def test_what_is_there_is_not_sent_again(profdeck: Profdeck, run: Path, bucket: Any) -> None:
     _, name = bucket
     said(profdeck("upload", "profiles/job", f"s3://{name}"))

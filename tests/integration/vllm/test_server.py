@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import plain_http
 import pytest
 from checkpoints import checkpoint
 from server_contract import ServerContract
@@ -46,7 +47,7 @@ def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Pa
     """As between the steps of a trainer that shares the engine's devices. On a CPU, sleep frees no memory."""
 
     def do(route: str, **body: Any) -> httpx.Response:
-        return httpx.post(f"{server.url}/{route}", json=body, timeout=60, trust_env=False).raise_for_status()
+        return plain_http.post(f"{server.url}/{route}", json=body).raise_for_status()
 
     def rpc(method: str, *arguments: object, **keywords: object) -> None:
         do("collective_rpc", method=method, args=arguments, kwargs=keywords)
@@ -80,6 +81,7 @@ def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Pa
     assert len(steps) == 40
 
 
+@pytest.mark.long
 def test_a_server_without_a_token_lets_nobody_in_and_has_no_other_routes(start_server: Callable[..., Any]) -> None:
     server = start_server(VLLM_PLUGINS="profdeck")
     answer = call(server, "GET", "status", token="anything")  # noqa: S106  # there is none
@@ -134,6 +136,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
     assert "VLLM_PLUGINS=profdeck" in err
 
 
+@pytest.mark.long
 def test_a_server_without_a_profiler_says_what_to_add(start_server: Callable[..., Any], tmp_path: Path) -> None:
     server = start_server(VLLM_PLUGINS="")
     process = command_line(server, "--iterations", "3", "--output", str(tmp_path))

@@ -77,6 +77,7 @@ def test_what_some_servers_record_is_stopped_later(
     assert not list((tmp_path / "profiles" / "held").glob("held*"))
 
 
+@pytest.mark.slow
 def test_all_that_is_wrong_is_said_by_the_start(servers: list[SimulatedServer], capture: Command) -> None:
     wrong = capture("start", *by_url(servers), "--set", "server.options.no_such=1")
     assert (wrong.returncode, "no_such" in wrong.stderr) == (2, True)

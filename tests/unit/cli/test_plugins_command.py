@@ -106,7 +106,7 @@ def test_broken_plugins_do_not_break_the_list(cli: Cli) -> None:
     assert plugins["listener", "paper-timer"]["hooks"] == [{"name": "profile_start", "wrapper": True, "order": None}]
     assert plugins["command", "paper-cut"]["usable"]
     assert plugins["store", "paper-board"]["usable"]
-    kinds = {"backend", "listener", "command", "artifact kind", "host", "store", "trace names"}
+    kinds = {"backend", "listener", "command", "artifact kind", "cluster", "host", "launcher", "store", "trace names"}
     assert {kind for kind, _ in plugins} == kinds
 
 

@@ -17,7 +17,7 @@ from profdeck.base.errors import CaptureError, ConfigError, TargetError, target_
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.config.targets import Policy, SampleBy, TargetsConfig, WorkerType
-from profdeck.engine.transport.ray_engine import RayActor
+from profdeck.engine.clusters import Actor
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import BatchKind
 from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
@@ -49,7 +49,7 @@ def answer(*workers: dict[str, Any]) -> Act:
     return Act(content=json.dumps({"workers": workers, "total": len(workers), "stats": {}}).encode())
 
 
-async def asks_nobody(_: RayActor) -> bool:
+async def asks_nobody(_: Actor) -> bool:
     raise AssertionError("there is no actor to ask")
 
 

@@ -48,7 +48,7 @@ async def captured(profiler: Profiler, step: int, events: list[tuple[SimulatedSe
         await profiler.astop()
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.randoms())
 def test_captures_are_of_the_fleet_as_it_is_then(build: Build, manifest: Read, tmp_path: Path, chance: Random) -> None:
     file, numbers = tmp_path / "targets.yaml", dict[str, int]()

@@ -84,7 +84,7 @@ def app_result(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])  # each waits for a timeout
 @given(st.integers(0, 6), st.integers(0, 500), st.sampled_from(LIES))
 def test_a_lie_costs_the_liar_only(
     build: Build, recording: Callable[..., Any], tmp_path: Path, after: int, field: int, lie: Any

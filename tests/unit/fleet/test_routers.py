@@ -16,6 +16,7 @@ import pytest
 from profdeck.base.errors import CaptureError
 from profdeck.replicas import routers
 from profdeck.replicas.routers import AUTO, find_router, is_to_be_found
+from profdeck_ray.cluster import RayCluster
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -58,7 +59,7 @@ WORKERS = {"workers": [{"url": "http://127.0.0.1:1"}]}
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_the_one_of_this_host(family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(routers, "_RAY_LOGS", tmp_path)
+    monkeypatch.setattr(RayCluster, "log_directory", tmp_path)
     with serving(WORKERS, family) as port, serving({"models": []}) as other:
         tables = [without_others(Path(table), {port, other}, tmp_path) for table in routers._TABLES]
         monkeypatch.setattr(routers, "_TABLES", tables)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -89,7 +89,6 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 0) -> li
     return found
 
 
-@settings(max_examples=150, deadline=None)
 @given(nested(), st.integers(1, 8))
 def test_calls_are_where_every_instant_says(
     tmp_path_factory: pytest.TempPathFactory, calls: list[Call], size: int
@@ -111,7 +110,6 @@ def test_calls_are_where_every_instant_says(
 CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(CALLS, st.integers(1, 8))
 def test_calls_that_overlap_lose_no_time(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int, int]], size: int

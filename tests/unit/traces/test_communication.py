@@ -188,6 +188,7 @@ def test_what_has_no_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.problem == "communication.json: No call ends in the 5,000 bytes from offset 0 on."
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     one = json.dumps(call(elapse_us=1, transit_us=1, wait_us=0, links={"HCCS": 3_000_000}))
     path = tmp_path / "communication.json"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.traces.analysis.detail_model import IdleCause
@@ -416,7 +416,6 @@ def as_reference(device: DeviceSummary) -> dict[str, object]:
     }
 
 
-@settings(max_examples=150, deadline=None)
 @given(KERNELS, HOST)
 def test_times_equal_those_of_every_instant(kernels: list[Event], host: list[Event]) -> None:
     events = kernels + host
@@ -425,7 +424,6 @@ def test_times_equal_those_of_every_instant(kernels: list[Event], host: list[Eve
         assert as_reference(device) == reference(events, int(str(device.device)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=12))
 def test_it_does_not_matter_how_time_is_cut(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
     events = kernels + host
@@ -434,7 +432,6 @@ def test_it_does_not_matter_how_time_is_cut(kernels: list[Event], host: list[Eve
     assert summarise(events, cuts, with_host=False) == summarise(events, with_host=False)
 
 
-@settings(max_examples=150, deadline=None)
 @given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=6))
 def test_the_host_s_event_of_a_gap_is_chosen_from_all(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
     events = kernels + host

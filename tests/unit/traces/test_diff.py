@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
@@ -594,7 +594,6 @@ def runs(draw: st.DrawFn) -> RunSummary:
 
 
 @given(runs())
-@settings(max_examples=50)
 def test_a_run_is_the_same_as_itself(summary: RunSummary) -> None:
     for role in diff_runs(summary, summary).roles:
         assert {change.verdict for change in every(role)} <= {"same"}
@@ -603,7 +602,6 @@ def test_a_run_is_the_same_as_itself(summary: RunSummary) -> None:
 
 
 @given(runs(), runs())
-@settings(max_examples=50)
 def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary) -> None:
     mirrored = {"slower": "faster", "faster": "slower", "appeared": "vanished", "vanished": "appeared", "same": "same"}
     there, back = diff_runs(before, after), diff_runs(after, before)
@@ -623,7 +621,6 @@ def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary
 @given(
     st.dictionaries(st.sampled_from([*CATEGORIES]), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1])
 )
-@settings(max_examples=50)
 def test_calm_times_that_all_scale_change_everywhere_above_the_floor(
     kernels: dict[str, float], steps: int, scale: float
 ) -> None:
@@ -644,7 +641,6 @@ def test_calm_times_that_all_scale_change_everywhere_above_the_floor(
 
 
 @given(st.lists(TIMES, min_size=1, max_size=12))
-@settings(max_examples=50)
 def test_captures_of_single_steps_are_as_one_capture_of_all(times: list[float]) -> None:
     apart = run(*(trace({"gemm": [time]}, steps=[time]) for time in times))
     role = role_diff(apart, trace({"gemm": times}, steps=times))

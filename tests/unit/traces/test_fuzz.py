@@ -23,7 +23,7 @@ from profdeck.traces.analysis.model import RankSummary
 from profdeck.traces.analysis.summary import summarise_trace
 from seeds import FIRST_SEED
 
-FILES = int(os.environ.get("PROFDECK_FUZZ_FILES", "300"))
+FILES = int(os.environ.get("PROFDECK_FUZZ_FILES", "60"))
 PARTS = 4
 FAR_US = 10**12
 MAX_S = 10.0  # for one file of some kilobytes, on a machine that is busy with something else

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
@@ -70,7 +70,6 @@ def events_by_json(data: bytes) -> int | None:
     return sum("ph" in event for event in document if isinstance(event, dict))
 
 
-@settings(max_examples=150, deadline=None)
 @given(TRACES, LAYOUTS, FEED_BYTES)
 def test_events_and_wholeness_equal_those_of_json(trace: Any, layout: dict[str, Any], feed_bytes: int) -> None:
     data = json.dumps(trace, **layout).encode("utf-8", "surrogatepass")
@@ -83,7 +82,6 @@ def test_events_and_wholeness_equal_those_of_json(trace: Any, layout: dict[str, 
     assert check.json_bytes == len(data)
 
 
-@settings(max_examples=150, deadline=None)
 @given(TRACES, LAYOUTS, FEED_BYTES, st.data())
 def test_a_mutated_trace_is_whole_only_if_json_takes_it(
     trace: Any, layout: dict[str, Any], feed_bytes: int, data: st.DataObject
@@ -108,7 +106,6 @@ def test_a_mutated_trace_is_whole_only_if_json_takes_it(
         assert check.events == expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(TRACES, LAYOUTS, st.sampled_from([16, 61, 1 << 20]), st.data())
 def test_no_strict_prefix_of_a_trace_is_whole(
     trace: Any, layout: dict[str, Any], feed_bytes: int, data: st.DataObject

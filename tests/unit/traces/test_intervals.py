@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.traces.reading import intervals
@@ -53,13 +53,11 @@ def columns(found: list[tuple[int, int, int]]) -> list[intervals.Int]:
     return [np.array([interval[column] for interval in found], dtype=np.int64) for column in range(3)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.one_of(INTERVALS, nested(), st.builds(lambda a, b: a + [(1, s, e) for _, s, e in b], nested(), nested())))
 def test_self_times_equal_those_of_every_instant(found: list[tuple[int, int, int]]) -> None:
     assert self_times(*columns(found)).tolist() == reference_self_times(found)
 
 
-@settings(max_examples=50, deadline=None)
 @given(nested())
 def test_nested_intervals_need_no_stack(found: list[tuple[int, int, int]]) -> None:
     used = sorted((interval for interval in found if interval[2] > interval[1]), key=lambda t: (t[1], -t[2]))
@@ -91,7 +89,6 @@ def instants(spans: Spans) -> set[int]:
     return {instant for instant in INSTANTS if any(s <= instant < e for s, e in zip(starts, ends, strict=True))}
 
 
-@settings(max_examples=100, deadline=None)
 @given(INTERVALS)
 def test_a_union_has_the_instants_of_all(found: list[tuple[int, int, int]]) -> None:
     covered = {instant for instant in INSTANTS if any(begin <= instant < end for _, begin, end in found)}
@@ -100,7 +97,6 @@ def test_a_union_has_the_instants_of_all(found: list[tuple[int, int, int]]) -> N
     assert total(spans_of(found)) == len(covered)
 
 
-@settings(max_examples=100, deadline=None)
 @given(INTERVALS, INTERVALS)
 def test_intersections_and_complements_are_those_of_every_instant(
     one: list[tuple[int, int, int]], other: list[tuple[int, int, int]]
@@ -111,7 +107,6 @@ def test_intersections_and_complements_are_those_of_every_instant(
     assert instants(complement(first, -1, 30)) == set(range(-1, 30)) - instants(first)
 
 
-@settings(max_examples=100, deadline=None)
 @given(INTERVALS, st.lists(st.integers(-2, 39), max_size=8))
 def test_the_time_before_an_instant_is_counted(found: list[tuple[int, int, int]], at: list[int]) -> None:
     spans = spans_of(found)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import traces
@@ -53,7 +53,6 @@ MARKS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(MARKS)
 def test_peaks_are_those_of_the_standard_library(tmp_path_factory: pytest.TempPathFactory, marks: list[Mark]) -> None:
     path = tmp_path_factory.getbasetemp() / "memory.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.traces.merge import MergeSource, merge_traces, overlaps, substitution
@@ -170,7 +170,6 @@ def test_lanes_of_the_host_stay() -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=25)
 
 
-@settings(max_examples=60)
 @given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12), st.sampled_from([4, 100]))
 def test_perfetto_drops_nothing(spans: list[Span], layout: dict[str, Any], odd_at: int | None, few: int) -> None:
     trace = [kernel(start, start + duration) for start, duration in spans] + [kernel(1000, 1001, tid=9)] * 12

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
@@ -279,7 +279,6 @@ def has_events(trace: Trace) -> bool:
     return any("ph" in element for element in trace.elements if isinstance(element, dict))
 
 
-@settings(max_examples=150)
 @given(st.lists(TRACES.filter(has_events), min_size=1, max_size=3), READ_BYTES)
 def test_the_merged_trace_is_that_of_the_reference(traces: list[Trace], read_bytes: int) -> None:
     texts = [(trace.text(), trace.sort_index) for trace in traces]
@@ -291,7 +290,6 @@ def test_the_merged_trace_is_that_of_the_reference(traces: list[Trace], read_byt
     assert merged(texts, read_bytes, apart=True)[1] == document, "both ways through the events give the same answer"
 
 
-@settings(max_examples=80)
 @given(TRACES.filter(has_events), TRACES, READ_BYTES, st.data())
 def test_a_mutated_trace_spoils_no_other(good: Trace, bad: Trace, read_bytes: int, data: st.DataObject) -> None:
     text = bytearray(attrs.evolve(bad, base_ns=good.base_ns).text())
@@ -310,7 +308,6 @@ def test_a_mutated_trace_spoils_no_other(good: Trace, bad: Trace, read_bytes: in
         assert document["traceEvents"][: len(alone)] == alone
 
 
-@settings(max_examples=80)
 @given(TRACES.filter(has_events), READ_BYTES, st.data())
 def test_of_a_truncated_trace_the_first_events_are_merged(trace: Trace, read_bytes: int, data: st.DataObject) -> None:
     text = trace.text()
@@ -331,7 +328,6 @@ def test_of_a_truncated_trace_the_first_events_are_merged(trace: Trace, read_byt
     assert len(kept) <= len(whole)
 
 
-@settings(max_examples=150)
 @given(
     st.integers(1, 15).flatmap(lambda n: st.lists(st.integers(10 ** (n - 1) - (n == 1), 10**n - 1), min_size=1)),
     st.sampled_from(["", ".000", ".125", ".999"]),

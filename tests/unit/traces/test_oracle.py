@@ -11,7 +11,7 @@ from typing import Any
 
 import oracle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.traces.analysis.classes import Classifier
@@ -174,7 +174,6 @@ def steps(draw: st.DrawFn) -> list[dict[str, Any]]:
 LAYOUTS = st.sampled_from([{"indent": 2}, {"separators": (",", ":")}, {}])
 
 
-@settings(max_examples=500)
 @given(
     events=st.lists(with_args(host_events() | device_events() | OTHERS), max_size=30),
     marks=steps(),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from isal import igzip
 
@@ -95,7 +95,6 @@ def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:
     assert not inflater.unused_data
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=30),
     st.sampled_from([None, 4]),

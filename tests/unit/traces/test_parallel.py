@@ -18,18 +18,15 @@ from types import ModuleType
 
 import pytest
 
-from profdeck.base.errors import ConfigError, MissingLibraryError, TraceError
-from profdeck.base.version import __version__
-from profdeck.traces import parallel, ray_tasks
+from profdeck.base.errors import TraceError
+from profdeck.traces import parallel
 from profdeck.traces.parallel import map_traces
-from profdeck.traces.ray_tasks import map_on_ray
 
 HERE = Path(__file__).parent
 WAITING = """
 import sys
 from parallel_jobs import obey
 from profdeck.traces import parallel
-from profdeck.traces import ray_tasks
 if __name__ == "__main__":
     parallel._start_method = lambda: sys.argv[2]
     parallel.map_traces(obey, [f"wait {sys.argv[1]}"] * 3, [1, 1, 1], processes=2)
@@ -208,15 +205,18 @@ def test_workers_report_seldom_and_no_more_than_there_is() -> None:
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
-    assert parallel._start_method() == ("fork" if sys.platform == "linux" else "spawn")
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    try:
-        assert parallel._start_method() == "spawn"
-    finally:
-        end.set()
-        thread.join()
+    # In a process of its own, because threads of other tests can still run here.
+    code = """
+import threading
+from profdeck.traces import parallel
+print(parallel._start_method())
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+print(parallel._start_method())
+end.set()
+"""
+    methods = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert methods == ["fork" if sys.platform == "linux" else "spawn", "spawn"]
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -268,31 +268,3 @@ def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, m
         assert not any(running(pid) for pid in workers)
         assert errors.count("Traceback") == 1, errors  # the parent's, and of no worker
     wait_for(lambda: not any(running(pid) for pid in found))
-
-
-def test_ray_that_is_missing_is_named(jobs, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingLibraryError, match=r"needs ray, .* pip install 'profdeck\[ray\]'"):
-        map_on_ray(jobs.obey, ["a"], [1], address="auto")
-
-
-@pytest.mark.parametrize("address", ["head", "", ":6379", "head:port", "ray://head:10001", "http://head:80"])
-def test_what_is_no_address_of_ray_is_refused(address) -> None:
-    with pytest.raises(ConfigError, match=r"is not the address of a Ray cluster: that is host:port"):
-        ray_tasks._join_cluster(None, address)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "[::1]:1"])
-def test_an_address_where_nothing_answers_is_said_at_once(address) -> None:
-    with pytest.raises(ConfigError, match=r"There is no Ray cluster at .* 'ray start --head --port 6379'"):
-        ray_tasks._join_cluster(None, address)
-
-
-def test_a_node_with_another_profdeck_is_refused(jobs) -> None:
-    (report,) = ray_tasks._task(jobs.obey, "a", False, "0.0.1")  # noqa: FBT003
-    assert str(report).endswith("and this machine has 0.0.1.")
-
-
-def test_a_node_that_cannot_open_a_file_is_named(jobs, tmp_path) -> None:
-    (report,) = ray_tasks._task(jobs.check, tmp_path / "missing", False, __version__)  # noqa: FBT003
-    assert f"on the Ray node {ray_tasks.platform.node()}; traces have to be" in str(report.value)

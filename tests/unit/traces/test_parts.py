@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import test_fuzz
 import test_oracle
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_job import GpuJob
@@ -93,7 +93,6 @@ def test_real_traces(path: Path | None, *, devices_only: bool) -> None:
         is_same(found, expected)
 
 
-@settings(max_examples=150)
 @given(
     events=st.lists(
         test_oracle.with_args(test_oracle.host_events() | test_oracle.device_events() | test_oracle.OTHERS),
@@ -126,7 +125,7 @@ def test_any_trace(
         assert found is not None or not expected.check.whole or any("ph" not in event for event in events)
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 100))
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 30))
 def test_what_no_profiler_wrote(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - reproducible input
     path = tmp_path / "trace.json"

@@ -9,7 +9,7 @@ from itertools import pairwise
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
@@ -212,7 +212,6 @@ def events_in_time(draw: st.DrawFn) -> list[Event]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
 @given(events_in_time(), st.lists(TIMES, max_size=3), st.integers(0, 2**61))
 def test_each_event_comes_back_as_one_slice_of_a_lane_of_its_track(
     events: list[Event], cuts: list[int], shift_ns: int
@@ -365,7 +364,6 @@ def test_times_that_the_format_cannot_say_are_an_error(start: int, end: int, shi
 INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)).map(lambda t: (t[0], t[0] + t[1])), max_size=24)
 
 
-@settings(max_examples=200, deadline=None)
 @given(INTERVALS, st.integers(1, 4), st.lists(st.integers(0, 24), max_size=3))
 def test_each_interval_gets_the_first_lane_in_which_it_nests(
     found: list[tuple[int, int]], max_depth: int, cuts: list[int]

@@ -65,6 +65,7 @@ def test_equal_steps_are_the_same(values: list[float]) -> None:
     assert found.shift == 0
 
 
+@pytest.mark.slow
 def test_many_steps_take_no_time() -> None:
     chance = random.Random(1)  # noqa: S311  # no secret
     before, after = ([chance.gauss(side, 1) for _ in range(100_000)] for side in (0, 0.2))

@@ -151,7 +151,7 @@ events = st.one_of(
     st.lists(st.one_of(plain, complete, others), max_size=30),
     st.lists(st.one_of(complete, others, shuffled), max_size=20),
 )
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @quick

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
@@ -129,7 +129,6 @@ def expected(array: bytes, selection: Selection) -> list[bool]:
     return [kept(index) for index in range(len(decoded))]
 
 
-@settings(max_examples=200)
 @given(st.data(), st.sampled_from(BETWEEN), SELECTIONS)
 def test_kept_events_equal_the_reference_byte_for_byte(
     data: st.DataObject, between: bytes, selection: Selection
@@ -203,7 +202,6 @@ def test_the_end_of_a_pair_is_of_the_category_of_its_begin() -> None:
     assert kept_names(Selection(categories=frozenset({"kernel"})), given_events) == ["a", "a"]
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_pairs_stay_nested_wherever_a_trace_is_cut_into_arrays(data: st.DataObject) -> None:
     open_, given_events = 0, []
@@ -367,7 +365,6 @@ def test_times_count_from_the_earliest_complete_event(tmp_path: Path) -> None:
         time_window(write(path, [event("i")]), 0, 1)
 
 
-@settings(max_examples=100)
 @given(st.lists(events(), max_size=8), st.sampled_from(BETWEEN))
 def test_the_earliest_start_equals_the_reference(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], between: bytes

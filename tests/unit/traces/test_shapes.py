@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck import traces
@@ -47,7 +47,6 @@ def event(name: str, dims: Any, duration_ns: int, **args: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(OPERATORS, OTHERS, st.sampled_from([5, 5.5, 1704161511420306.491]))
 def test_sums_are_those_of_the_standard_library(
     tmp_path_factory: pytest.TempPathFactory,

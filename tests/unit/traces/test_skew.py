@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -330,7 +330,6 @@ def test_the_order_of_events_and_traces_does_not_matter() -> None:
     assert skew_of(shuffled) == skew_of(ranks)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     which=st.integers(1, 3),
     clock_ns=st.integers(-(10**15), 10**15),
@@ -357,7 +356,6 @@ def test_another_clock_of_a_rank_changes_its_offset_only(
     ]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     calls=st.integers(1, 90),
     ranks=st.integers(1, 4),

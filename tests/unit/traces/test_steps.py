@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.traces.analysis.model import IterationStatistics, PerStep
@@ -144,7 +144,6 @@ def test_a_name_says_what_is_in_it(name: str, says: StepName | None) -> None:
     assert NAMES.parse(name) == says
 
 
-@settings(max_examples=50)
 @given(st.text(max_size=60) | st.from_regex(vllm.ITERATION) | st.from_regex(sglang.ITERATION))
 def test_any_text_is_a_name_or_not(name: str) -> None:
     found = NAMES.parse(name)
@@ -442,7 +441,6 @@ def test_tokens_are_not_guessed_where_an_engine_drafts_some() -> None:
     assert tokens("step[DECODE bs=3]", "step[VERIFY bs=3]") == [None, None]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     marks=st.lists(
         st.tuples(st.sampled_from([decode(1), decode(2), "ProfilerStep#3"]), st.integers(0, 60), st.integers(0, 20))

@@ -19,7 +19,7 @@ def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:
     return Columns(Tables(), names, np.zeros(len(events), dtype=np.int32), starts, starts + durations)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     events=st.lists(st.tuples(st.integers(-50, 200), st.integers(0, 60)), min_size=1, max_size=120),
     limit=st.sampled_from([8, 16, 32, 1000]),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profdeck.base.errors import TraceError
@@ -117,7 +117,6 @@ MEMBERS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
 )
 
 
-@settings(max_examples=150)
 @given(MEMBERS, ELEMENTS, MEMBERS, st.sampled_from(LAYOUTS), st.sampled_from([0, 16, 200]), st.booleans())
 def test_a_trimmed_trace_equals_the_filtered_one(
     tmp_path_factory: pytest.TempPathFactory,

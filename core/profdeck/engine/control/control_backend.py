@@ -23,6 +23,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import RoleConfig
 from profdeck.config.options import COMMON_OPTIONS
+from profdeck.engine.clusters import Actor, as_cluster_target
 from profdeck.engine.control.abandoned import end_abandoned
 from profdeck.engine.control.merging import merge_ranks
 from profdeck.engine.control.outcomes import AT_REST, check_started, judge, rank_and_host
@@ -133,13 +134,11 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     def bind(self, target: object) -> str:
         """Take the target; see `connect`. An actor's engine is connected to where it is."""
-        from profdeck.engine.transport.ray_engine import RayActor, RayEngine
-
-        actor = RayActor.of(target)
-        if actor is None:
-            self._engine = self.connect(target)
+        actor = as_cluster_target(target)
+        if isinstance(actor, Actor):
+            self._engine = actor.engine(backend=self.name, options=self.options)
         else:
-            self._engine = RayEngine(actor, backend=self.name, options=self.options)
+            self._engine = self.connect(target)
         return self._engine.name
 
     @hookimpl

@@ -1,1 +1,1 @@
-"""How commands reach an engine in another process: HTTP and Ray."""
+"""Transport of commands to an engine in another process over HTTP, and of files."""

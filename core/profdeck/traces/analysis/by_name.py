@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -53,7 +54,11 @@ class NameSums:
         self._self_ns += _summed(name, own, len(self._counts))
 
     def kernels(
-        self, classes: Sequence[str], types: Mapping[str, str], per_step: Mapping[int, PerStep]
+        self,
+        classes: Sequence[str],
+        types: Mapping[str, str],
+        per_step: Mapping[int, PerStep],
+        cold_ns: Mapping[int, int],
     ) -> tuple[KernelSummary, ...]:
         """Return what ran on devices.
 
@@ -61,6 +66,7 @@ class NameSums:
             classes: Of each name.
             types: The type of the operator that a kernel carries out, as far as that is known.
             per_step: By the code of the name.
+            cold_ns: Times in excluded steps, by the code of the name.
         """
         used = self._on_device & (self._counts > 0)
         all_ns = int(self._total_ns[used].sum())
@@ -76,28 +82,36 @@ class NameSums:
                 share=_share(self._total_ns[code], all_ns),
                 per_step=per_step.get(code),
                 type=types.get(self._tables.names[code]),
+                cold_us=_us(cold_ns.get(code, 0)),
             )
             for code in self._largest(self._total_ns, used)
         )
 
-    def classes(self, found: Sequence[str], number_of_name: Int) -> tuple[CategorySummary, ...]:
+    def classes(
+        self, found: Sequence[str], number_of_name: Int, cold_ns: Mapping[int, int]
+    ) -> tuple[CategorySummary, ...]:
         """Return the sums of classes.
 
         Args:
             found: The names of the classes.
             number_of_name: Of each name, which of them it is of; ``len(found)`` for no kernel.
+            cold_ns: Times in excluded steps, by the code of the name.
         """
         used = self._on_device & (self._counts > 0)
         of_class = number_of_name[used]
         counts = np.bincount(of_class, weights=self._counts[used], minlength=len(found))
         totals = np.bincount(of_class, weights=self._total_ns[used], minlength=len(found))
         all_ns = int(self._total_ns[used].sum())
+        cold = Counter[int]()
+        for code, time_ns in cold_ns.items():
+            cold[int(number_of_name[code])] += time_ns
         return tuple(
             CategorySummary(
                 category=found[number],
                 count=int(counts[number]),
                 total_us=_us(totals[number]),
                 share=_share(totals[number], all_ns),
+                cold_us=_us(cold[number]),
             )
             for number in np.argsort(-totals[: len(found)], kind="stable").tolist()
         )
@@ -108,13 +122,19 @@ class NameSums:
         return codes
 
     def operators(
-        self, of_kind: NDArray[np.bool_], per_step: Mapping[int, PerStep], *, on_host: bool
+        self,
+        of_kind: NDArray[np.bool_],
+        per_step: Mapping[int, PerStep],
+        cold_ns: Mapping[int, int],
+        *,
+        on_host: bool,
     ) -> tuple[OperatorSummary, ...]:
         """Return operators or annotations.
 
         Args:
             of_kind: Which names are theirs.
             per_step: By the code of the name.
+            cold_ns: Times in excluded steps, by the code of the name.
             on_host: Whether the host was read.
         """
         return tuple(
@@ -125,6 +145,7 @@ class NameSums:
                 total_us=_us(self._total_ns[code]),
                 max_us=_us(self._max_ns[code]),
                 per_step=per_step.get(code),
+                cold_us=_us(cold_ns.get(code, 0)),
             )
             for code in self._largest(self._self_ns if on_host else self._total_ns, of_kind & (self._counts > 0))
         )

@@ -13,8 +13,10 @@ import attrs
 
 from profdeck.base.errors import TraceError
 from profdeck.base.json_files import JsonKind
+from profdeck.traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck.traces.analysis.detail_model import PerStep
 from profdeck.traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
+from profdeck.traces.analysis.formatting import ranges
 from profdeck.traces.analysis.model import RankSummary, RunSummary, StepSummary
 from profdeck.traces.analysis.noise import Measured, TimeSample, change_of, pooled, sample_of
 from profdeck.traces.analysis.pairing import RankPair, RankSummaries, names_of, paired
@@ -24,6 +26,8 @@ _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may dif
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
 _SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
 _HEAD_BYTES = 4096
+_OF_HOST = ("operators", "idle")
+_SIDES = ("before", "after")
 _RUN_SUMMARY = JsonKind(RunSummary)
 
 
@@ -75,6 +79,9 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     than those of several. The error of a change is the root of the sum of the squares of both sides; that of a mean
     over ranks is taken as the mean of their errors, which it cannot exceed, however much they vary together.
 
+    Cold steps are excluded where a trace has other steps, and traces with only a cold step where a side has others. If
+    all traces of one side have only a cold step, times of the host are not compared.
+
     What varies from run to run (clocks, neighbours, placement) is in the noise only as far as it varies between the
     traces of a side.
 
@@ -116,6 +123,8 @@ class _Time:
     count: int | None
     total_us: float
     per_step: PerStep | None = None
+    cold_us: float = 0.0
+    """Part of ``total_us`` in an excluded cold step."""
 
 
 class _Group(NamedTuple):
@@ -137,11 +146,13 @@ class _Times:
     """How many steps there are of each kind and stage; empty if totals are compared."""
     steps: int
     """How many are the basis; 1 if totals are compared."""
+    recorded_steps: int
+    """The same with excluded cold steps."""
 
     def calls(self, key: _Key) -> float:
         """Return how often it ran per step."""
         time = self.by_key.get(key)
-        return (time.count or 0) / self.steps if time else 0.0
+        return (time.count or 0) / self.recorded_steps if time else 0.0
 
     @property
     def sum_us(self) -> float:
@@ -174,18 +185,25 @@ _Section = Callable[[RankSummary], dict[_Key, _Time]]
 
 def _kernels(rank: RankSummary) -> dict[_Key, _Time]:
     return {
-        _Key(kernel.name, kernel.kind): _Time(kernel.category, kernel.count, kernel.total_us, kernel.per_step)
+        _Key(kernel.name, kernel.kind): _Time(
+            kernel.category, kernel.count, kernel.total_us, kernel.per_step, kernel.cold_us
+        )
         for kernel in rank.kernels
     }
 
 
 def _categories(rank: RankSummary) -> dict[_Key, _Time]:
-    return {_Key(of.category, ""): _Time(of.category, of.count, of.total_us, of.per_step) for of in rank.categories}
+    return {
+        _Key(of.category, ""): _Time(of.category, of.count, of.total_us, of.per_step, of.cold_us)
+        for of in rank.categories
+    }
 
 
 def _operators(rank: RankSummary) -> dict[_Key, _Time]:
     return {
-        _Key(operator.name, ""): _Time(None, operator.count, operator.self_us or 0.0, operator.per_step)
+        _Key(operator.name, ""): _Time(
+            None, operator.count, operator.self_us or 0.0, operator.per_step, operator.cold_us
+        )
         for operator in rank.operators
     }
 
@@ -194,7 +212,7 @@ def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
     """Read what the job marks, without the marks of steps, whose names hold numbers."""
     marks = {step.name for step in rank.steps}
     return {
-        _Key(mark.name, ""): _Time(None, mark.count, mark.total_us, mark.per_step)
+        _Key(mark.name, ""): _Time(None, mark.count, mark.total_us, mark.per_step, mark.cold_us)
         for mark in rank.annotations
         if mark.name not in marks
     }
@@ -202,6 +220,15 @@ def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
 
 def _overall(rank: RankSummary) -> dict[_Key, _Time]:
     """Read the sums; what was not looked at is absent."""
+    cold = [of for step in excluded_steps(rank.steps) for of in step.devices]
+    in_cold_step = {
+        "kernels": sum(of.cold_us for of in rank.categories),
+        "operators": sum(of.cold_us for of in rank.operators),
+        "busy": sum(of.busy_us for of in cold),
+        "idle": sum(of.duration_us - of.busy_us for of in cold),
+        "communication": sum(of.communication_us for of in cold),
+        "exposed communication": sum(of.exposed_communication_us for of in cold),
+    }
     exposed = None
     if rank.communication_us is not None and rank.overlap_us is not None:
         exposed = rank.communication_us - rank.overlap_us
@@ -213,33 +240,43 @@ def _overall(rank: RankSummary) -> dict[_Key, _Time]:
         "communication": rank.communication_us,
         "exposed communication": exposed,
     }
-    return {_Key(name, ""): _Time(None, None, total_us) for name, total_us in sums.items() if total_us is not None}
+    return {
+        _Key(name, ""): _Time(None, None, total_us, cold_us=in_cold_step[name])
+        for name, total_us in sums.items()
+        if total_us is not None
+    }
 
 
 def _groups(*traces: RankSummary) -> dict[_Group, list[StepSummary]]:
     groups: dict[_Group, list[StepSummary]] = {}
     for trace in traces:
+        of_trace: dict[_Group, list[StepSummary]] = {}
         for step in trace.steps:
-            groups.setdefault(_Group(step.kind, step.stage or ""), []).append(step)
+            of_trace.setdefault(_Group(step.kind, step.stage or ""), []).append(step)
+        for group, steps in of_trace.items():
+            groups.setdefault(group, []).extend(warm_steps(steps))
     return groups
 
 
-def _role(role: str | None, stage: str | None, pairs: Sequence[RankPair]) -> RoleDiff:
+def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair]) -> RoleDiff:
+    pairs = list(map(_without_cold, all_pairs))
     sides = [[trace for pair in pairs for trace in pair.sides[side]] for side in (0, 1)]
     basis = _basis([*sides[0], *sides[1]])
     before, after = (sum(_steps(trace, basis) for trace in side) for side in sides)
     on_host = all(trace.graph_launches is not None for side in sides for trace in side)
+    # The start of the recorder is in the times of the host only.
+    alike = len({all(map(is_cold, side)) for side in sides}) == 1
     return RoleDiff(
         role=role,
         stage=stage,
         basis=basis,
         steps_before=None if basis == "total" else before,
         steps_after=None if basis == "total" else after,
-        overall=_sums(pairs, basis),
-        iterations=_iterations(pairs),
+        overall=_sums(pairs, basis, alike=alike),
+        iterations=_iterations(pairs) if alike else (),
         kernels=_changes(pairs, _kernels, basis),
-        operators=_changes(pairs, _operators, basis) if on_host else (),
-        annotations=_changes(pairs, _annotations, basis),
+        operators=_changes(pairs, _operators, basis) if on_host and alike else (),
+        annotations=_changes(pairs, _annotations, basis) if alike else (),
         categories=_changes(pairs, _categories, basis),
         ranks=tuple(
             RankDiff(
@@ -247,13 +284,13 @@ def _role(role: str | None, stage: str | None, pairs: Sequence[RankPair]) -> Rol
                 rank=pair.rank,
                 before=tuple(trace.path for trace in pair.before),
                 after=tuple(trace.path for trace in pair.after),
-                overall=_sums([pair], basis),
-                iterations=_iterations([pair]),
+                overall=_sums([pair], basis, alike=alike),
+                iterations=_iterations([pair]) if alike else (),
                 categories=_changes([pair], _categories, basis),
             )
             for pair in pairs
         ),
-        notes=tuple(_notes(sides, on_host=on_host)),
+        notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
     )
 
 
@@ -263,7 +300,13 @@ def _basis(traces: RankSummaries) -> Basis:
 
 
 def _steps(trace: RankSummary, basis: Basis) -> int:
-    return 1 if basis == "total" else sum(step.kind == basis for step in trace.steps)
+    return 1 if basis == "total" else len(warm_steps([step for step in trace.steps if step.kind == basis]))
+
+
+def _without_cold(pair: RankPair) -> RankPair:
+    """Return a pair without the traces that have only a cold step, on each side that has others."""
+    before, after = (tuple(trace for trace in side if not is_cold(trace)) or side for side in pair.sides)
+    return attrs.evolve(pair, before=before, after=after)
 
 
 _Read = list[tuple[list[_Times], list[_Times]]]
@@ -272,7 +315,11 @@ _Read = list[tuple[list[_Times], list[_Times]]]
 def _read(pairs: Sequence[RankPair], section: _Section, basis: Basis) -> _Read:
     def times(trace: RankSummary) -> _Times:
         groups = {} if basis == "total" else {group: len(steps) for group, steps in _groups(trace).items()}
-        return _Times(section(trace), groups, _steps(trace, basis))
+        steps, by_key = _steps(trace, basis), section(trace)
+        if basis == "total":
+            return _Times(by_key, groups, steps, steps)
+        by_key = {key: attrs.evolve(time, total_us=time.total_us - time.cold_us) for key, time in by_key.items()}
+        return _Times(by_key, groups, steps, sum(step.kind == basis for step in trace.steps))
 
     return [([times(trace) for trace in pair.before], [times(trace) for trace in pair.after]) for pair in pairs]
 
@@ -306,11 +353,12 @@ def _measured(read: _Read, key: _Key, basis: Basis) -> Measured:
     return Measured(estimates, str(group), share)
 
 
-def _sums(pairs: Sequence[RankPair], basis: Basis) -> tuple[Change, ...]:
-    """Compare the sums that all traces have."""
+def _sums(pairs: Sequence[RankPair], basis: Basis, *, alike: bool) -> tuple[Change, ...]:
+    """Compare the sums that all traces have; without those of the host if one side has only cold steps."""
     read = _read(pairs, _overall, basis)
     every = [times.by_key for sides in read for side in sides for times in side]
     keys = [key for key in every[0] if all(key in by_key for by_key in every)]
+    keys = [key for key in keys if alike or key.name not in _OF_HOST]
     return tuple(change_of(key.name, None, _measured(read, key, basis)) for key in keys)
 
 
@@ -369,6 +417,23 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
                 f"The mix differs: {old:.0%} of the steps of that kind are {group}s before and {new:.0%} after; what "
                 "is not per stage changes with that."
             )
+
+
+def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> Iterator[str]:
+    """Yield what was excluded because the recorder started in it, and what could not be excluded."""
+    excluded = []
+    for side, name in enumerate(_SIDES):
+        traces = [trace for pair in pairs for trace in pair.sides[side]]
+        if not all(map(is_cold, traces)):
+            numbers = {step.step for trace in traces for step in trace.steps if step.cold and step.step is not None}
+            excluded += [f"step{'s' if len(numbers) > 1 else ''} {ranges([*numbers])} {name}"] if numbers else []
+    if excluded:
+        yield f"Without the recorder's first steps: {', '.join(excluded)}."
+    cold = [name for name, side in zip(_SIDES, sides, strict=True) if all(map(is_cold, side))]
+    if len(cold) == len(_SIDES):
+        yield "All steps are the first of their recorder, which take longer than other steps."
+    elif cold:
+        yield f"Times of the host are not compared: {cold[0]} has only the recorder's first step, which takes longer."
 
 
 def _batch(steps: Sequence[StepSummary]) -> float | None:

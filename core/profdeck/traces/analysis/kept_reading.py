@@ -30,6 +30,7 @@ class _Calls(msgspec.Struct):
     meant: dict[str, str]
     rank: int | None
     anchor_offset_ns: int | None
+    warm_from_ns: int | None
     arrays: list[tuple[str, bytes]]
 
 
@@ -65,6 +66,7 @@ def to_bytes(reading: RankReading) -> bytes | None:
             dict(calls.meant),
             calls.rank,
             calls.anchor_offset_ns,
+            calls.warm_from_ns,
             [(array.dtype.str, array.tobytes()) for array in arrays],
         ),
     )
@@ -98,6 +100,7 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
             run=summary.run,
             host=summary.host,
             anchor_offset_ns=calls.anchor_offset_ns,
+            warm_from_ns=calls.warm_from_ns,
             names=calls.names,
             groups=calls.groups,
             meant=calls.meant,

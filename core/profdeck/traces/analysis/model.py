@@ -48,6 +48,8 @@ class KernelSummary:
     per_step: PerStep | None = None
     type: str | None = None
     """The type of the operator that it carries out, where the recorder tells it, such as CANN's ``MatMulV2``."""
+    cold_us: float = 0.0
+    """Part of ``total_us`` in a cold step, if statistics exclude this step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +66,8 @@ class OperatorSummary:
     max_us: float
     per_step: PerStep | None = None
     """Of ``self_us``; of an annotation, of ``total_us``."""
+    cold_us: float = 0.0
+    """Part of ``self_us``, or of the ``total_us`` of an annotation, in a cold step, if statistics exclude this step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +80,8 @@ class CategorySummary:
     share: float
     """Of the total of all classes; they may run at the same time, so this is no share of the busy time."""
     per_step: PerStep | None = None
+    cold_us: float = 0.0
+    """Part of ``total_us`` in a cold step, if statistics exclude this step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -169,11 +175,14 @@ class StepSummary:
     """Time of the kernels, copies and fills that started in it; ``None`` without a device."""
     devices: tuple[StepOfDevice, ...] = ()
     """What each device did in it: of the global steps, or of the iterations of a trace without global steps."""
+    cold: bool = False
+    """Whether the recorder started in this step, without warm-up, so that it took longer. Statistics exclude a cold
+    step if the trace has other steps of its kind and stage."""
 
 
 @attrs.frozen(kw_only=True)
 class IterationStatistics:
-    """The time of all steps of one kind and stage. Percentiles are by linear interpolation."""
+    """The time of all steps of one kind and stage but cold ones. Percentiles are by linear interpolation."""
 
     kind: str
     stage: str | None

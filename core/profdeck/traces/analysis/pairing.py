@@ -59,7 +59,7 @@ def _by_key(ranks: RankSummaries, *, by_role: bool) -> dict[tuple[object, ...], 
     groups: dict[tuple[object, ...], list[RankSummary]] = {}
     nameless: Counter[tuple[object, ...]] = Counter()
     for rank in ranks:
-        of = (rank.role, rank.replica, _stage(rank)) if by_role else (_stage(rank),)
+        of = (rank.role, rank.replica, stage_of(rank)) if by_role else (stage_of(rank),)
         number: object = rank.rank
         if number is None:
             number = f"position {nameless[of]}"
@@ -70,10 +70,11 @@ def _by_key(ranks: RankSummaries, *, by_role: bool) -> dict[tuple[object, ...], 
 
 def _pair(before: RankSummaries, after: RankSummaries) -> RankPair:
     known = next((rank for rank in (*after, *before) if rank.role), after[0])
-    return RankPair(known.role, _stage(known), known.replica, known.rank, tuple(before), tuple(after))
+    return RankPair(known.role, stage_of(known), known.replica, known.rank, tuple(before), tuple(after))
 
 
-def _stage(rank: RankSummary) -> str | None:
+def stage_of(rank: RankSummary) -> str | None:
+    """Return the stage or kind of batch that a capture is of, by its id."""
     match = _CAPTURE.fullmatch(rank.capture or "")
     return match["stage"] if match else None
 

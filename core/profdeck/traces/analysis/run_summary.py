@@ -18,9 +18,8 @@ from profdeck.traces.analysis.skew import skew_of
 from profdeck.traces.analysis.step_names import StepNames
 from profdeck.traces.analysis.typical import candidates, typical_steps
 from profdeck.traces.kept_results import FileIdentity, KeptResults
-from profdeck.traces.parallel import map_traces
+from profdeck.traces.parallel import Executor, map_traces
 from profdeck.traces.proofs import KeptProofs, Proof, sha256_of
-from profdeck.traces.ray_tasks import map_on_ray
 from profdeck.traces.sources import TraceSource
 
 
@@ -32,7 +31,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     buckets: int = 0,
     kept_buckets: int = 0,
     processes: int = 1,
-    ray: str | None = None,
+    executor: Executor | None = None,
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
@@ -46,7 +45,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         kept_buckets: The same of pictures that are kept for a later question, where this one wants none.
         processes: How many traces are read at once, each in a process of its own if it is more than one; of one trace,
             how many processes read it together.
-        ray: The address of a Ray cluster on whose nodes the traces are read instead; they must see the files.
+        executor: Reads the traces on other machines instead, which must see the files.
         cache: Where results are kept: what did not change since it was read is not read again.
         on_progress: Called with the bytes read so far and in all.
 
@@ -68,7 +67,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     if left:
         to_read = [sources[index] for index in left]
         sizes = [source.size_bytes for source in to_read]
-        if ray is None:
+        if executor is None:
             if len(left) == 1:
                 how = attrs.evolve(how, processes=processes)
             read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
@@ -76,7 +75,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
             # The nodes have caches of their own, or none that lasts: what they find is kept here.
             before = [how.results.before(source.path) for source in to_read]
             on_nodes = attrs.evolve(how, cache=None)
-            read = map_on_ray(on_nodes.read, to_read, sizes, address=ray, on_progress=on_progress)
+            read = executor(on_nodes.read, to_read, sizes, on_progress=on_progress)
             for identity, source, result in zip(before, to_read, read, strict=True):
                 if identity is not None and not isinstance(result, TraceError):
                     how.keep(identity, source, result)

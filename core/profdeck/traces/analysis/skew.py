@@ -33,7 +33,7 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     are here took part, at the same time. The last to arrive is named only if it is later than the one before by more
     than ends differ, and by 1 us: less is noise. A straggler was the last of at least five collectives, more often
     than half-way between chance and always; or else by that much of the time for which the others waited for the last,
-    without the tenth of its waits that were longest.
+    without the tenth of its waits that were longest. Collectives that began in a cold step of a rank are excluded.
     """
     teams: dict[RankTeam, list[Collectives]] = {}
     for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)):
@@ -56,7 +56,7 @@ def _skew(team: Sequence[Collectives]) -> GroupSkew:
     noise_ns = max([MIN_NOISE_NS, *(offset.spread_ns for offset in offsets if offset.spread_ns is not None)])
     tally = _Tally(len(team))
     for group in groups:
-        tally.add(group, [offset.offset_ns for offset in offsets], noise_ns)
+        tally.add(group, [offset.offset_ns for offset in offsets], noise_ns, [rank.warm_from_ns for rank in team])
     return GroupSkew(
         role=role,
         replica=replica,
@@ -95,13 +95,23 @@ class _Tally:
         """By how much each was later than the one before it, where it was the last."""
         self._of_name: dict[str, list[float]] = {}
 
-    def add(self, group: MatchedGroup, offset_ns: Sequence[int], noise_ns: int) -> None:
-        """Take the collectives of a group."""
+    def add(
+        self, group: MatchedGroup, offset_ns: Sequence[int], noise_ns: int, warm_from_ns: Sequence[int | None]
+    ) -> None:
+        """Add the collectives of a group."""
         self.calls += sum(len(calls.name) for calls in group.members.values())
         members = list(group.matched)
         if len(members) < 2:  # noqa: PLR2004 - a rank alone waits for nobody
             return
         everywhere = np.flatnonzero(np.all([group.matched[member] >= 0 for member in members], axis=0))
+        cold = np.zeros(len(everywhere), dtype=bool)
+        for member in members:
+            if (from_ns := warm_from_ns[member]) is not None:
+                cold |= group.members[member].start_ns[group.matched[member][everywhere]] < from_ns
+        self.calls -= int(np.count_nonzero(cold)) * len(members)
+        everywhere = everywhere[~cold]
+        if not len(everywhere):
+            return
         start, end = group.times_ns(everywhere, offset_ns)
         arrived = start.max(axis=0)
         together = arrived <= end.min(axis=0) + noise_ns

@@ -28,7 +28,7 @@ class StageTimes:
     """Adds up what the host did in the steps of a trace and in their stages, slice by slice.
 
     A stage is whatever the job marks inside a step on the thread that marks the steps; marks inside of it are a part of
-    it. Of several such threads the one with the most time in steps counts.
+    it. Of several such threads the one with the most time in steps counts. Excluded steps do not count.
     """
 
     def __init__(self, marks: Columns, is_stage: NDArray[np.bool_], steps: TraceSteps) -> None:
@@ -43,18 +43,29 @@ class StageTimes:
         self._basis = kind or RECORDING
         own = marks[is_stage[marks.name] & (marks.end_ns > marks.start_ns)]
         own = own[np.lexsort((-own.end_ns, own.start_ns))]
-        self._steps = None if kind is None else _on_main_thread(steps, steps.host[kind])
+        self._steps: StepWindows | None = None if kind is None else _on_main_thread(steps, steps.host[kind])
         track = _main_track(own) if self._steps is None else int(steps.track[self._steps.step[0]])
         own = own[own.track == track]
         own = own[outermost(own.track, own.end_ns)]
         step = np.zeros(len(own), dtype=np.int64) if self._steps is None else _local(self._steps).of(own.start_ns)
-        own, self._step_of = own[step >= 0], step[step >= 0]
-        codes, self._stage = np.unique(own.name, return_inverse=True)
-        self._names = [marks.names[code] for code in codes.tolist()]
-        self._start, self._end = own.start_ns, own.end_ns
+        own, step = own[step >= 0], step[step >= 0]
+        start, end = own.start_ns, own.end_ns
         if self._steps is not None and self._steps.end_ns is not None:
             # A mark that ends after its step belongs to it up to there.
-            self._end = np.minimum(self._end, self._steps.end_ns[self._step_of])
+            end = np.minimum(end, self._steps.end_ns[step])
+        self._pictured = [marks.names[code] for code in own.name.tolist()], start, end
+        if self._steps is not None and not (excluded := steps.excluded[self._steps.step]).all():
+            counted = ~excluded[step]
+            own, step, start, end = (
+                own[counted],
+                (np.cumsum(~excluded) - 1)[step[counted]],
+                start[counted],
+                end[counted],
+            )
+            self._steps = _without(self._steps, excluded)
+        codes, self._stage = np.unique(own.name, return_inverse=True)
+        self._names = [marks.names[code] for code in codes.tolist()]
+        self._step_of, self._start, self._end = step, start, end
         self._communicates = np.array([_COLLECTIVE.match(name) is not None for name in marks.names], dtype=bool)
         self._communication = np.zeros(len(self._names), dtype=np.int64)
         self._of_stage = np.zeros((len(CAUSES), len(self._names)), dtype=np.int64)
@@ -100,15 +111,16 @@ class StageTimes:
 
     def marks(self, origin_ns: int) -> list[TimelineMark]:
         """Return where the stages are, with times counted from an origin."""
-        rows = zip(self._stage.tolist(), self._start.tolist(), self._end.tolist(), strict=True)
+        names, starts, ends = self._pictured
+        rows = zip(names, starts.tolist(), ends.tolist(), strict=True)
         return [
             TimelineMark(
-                name=self._names[stage],
+                name=name,
                 kind="stage",
                 start_us=(start - origin_ns) / _NS_PER_US,
                 duration_us=(end - start) / _NS_PER_US,
             )
-            for stage, start, end in rows
+            for name, start, end in rows
         ]
 
     def _of(self, stage: int, steps: int, total_ns: int) -> StageSummary:
@@ -136,6 +148,11 @@ def _on_main_thread(steps: TraceSteps, windows: StepWindows) -> StepWindows:
     time_ns = np.bincount(track, weights=ends - windows.start_ns)
     mine = track == int(time_ns.argmax())
     return StepWindows(windows.step[mine], windows.start_ns[mine], ends[mine])
+
+
+def _without(windows: StepWindows, excluded: NDArray[np.bool_]) -> StepWindows:
+    ends = None if windows.end_ns is None else windows.end_ns[~excluded]
+    return StepWindows(windows.step[~excluded], windows.start_ns[~excluded], ends)
 
 
 def _local(windows: StepWindows) -> StepWindows:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck.traces.analysis.detail_model import PerStep
+from profdeck.traces.analysis.device_steps import step_kind
 from profdeck.traces.analysis.model import IterationStatistics, StepSummary
 from profdeck.traces.analysis.step_names import ITERATION
 from profdeck.traces.analysis.steps import TraceSteps
@@ -32,7 +33,7 @@ class StepTimes:
     step to step is looked at over steps that do the same: for each name, over those of the kind and stage in which it
     took the most time, and over global steps only where it took none in iterations. These must be two or more, and it
     must take time in at least half of them; of more than 256 of one kind and stage, that many are looked at, drawn at
-    random.
+    random. A cold step is excluded if there are other steps of its kind and stage.
     """
 
     def __init__(self, steps: TraceSteps) -> None:
@@ -40,7 +41,7 @@ class StepTimes:
         groups: dict[tuple[str, str | None], int] = {}
         of_mark = [groups.setdefault((mark.kind, mark.stage), len(groups)) for mark in steps.marks]
         self._groups = list(groups)
-        self._group = np.array(of_mark, dtype=np.int64)[steps.name]
+        self._group = _without_excluded(np.array(of_mark, dtype=np.int64)[steps.name], steps.excluded, len(groups))
         self._device_ns = np.zeros(len(steps), dtype=np.int64)
         self._has_device = False
         sampled = _sampled(self._group, len(groups))
@@ -50,6 +51,10 @@ class StepTimes:
         self._kernels = _Sums(row)
         self._operators = _Sums(row)
         self._annotations = _Sums(row)
+        kind = step_kind(steps)
+        self._cold_kernels = _ColdTimes(steps, kind)
+        self._cold_operators = _ColdTimes(steps, kind)
+        self._cold_annotations = _ColdTimes(steps, kind)
 
     def add_device(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
         """Take kernels, copies and fills, or the parts of them in a slice of time.
@@ -60,8 +65,9 @@ class StepTimes:
             time_ns: How long it, or the part, ran.
         """
         self._has_device |= len(start_ns) > 0
-        for windows in self._steps.device.values():
+        for kind, windows in self._steps.device.items():
             step = windows.of(start_ns)
+            self._cold_kernels.add(kind, step, name, time_ns)
             # A float of 64 bits holds 104 days of nanoseconds.
             sums = np.bincount(step + 1, weights=time_ns, minlength=len(self._steps) + 1)
             self._device_ns += sums[1:].astype(np.int64)
@@ -69,13 +75,17 @@ class StepTimes:
 
     def add_operators(self, start_ns: Int, name: NDArray[np.integer], self_ns: Int) -> None:
         """Take operators, or parts of them, with their self time; arguments as above."""
-        for windows in self._steps.host.values():
-            self._operators.add(windows.of(start_ns), name, self_ns)
+        for kind, windows in self._steps.host.items():
+            step = windows.of(start_ns)
+            self._cold_operators.add(kind, step, name, self_ns)
+            self._operators.add(step, name, self_ns)
 
     def add_annotations(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
         """Take annotations, or parts of them, with all of their time; arguments as above."""
-        for windows in self._steps.host.values():
-            self._annotations.add(windows.of(start_ns), name, time_ns)
+        for kind, windows in self._steps.host.items():
+            step = windows.of(start_ns)
+            self._cold_annotations.add(kind, step, name, time_ns)
+            self._annotations.add(step, name, time_ns)
 
     def kernels(self) -> dict[int, PerStep]:
         """Return how the time of each kernel, copy and fill varies, by name."""
@@ -98,12 +108,30 @@ class StepTimes:
         """Return how the time of each annotation varies."""
         return self._per_step(*self._annotations.totals())
 
+    def cold_kernels(self) -> dict[int, int]:
+        """Return the time of each kernel, copy and fill in excluded steps, in nanoseconds, by name."""
+        return self._cold_kernels.by_name
+
+    def cold_operators(self) -> dict[int, int]:
+        """Return the self time of each operator in excluded steps."""
+        return self._cold_operators.by_name
+
+    def cold_annotations(self) -> dict[int, int]:
+        """Return the time of each annotation in excluded steps."""
+        return self._cold_annotations.by_name
+
     def summaries(self, origin_ns: int) -> tuple[StepSummary, ...]:
         """Return the steps, with times counted from an origin."""
         steps = self._steps
         device_ns = self._device_ns.tolist() if self._has_device else [None] * len(steps)
         rows = zip(
-            steps.name.tolist(), steps.pids, steps.start_ns.tolist(), steps.end_ns.tolist(), device_ns, strict=True
+            steps.name.tolist(),
+            steps.pids,
+            steps.start_ns.tolist(),
+            steps.end_ns.tolist(),
+            device_ns,
+            steps.cold.tolist(),
+            strict=True,
         )
         return tuple(
             StepSummary(
@@ -118,8 +146,9 @@ class StepTimes:
                 prefill_tokens=steps.marks[name].prefill_tokens,
                 decode_tokens=steps.marks[name].decode_tokens,
                 device_us=None if device is None else device / _NS_PER_US,
+                cold=cold,
             )
-            for name, pid, start, end, device in rows
+            for name, pid, start, end, device, cold in rows
         )
 
     def statistics(self) -> tuple[IterationStatistics, ...]:
@@ -183,7 +212,7 @@ class StepTimes:
     def _per_step(self, row: Int, code: Int, time_ns: Int) -> dict[int, PerStep]:
         """Return how the time of each code varies over the steps of one group; one entry for a row and code or more."""
         group_of_row = self._group_of_row
-        group_sizes = np.bincount(self._group, minlength=len(self._groups))
+        group_sizes = np.bincount(self._group[self._group >= 0], minlength=len(self._groups))
         in_iterations = np.array([kind == ITERATION for kind, _ in self._groups], dtype=bool)
         pairs, pair = np.unique(code * len(self._groups) + group_of_row[row], return_inverse=True)
         pair_code, pair_group = np.divmod(pairs, max(1, len(self._groups)))
@@ -211,6 +240,30 @@ class StepTimes:
                         mad_us=float(mad[one]) / _NS_PER_US,
                     )
         return results
+
+
+def _without_excluded(group: Int, excluded: NDArray[np.bool_], groups: int) -> Int:
+    """Return the group of each step, or -1 for an excluded step of a group that has other steps."""
+    has_others = np.bincount(group[~excluded], minlength=groups) > 0
+    return np.where(excluded & has_others[group], -1, group)
+
+
+class _ColdTimes:
+    """Times by name in excluded steps of the kind that divides the trace."""
+
+    def __init__(self, steps: TraceSteps, kind: str | None) -> None:
+        self.by_name: dict[int, int] = {}
+        self._kind = kind
+        self._excluded = np.append(steps.excluded, False)  # the last element is for step -1
+        self._is_empty = not steps.excluded.any()
+
+    def add(self, kind: str, step: Int, name: NDArray[np.integer], time_ns: Int) -> None:
+        if self._is_empty or kind != self._kind:
+            return
+        used = self._excluded[step]
+        sums = np.bincount(name[used], weights=time_ns[used])
+        for code in np.flatnonzero(sums).tolist():
+            self.by_name[code] = self.by_name.get(code, 0) + int(sums[code])
 
 
 def _sampled(group: Int, groups: int) -> Int:

@@ -65,12 +65,23 @@ class TraceSteps:
     work: dict[str, StepWindows]
     """Where the work is that was launched in them, from the first kernel to the last; without those that launched none
     or of which that is not known."""
+    cold: NDArray[np.bool_]
+    """Whether the recorder started in a step."""
+    excluded: NDArray[np.bool_]
+    """Whether statistics exclude a step: it is cold, and there are other steps of its kind."""
 
     def __len__(self) -> int:
         return len(self.name)
 
+    def warm_from_ns(self, windows: StepWindows) -> int | None:
+        """Return the start of the first step that is not excluded; ``None`` if no step is excluded."""
+        excluded = self.excluded[windows.step]
+        return int(windows.start_ns[~excluded].min()) if excluded.any() and not excluded.all() else None
 
-def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = None) -> TraceSteps:
+
+def find_steps(
+    columns: Columns, names: StepNames, external_ids: Int | None = None, *, cold_first_step: bool = False
+) -> TraceSteps:
     """Find the steps of a trace.
 
     A mark inside another one of the same kind, on the same thread, is the same step: what drives an engine may mark
@@ -90,6 +101,7 @@ def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = No
             is how Ascend marks them. Other events do no harm.
         names: The names to look for.
         external_ids: The ``External id`` of each annotation, -1 where it has none; of none, if not given.
+        cold_first_step: Whether the first step, and the iterations that begin in it, are cold.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
@@ -116,6 +128,7 @@ def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = No
         on_host[code] |= mark.kind == GLOBAL_STEP and columns.names[code] not in named
     twins[GLOBAL_STEP] = _Twins.of(columns, on_host, ids)
     work = {kind: _work(windows, twins[kind]) for kind, windows in host.items()}
+    cold = _cold(found, of_kind) if cold_first_step else np.zeros(len(found), dtype=bool)
     return TraceSteps(
         names=tuple(columns.names[code] for code in used.tolist()),
         marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
@@ -127,7 +140,27 @@ def find_steps(columns: Columns, names: StepNames, external_ids: Int | None = No
         host=host,
         device={kind: _on_device(kind, windows, work[kind], twins[kind]) for kind, windows in host.items()},
         work=work,
+        cold=cold,
+        excluded=cold & np.any([mask & (mask & ~cold).any() for mask in of_kind.values()], axis=0),
     )
+
+
+def _cold(steps: Columns, of_kind: dict[str, NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return the first global step, or else the first iteration, and the iterations that begin in it.
+
+    Args:
+        steps: The marks of the steps, by start.
+        of_kind: Of each kind, which of them are of it.
+    """
+    in_order = np.flatnonzero(of_kind[GLOBAL_STEP] if of_kind[GLOBAL_STEP].any() else of_kind[ITERATION])
+    if not len(in_order):
+        return np.zeros(len(steps), dtype=bool)
+    first = in_order[0]
+    cold: NDArray[np.bool_] = (
+        of_kind[ITERATION] & (steps.start_ns >= steps.start_ns[first]) & (steps.start_ns < steps.end_ns[first])
+    )
+    cold[first] = True
+    return cold
 
 
 def outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:

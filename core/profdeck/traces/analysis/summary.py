@@ -16,6 +16,7 @@ from profdeck.traces.analysis.call_tree import CallTree
 from profdeck.traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck.traces.analysis.collectives import Collectives, collective_calls, is_message
 from profdeck.traces.analysis.detail_model import Timeline
+from profdeck.traces.analysis.device_steps import step_kind
 from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
 from profdeck.traces.analysis.host_collectives import ONLY_GROUP, host_collectives
 from profdeck.traces.analysis.host_states import HostStates
@@ -25,7 +26,7 @@ from profdeck.traces.analysis.rank_reading import RankReading
 from profdeck.traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck.traces.analysis.shapes import product_flops, shape_calls
 from profdeck.traces.analysis.stages import StageTimes
-from profdeck.traces.analysis.step_names import StepNames
+from profdeck.traces.analysis.step_names import GLOBAL_STEP, StepNames
 from profdeck.traces.analysis.step_times import StepTimes
 from profdeck.traces.analysis.steps import find_steps
 from profdeck.traces.analysis.timeline import Kinds, TimelineParts
@@ -153,7 +154,10 @@ class _Summary:
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._sums = NameSums(tables)
-        steps = find_steps(trace.marks, step_names, trace.annotations.of(trace.marks))
+        steps = find_steps(
+            trace.marks, step_names, trace.annotations.of(trace.marks), cold_first_step=source.cold_first_step
+        )
+        self._trace_steps = steps
         self._steps = StepTimes(steps)
         self._host = None if trace.devices_only else HostStates(tables, of_steps)
         is_stage = annotations & ~is_own
@@ -247,11 +251,15 @@ class _Summary:
             communication_us=_sum_of(devices, lambda device: device.communication_us),
             overlap_us=_sum_of(devices, lambda device: device.overlap_us),
             graph_launches=sums.graph_launches() if on_host else None,
-            kernels=sums.kernels(self._classes, trace.kernel_types, self._steps.kernels()),
+            kernels=sums.kernels(self._classes, trace.kernel_types, self._steps.kernels(), self._steps.cold_kernels()),
             categories=self._categories(),
             copies=sums.copies(trace.copied),
-            operators=sums.operators(self._is_operator, self._steps.operators(), on_host=on_host),
-            annotations=sums.operators(self._is_annotation, self._steps.annotations(), on_host=on_host),
+            operators=sums.operators(
+                self._is_operator, self._steps.operators(), self._steps.cold_operators(), on_host=on_host
+            ),
+            annotations=sums.operators(
+                self._is_annotation, self._steps.annotations(), self._steps.cold_annotations(), on_host=on_host
+            ),
             devices=devices,
             steps=tuple(attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in steps),
             iterations=self._steps.statistics(),
@@ -278,7 +286,7 @@ class _Summary:
         per_step = self._steps.classes(number_of_name)
         return tuple(
             attrs.evolve(of_class, per_step=per_step.get(numbers[of_class.category]))
-            for of_class in self._sums.classes(found, number_of_name)
+            for of_class in self._sums.classes(found, number_of_name, self._steps.cold_kernels())
         )
 
     def _cores(self) -> tuple[CoreSummary, ...]:
@@ -308,6 +316,9 @@ class _Summary:
         stated = [*trace.collectives.stated, None]
         of_args = trace.collectives.of(calls)
         kernels, name = _pairs(calls.name, of_args, len(stated))
+        kind = step_kind(self._trace_steps) or GLOBAL_STEP
+        windows = (self._trace_steps.host if on_hosts else self._trace_steps.device)[kind]
+        warm_from_ns = self._trace_steps.warm_from_ns(windows)
         streams, group = _pairs(calls.track, of_args, len(stated))
         offset_ns = self._source.clock_offset_ns
         return Collectives(
@@ -328,6 +339,7 @@ class _Summary:
             meant={f"group {digits}": group for digits, group in self._analysed.groups.items()},
             name=name,
             group=group,
+            warm_from_ns=None if warm_from_ns is None else warm_from_ns + trace.base_ns,
             start_ns=calls.start_ns + trace.base_ns,
             end_ns=calls.end_ns + trace.base_ns,
         )

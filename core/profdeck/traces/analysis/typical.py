@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from profdeck.traces.analysis.cold_steps import warm_steps
 from profdeck.traces.analysis.detail_model import TimelineMark
 from profdeck.traces.analysis.labels import strangers
 from profdeck.traces.analysis.model import RankSummary, StepSummary
@@ -17,11 +18,12 @@ _NEAR = 0.1
 def candidates(rank: RankSummary) -> list[StepSummary]:
     """Return the steps that may be chosen, at most three: the middle one in time, and those half-way to the ends.
 
-    They depend on the number of steps alone, so that ranks which recorded the same steps have the same candidates.
+    They depend on the number of steps alone, so that ranks which recorded the same steps have the same candidates. A
+    cold step is not a candidate if there are others.
     """
     kinds = {step.kind for step in rank.steps}
     kind = GLOBAL_STEP if GLOBAL_STEP in kinds else next(iter(kinds), None)
-    steps = [step for step in rank.steps if step.kind == kind]
+    steps = warm_steps([step for step in rank.steps if step.kind == kind])
     places = dict.fromkeys(len(steps) * quarters // 4 for quarters in (2, 1, 3))
     return [steps[place] for place in places if steps]
 
@@ -40,7 +42,8 @@ def typical_steps(ranks: Sequence[RankSummary]) -> dict[str, StepSummary]:
         if not found:
             continue
         kind = found[0].kind
-        medians[rank.path] = statistics.median(_duration(step) for step in rank.steps if step.kind == kind)
+        of_kind = warm_steps([step for step in rank.steps if step.kind == kind])
+        medians[rank.path] = statistics.median(map(_duration, of_kind))
         own = rank.path if rank.path in alone else None if kind == GLOBAL_STEP else rank.replica
         steps = {place if step.step is None else step.step: step for place, step in enumerate(found)}
         teams.setdefault((rank.run, rank.role, rank.capture, kind, own), {})[rank.path] = steps

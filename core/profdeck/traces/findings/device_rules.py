@@ -103,14 +103,14 @@ def synchronisation(view: RankView) -> Iterator[RankFinding]:
     calls = [call for call in view.rank.runtime if _SYNC.search(call.name)]
     count = sum(call.count for call in calls)
     launches = sum(call.count for call in view.rank.runtime if _LAUNCH.search(call.name))
-    often = count > 3 * view.count and launches and count * 20 > launches
+    often = view.calls_per_step(count) > 3 and launches and count * 20 > launches
     if idle > 0.05 * view.step_us or often:
         name = max(calls, key=lambda call: call.count).name if calls else "synchronisation"
         what = f"the device is idle {percent(idle / view.step_us)} of the step meanwhile" if idle else ""
         yield draft(
             view,
             "synchronisation",
-            f"The host waits for the device {count / view.count:,.0f} times a step ({name})"
+            f"The host waits for the device {view.calls_per_step(count):,.0f} times a step ({name})"
             + (f"; {what}" if what else f", once in {launches / count:,.0f} launches"),
             "remove .item(), .cpu(), print of tensors and nonzero() from the loop, or do them every so many steps",
             gain_us=idle or None,
@@ -159,7 +159,7 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "small-kernels",
-            f"{percent(small / count)} of the {count / view.count:,.0f} kernels of a step take less than 10 us",
+            f"{percent(small / count)} of the {view.calls_per_step(count):,.0f} kernels of a step take less than 10 us",
             "fuse them: torch.compile, foreach optimisers, CUDA graphs",
             gain_us=view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True))),
         )
@@ -180,7 +180,8 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             view,
             "one-kernel",
             f"One kernel takes {percent(biggest.share)} of all device work: {short_kernel(biggest.name, 60)} "
-            f"({biggest.category}), {biggest.count / view.count:,.0f} times a step, {biggest.mean_us:,.0f} us each",
+            f"({biggest.category}), {view.calls_per_step(biggest.count):,.0f} times a step, "
+            f"{biggest.mean_us:,.0f} us each",
             "tune it first: shapes, data type, another implementation",
             key=biggest.name,
         )

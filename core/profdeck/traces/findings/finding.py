@@ -8,6 +8,7 @@ import attrs
 
 from profdeck.traces.analysis.labels import strangers
 from profdeck.traces.analysis.model import RunSummary
+from profdeck.traces.analysis.pairing import stage_of
 from profdeck.traces.analysis.run_model import Finding
 from profdeck.traces.findings import device_rules, host_rules, run_rules
 from profdeck.traces.findings.rank_finding import RankFinding
@@ -20,7 +21,9 @@ _PAIR = 2
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return what stands out in a run: what is missing first, then by what share of a step can be gained."""
-    views = [view for view in views_of(run) if view.rank.span_us]
+    everyone = [view for view in views_of(run) if view.rank.span_us]
+    # No step precedes a stage: its recording cannot warm up, and its times are all that there is.
+    views = [view for view in everyone if not view.is_cold or stage_of(view.rank)]
     typical = [view.typical() for view in views]
     drafts = [draft for view in typical for rule in device_rules.RULES for draft in rule(view)]
     drafts += [draft for view in views for rule in host_rules.RULES for draft in rule(view)]
@@ -32,11 +35,16 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
         teams.setdefault((draft.rule, draft.key), []).append(draft)
     noun = "traces" if strangers(run.ranks) else "ranks"
     captures: dict[str, set[str | None]] = {}
-    for view in views:
+    for view in everyone:
         captures.setdefault(view.label, set()).add(view.rank.capture)
     found = [_one(team, captures, noun) for team in teams.values()]
     found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
-    return (*run_rules.incomplete(run), *_without_repeats(found), *run_rules.few_steps(views))
+    return (
+        *run_rules.incomplete(run),
+        *_without_repeats(found),
+        *run_rules.few_steps(views),
+        *run_rules.cold_steps(everyone),
+    )
 
 
 def _one(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str) -> Finding:

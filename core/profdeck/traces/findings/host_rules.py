@@ -64,7 +64,8 @@ def long_gap(view: RankView) -> Iterator[RankFinding]:
     """A gap longer than 10 ms and than 5 % of a step (nsys gpu_gaps)."""
     limit_us = max(10_000, 0.05 * view.step_us)
     gaps = [gap for device in view.rank.devices for gap in device.gaps if gap.duration_us > limit_us]
-    in_steps = [gap for gap in gaps if gap.step is not None] if view.on_devices else gaps
+    excluded = {step.step for step in view.excluded}
+    in_steps = [gap for gap in gaps if gap.step is not None and gap.step not in excluded] if view.on_devices else gaps
     if not in_steps:
         return
     gap = max(in_steps, key=lambda gap: gap.duration_us)
@@ -90,13 +91,14 @@ def _gap_evidence(view: RankView, start_us: float, duration_us: float) -> Eviden
 def garbage(view: RankView) -> Iterator[RankFinding]:
     """Marks of garbage collection longer than 1 ms a step (nsys; the marks come from the job)."""
     for mark in view.rank.annotations:
-        if _GARBAGE.search(mark.name) and mark.total_us / view.count > 1_000:
+        of_step_us = (mark.total_us - mark.cold_us) / view.count
+        if _GARBAGE.search(mark.name) and of_step_us > 1_000:
             yield draft(
                 view,
                 "garbage-collection",
-                f"Garbage collection ({mark.name}) takes {ms(mark.total_us / view.count)} a step",
+                f"Garbage collection ({mark.name}) takes {ms(of_step_us)} a step",
                 "gc.disable() in the loop and gc.collect() every so many steps",
-                gain_us=mark.total_us / view.count,
+                gain_us=of_step_us,
                 key=mark.name,
             )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 
 import attrs
 
+from profdeck.traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck.traces.analysis.detail_model import StageSummary, StepOfDevice
 from profdeck.traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck.traces.analysis.labels import labels_of
@@ -45,8 +45,18 @@ class RankView:
 
     @functools.cached_property
     def steps(self) -> list[StepSummary]:
-        """Its steps of that kind."""
-        return [step for step in self.rank.steps if step.kind == self.kind]
+        """Its steps of that kind, without a cold step if there are others."""
+        return warm_steps([step for step in self.rank.steps if step.kind == self.kind])
+
+    @functools.cached_property
+    def excluded(self) -> list[StepSummary]:
+        """The cold steps of that kind that `steps` does not have."""
+        return [step for step in excluded_steps(self.rank.steps) if step.kind == self.kind]
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether all steps are cold."""
+        return is_cold(self.rank)
 
     @functools.cached_property
     def on_devices(self) -> list[StepOfDevice]:
@@ -108,6 +118,10 @@ class RankView:
         """The sum of all kernels, copies and fills."""
         return sum(of.total_us for of in self.rank.categories)
 
+    def calls_per_step(self, count: int) -> float:
+        """Return the number of calls per step, from the number of calls in the recording."""
+        return count / (self.count + len(self.excluded))
+
     def per_step(self, total_us: float) -> float:
         """Return what of a sum over all work of the devices belongs to a step: as much as of their busy time does."""
         return total_us * self._share_of_steps / self.count
@@ -145,9 +159,11 @@ class RankView:
         kept = [
             step
             for step in self.rank.steps
-            if step.kind != self.kind or max([step.duration_us, *(of.duration_us for of in step.devices)]) <= limit_us
+            if step.kind != self.kind
+            or step.cold
+            or max([step.duration_us, *(of.duration_us for of in step.devices)]) <= limit_us
         ]
-        enough = sum(step.kind == self.kind for step in kept) >= _FEWEST_STEPS
+        enough = sum(step.kind == self.kind and not step.cold for step in kept) >= _FEWEST_STEPS
         return RankView(attrs.evolve(self.rank, steps=tuple(kept)), self.label, self.typical_step) if enough else self
 
     def evidence(self, step: StepSummary | None = None) -> Evidence | None:
@@ -159,6 +175,6 @@ class RankView:
             return Evidence(path=self.rank.path, start_us=of.start_us, duration_us=of.duration_us)
         return Evidence(path=self.rank.path, start_us=step.start_us, duration_us=step.duration_us)
 
-    def of_kind(self, kind: str, stage: str) -> Iterator[StepSummary]:
-        """Yield the steps of a kind and stage."""
-        return (step for step in self.rank.steps if (step.kind, step.stage) == (kind, stage))
+    def of_kind(self, kind: str, stage: str) -> list[StepSummary]:
+        """Return the steps of a kind and stage, without a cold step if there are others."""
+        return warm_steps([step for step in self.rank.steps if (step.kind, step.stage) == (kind, stage)])

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from profdeck.base.words import plural
 from profdeck.traces.analysis.labels import label_of, labels_of, strangers
 from profdeck.traces.analysis.model import GroupSkew, RunSummary
+from profdeck.traces.analysis.pairing import stage_of
 from profdeck.traces.analysis.run_model import Finding
 from profdeck.traces.analysis.step_names import GLOBAL_STEP
 from profdeck.traces.findings.rank_finding import RankFinding, ms, percent
@@ -16,6 +17,7 @@ from profdeck.traces.findings.rank_view import RankView
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
 _FEWEST_STEPS = 3
+FIRST_STEP = "the recorder's first step"
 
 
 def incomplete(run: RunSummary) -> Iterator[Finding]:
@@ -44,16 +46,38 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
 
 
 def few_steps(views: Sequence[RankView]) -> Iterator[Finding]:
-    """Fewer than three steps."""
+    """Fewer than three steps, without cold steps."""
     counts: Counter[str] = Counter()  # of a rank, over its captures
     for view in views:
         if view.kind == GLOBAL_STEP:
             counts[view.label] += len(view.steps)
     if counts and max(counts.values()) < _FEWEST_STEPS:
+        without = f" after {FIRST_STEP}" if any(view.excluded for view in views) else ""
         yield _notice(
-            f"Only {plural(max(counts.values()), 'step')} recorded; step-to-step variation is unknown",
+            f"Only {plural(max(counts.values()), 'step')} recorded{without}; step-to-step variation is unknown",
             "record at least three steps in a row",
             rule="few-steps",
+        )
+
+
+def cold_steps(views: Sequence[RankView]) -> Iterator[Finding]:
+    """Traces whose only step is cold."""
+    cold = [view for view in views if view.is_cold]
+    steps = [view for view in cold if not stage_of(view.rank)]
+    if steps:
+        number = steps[0].steps[0].step
+        which = f"{len(steps)} of {plural(len(views), 'trace')} have only" if len(views) > 1 else "The trace has only"
+        which += f" step {number}," if len(steps) == 1 and number is not None else ""
+        yield _notice(
+            f"{which} {FIRST_STEP}, which takes longer than other steps; its times are not judged",
+            "record at least three steps in a row, or let the recorder warm up: `warmup_steps`",
+            rule="cold-step",
+        )
+    if len(cold) > len(steps):
+        yield _notice(
+            "The stages were recorded without warm-up; their times include the start of the recorder",
+            "compare them with stages that were recorded alike",
+            rule="cold-step",
         )
 
 

@@ -58,7 +58,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
         "plot": svg.steps(_series(team)),
         "steps": [
             [
-                Cell(row.name),
+                Cell(row.title),
                 Cell(f"{row.count:,}", kind="n"),
                 ms(row.median_us),
                 ms(row.min_us),

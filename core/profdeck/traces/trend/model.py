@@ -84,6 +84,10 @@ class Trend:
     """By role and replica; first what decides how long it takes."""
     left_out: int
     """Traces that are not whole, or have no step."""
+    cold_left_out: int = 0
+    """Traces with only a cold step, of roles that have others."""
+    cold_excluded: int = 0
+    """Traces whose numbers exclude a cold step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trend as dicts, tuples and scalars."""

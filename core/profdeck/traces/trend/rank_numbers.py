@@ -30,6 +30,10 @@ class RankNumbers:
     """Of kernels, microseconds per step."""
     idle: Mapping[str, float]
     """Idle time of devices by its cause, microseconds per step."""
+    cold: bool = False
+    """Whether the trace has only a cold step."""
+    excludes_cold: bool = False
+    """Whether the numbers exclude a cold step."""
 
 
 def numbers_of(rank: RankSummary) -> RankNumbers:
@@ -54,4 +58,6 @@ def numbers_of(rank: RankSummary) -> RankNumbers:
         stages={stage.name: (stage.total_us - stage.communication_us) / steps for stage in view.stages},
         classes={of.category: view.per_step(of.total_us) for of in rank.categories},
         idle=view.idle,
+        cold=view.is_cold,
+        excludes_cold=bool(view.excluded),
     )

@@ -43,9 +43,25 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, least: float = L
         left_out: Traces that say nothing.
         least: Smaller changes are none, as a fraction of the level before.
     """
-    lines = list(_lines(points))
+    kept = _without_cold(points)
+    lines = list(_lines(kept))
     level = LEVEL / max(1, len(lines))  # of all series together
-    return Trend(series=tuple(_series(line, level, least) for line in lines), left_out=left_out)
+    return Trend(
+        series=tuple(_series(line, level, least) for line in lines),
+        left_out=left_out,
+        cold_left_out=len(points) - len(kept),
+        cold_excluded=sum(point.numbers.excludes_cold for point in kept),
+    )
+
+
+def _without_cold(points: Sequence[RankPoint]) -> list[RankPoint]:
+    """Return the points without traces that have only a cold step, if others of the same role and stage exist."""
+    warm = {_team(point) for point in points if not point.numbers.cold}
+    return [point for point in points if not point.numbers.cold or _team(point) not in warm]
+
+
+def _team(point: RankPoint) -> tuple[str, int, str]:
+    return point.role, -1 if point.replica is None else point.replica, point.stage or ""
 
 
 def _lines(points: Sequence[RankPoint]) -> Iterator[_Line]:
@@ -55,8 +71,7 @@ def _lines(points: Sequence[RankPoint]) -> Iterator[_Line]:
     teams: defaultdict[tuple[str, int, str], defaultdict[tuple[str, str], _Capture]]
     teams = defaultdict(lambda: defaultdict(list))
     for point in points:
-        replica = -1 if point.replica is None else point.replica
-        teams[point.role, replica, point.stage or ""][point.run, point.capture].append(point)
+        teams[_team(point)][point.run, point.capture].append(point)
     for (role, replica, stage), captures in sorted(teams.items()):
         in_order = sorted(captures.values(), key=lambda ranks: _order(ranks[0], began))
         for what in _names(in_order):

@@ -20,9 +20,9 @@ from fleet.clusters import ray_cluster, ray_environment, ray_node, session_of
 DRIVER = """
 import json, sys
 from parallel_jobs import obey
-from profdeck.traces.ray_tasks import map_on_ray
+from profdeck_ray.executor import RayExecutor
 address, *orders = sys.argv[1:]
-found = map_on_ray(obey, orders, [1] * len(orders), address=address, on_progress=lambda *_: None)
+found = RayExecutor(address)(obey, orders, [1] * len(orders), on_progress=lambda *_: None)
 print(json.dumps([str(one) if isinstance(one, Exception) else one[0].split()[0] for one in found]))
 """
 

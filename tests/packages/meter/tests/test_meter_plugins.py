@@ -38,6 +38,7 @@ def test_a_listener_gets_its_options(capture_run: CaptureRun, tmp_path: Path) ->
         ({"listeners": ["meter-gate"], "listener_options.meter-gate.path": "log"}, "this listener has no options"),
         ({"listeners": ["meter-log"], "listener_options.meter-lg.path": "log"}, "'meter-lg' is not in listeners"),
         ({"trainer.options.with_flops": True}, "the backend 'meter' does not support this common option"),
+        ({"trainer.options.intervall": 2}, r"Allowed: (?!.*with_flops).*\bwith_stack\b"),
     ],
 )
 def test_wrong_options_are_errors(capture_run: CaptureRun, settings: dict[str, Any], message: str) -> None:

@@ -1,9 +1,9 @@
-"""What runs in the process of a Ray actor: finds the engine that the actor holds, and calls it where it lives.
+"""Functions that run in the process of a Ray actor: they find the engine that the actor holds, and call it there.
 
-Ray runs these functions by ``__ray_call__``, with the actor's instance as first argument. It does so on the thread that
-the actor's own methods run on; in an actor with async methods on the one that hands calls to the event loop, so that
-nothing may wait there: what has to be awaited is a task of the event loop, and is asked for again and again until it is
-done. All that is taken and returned is plain data, as the other side may be of another version.
+Ray runs these functions by ``__ray_call__``, with the actor's instance as first argument, on the thread of the actor's
+own methods. In an actor with async methods, this is the thread that passes calls to the event loop, so these functions
+must not block: awaitables become tasks of the event loop, whose results are polled with `fetch_result`. Arguments and
+results are plain data, because the other side may have another version.
 """
 
 from __future__ import annotations
@@ -21,88 +21,85 @@ from typing import Any, cast
 
 import attrs
 
+from profdeck import __version__
 from profdeck.backends.plugins import load_backend
 from profdeck.base.blocking import drive
 from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
-from profdeck.base.version import __version__
+from profdeck.engine.clusters import NoEngineError
 from profdeck.engine.engine import Connects, Engine
 from profdeck.engine.transport.file_parts import part_of
 
 _PLAIN = str | bytes | int | float | bool | None
 
 
-class NoEngineError(TargetError):
-    """An actor holds no engine that the backend controls."""
-
-
 @attrs.frozen
 class _Connected:
-    """An engine that was found, for as long as the actor holds that object."""
+    """An engine that was found. It is valid while the actor holds the same object."""
 
     target: object
     engine: Engine
 
 
 _connected: dict[str, _Connected] = {}
-"""By who connects it: the backend, its options, and where the config says that the engine is."""
-_under_way: dict[str, Future[Any]] = {}
-"""By ticket, the calls in the actor's event loop whose results nobody has fetched yet."""
+"""Connected engines, by backend, options and configured attribute."""
+_pending: dict[str, Future[Any]] = {}
+"""Calls in the actor's event loop whose results were not fetched yet, by ticket."""
 
 
 def ask(instance: object, ticket: str, call: Mapping[str, Any]) -> dict[str, Any]:
     """Call a coroutine method of the engine that an actor holds.
 
     Args:
-        instance: the actor.
-        ticket: what `take` gets the result by.
-        call: ``version`` of profdeck on the other side; ``backend`` by name and its ``options``; ``attribute``, the
-            dotted path of the engine, or None; ``method`` with its ``arguments`` and ``keywords``.
+        instance: The actor's instance.
+        ticket: Key of the result for `fetch_result`.
+        call: ``version`` of profdeck on the other side; name of the ``backend`` and its ``options``; ``attribute``,
+            the dotted path of the engine, or None; ``method`` with its ``arguments`` and ``keywords``.
 
     Returns:
-        The ``host`` and its ``times`` (when this was called and when it returned, in Unix nanoseconds), and ``value``;
-        or ``error``, with its ``outcome``, ``fix`` and whether there is ``no_engine``; or ``waiting``. Never raises.
+        The ``host`` and its ``times`` (of the call and of its return, in Unix nanoseconds), and ``value``; or
+        ``error``, with its ``outcome``, ``fix`` and ``no_engine``; or ``waiting``. Never raises.
     """
     called_ns = time.time_ns()
     try:
-        # Not in the event loop, which may be serving: the first time this imports the engine's plugin.
+        # Outside the event loop, which may be serving: the first call imports the engine's plugin.
         engine = _engine(instance, call)
         loop = _event_loop()
         work = _called(engine, call)
         if loop is None:
-            return _said(called_ns, value=drive(work))
-        _under_way[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
-    except BaseException as error:  # noqa: BLE001  # it would end the actor, or arrive wrapped in Ray's words
+            return _reply(called_ns, value=drive(work))
+        _pending[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
+    except BaseException as error:  # noqa: BLE001  # it would kill the actor, or arrive wrapped in Ray's own error
         return _failure(called_ns, error)
-    return _said(called_ns, waiting=True)
+    return _reply(called_ns, waiting=True)
 
 
-def take(_: object, ticket: str) -> dict[str, Any]:
-    """Return the result of a call, once, as `ask` does, or that it is still ``waiting``."""
+def fetch_result(_: object, ticket: str) -> dict[str, Any]:
+    """Return the result of a call as `ask` does, once, or ``waiting``."""
     called_ns = time.time_ns()
-    under_way = _under_way.get(ticket)
-    if under_way is None:
+    pending = _pending.get(ticket)
+    if pending is None:
         text = "The actor was restarted while it was asked."
         return _failure(called_ns, TargetError(text, Outcome.UNREACHABLE, "See in its log why."))
-    if not under_way.done():
-        return _said(called_ns, waiting=True)
-    del _under_way[ticket]
+    if not pending.done():
+        return _reply(called_ns, waiting=True)
+    del _pending[ticket]
     try:
-        return _said(called_ns, value=under_way.result())
+        return _reply(called_ns, value=pending.result())
     except BaseException as error:  # noqa: BLE001  # as above
         return _failure(called_ns, error)
 
 
 def forget(_: object, ticket: str) -> None:
-    """Give up the result of a call. The call itself goes on: engines do not expect that theirs are cancelled."""
-    _under_way.pop(ticket, None)
+    """Discard the result of a call. The call itself continues: engines do not expect cancelled calls."""
+    _pending.pop(ticket, None)
 
 
-def give(_: object, output: str, place: str, offset: int) -> dict[str, Any]:
-    """Return a part of a file of a capture, or what is in a directory, below an output directory of this node."""
+def read_part(_: object, output: str, place: str, offset: int) -> dict[str, Any]:
+    """Return a part of a file of a capture, or the list of a directory, below an output directory of this node."""
     called_ns = time.time_ns()
-    return _said(called_ns, part=attrs.asdict(part_of(Path(output), place, offset)))
+    return _reply(called_ns, part=attrs.asdict(part_of(Path(output), place, offset)))
 
 
 async def _called(engine: Engine, call: Mapping[str, Any]) -> Any:
@@ -119,32 +116,33 @@ async def _called(engine: Engine, call: Mapping[str, Any]) -> Any:
 
 
 def _engine(instance: object, call: Mapping[str, Any]) -> Engine:
-    """Return the engine, looked for again before each capture: the actor may have made a new one."""
+    """Return the engine. Search again before each capture: the actor may have created a new engine."""
     if call["version"] != __version__:
         text = f"The actor's process has profdeck {__version__}, and the one that asks {call['version']}."
         raise TargetError(text, Outcome.REFUSED, "Install the same version of profdeck on both sides.")
     key = json.dumps([call["backend"], call["options"], call["attribute"]], sort_keys=True)
-    known = _connected.get(key)
-    if known is not None and call["method"] != "has_profdeck":
-        return known.engine
+    connected = _connected.get(key)
+    if connected is not None and call["method"] != "has_profdeck":
+        return connected.engine
     cls = load_backend(call["backend"])
-    # Engines are asked for by their own backends only.
+    # Only backends of engines send calls.
     backend = cast("Connects", cls(structure(call["options"], cls.Options, where="options")))
     found = find(instance, backend, call["attribute"])
-    if known is None or known.target is not found.target:  # an Engine remembers what it was asked for
-        _connected[key] = known = found
-    return known.engine
+    if connected is None or connected.target is not found.target:  # an Engine object has the state of its captures
+        _connected[key] = connected = found
+    return connected.engine
 
 
 def find(instance: object, backend: Connects, path: str | None) -> _Connected:
-    """Find what a backend controls in an actor: where the path says, else its only attribute that is such an engine,
-    else the actor itself.
+    """Find the engine that a backend controls in an actor.
+
+    It is the object at the path. Without a path, it is the only attribute that is such an engine, or the actor itself.
 
     Raises:
-        NoEngineError: there is none.
-        TargetError: there are several.
-        ConfigError: what the path says is none.
-        PluginError: the engine's library is missing in this process, or not supported.
+        NoEngineError: The actor holds no such engine.
+        TargetError: Several attributes are such engines.
+        ConfigError: The object at the path is not such an engine.
+        PluginError: The engine's library is missing in this process, or not supported.
     """
     if path is not None:
         return _at(instance, backend, path)
@@ -194,7 +192,7 @@ def _at(instance: object, backend: Connects, path: str) -> _Connected:
 
 def _candidates(instance: object) -> Iterator[tuple[str, object]]:
     for name, value in vars(instance).items():
-        # Text would be taken for the URL of a server, and the handle of another actor seems to have any method.
+        # A backend would treat text as the URL of a server. The handle of another actor appears to have any method.
         if not isinstance(value, _PLAIN) and type(value).__module__.partition(".")[0] != "ray":
             yield name, value
 
@@ -202,17 +200,15 @@ def _candidates(instance: object) -> Iterator[tuple[str, object]]:
 def _accepted(backend: Connects, target: object) -> Engine | None:
     try:
         return backend.connect(target)
-    except (ConfigError, MissingLibraryError):  # without its library there is no such engine
+    except (ConfigError, MissingLibraryError):  # an engine cannot exist without its library
         return None
 
 
 def _event_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of an actor with async methods: the one that its ``__init__`` has run in, and all methods
-    that are in no concurrency group.
-    """
+    """Return the event loop of an actor with async methods, in which ``__init__`` and most methods run."""
     import ray
 
-    core = ray._private.worker.global_worker.core_worker  # noqa: SLF001  # there is no other way (Ray 2.40 to 2.60)
+    core = ray._private.worker.global_worker.core_worker  # noqa: SLF001  # no public API returns it (Ray 2.40 to 2.60)
     if not core.current_actor_is_asyncio():
         return None
     loop: asyncio.AbstractEventLoop = core.get_event_loop(SimpleNamespace(function_name="__init__"), None)[0]
@@ -226,11 +222,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _said(called_ns: int, **what: Any) -> dict[str, Any]:
-    return {"host": socket.gethostname(), "times": [called_ns, time.time_ns()], **what}
+def _reply(called_ns: int, **fields: Any) -> dict[str, Any]:
+    return {"host": socket.gethostname(), "times": [called_ns, time.time_ns()], **fields}
 
 
 def _failure(called_ns: int, error: BaseException) -> dict[str, Any]:
     found = target_error(error)
     outcome, no_engine = found.outcome.value, isinstance(found, NoEngineError)
-    return _said(called_ns, error=str(found), outcome=outcome, fix=found.fix, no_engine=no_engine)
+    return _reply(called_ns, error=str(found), outcome=outcome, fix=found.fix, no_engine=no_engine)

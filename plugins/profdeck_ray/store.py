@@ -1,21 +1,20 @@
-"""Captures on demand through a named actor of a Ray cluster, for jobs whose processes are actors or tasks of one.
+"""Store for captures on demand: a named actor of a Ray cluster, for jobs whose processes are actors or tasks.
 
-The first process of the job makes the actor, which needs no CPU, and which ends by itself when nobody has asked it for
-a while: every process of a job looks for requests twice a second.
+The first process of the job creates the actor. It needs no CPU, and exits after a time without calls: every process of
+a job polls for requests twice a second.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from profdeck.base.errors import ConfigError, MissingLibraryError
+from profdeck.base.errors import ConfigError
 from profdeck.on_demand.stores import Store
+from profdeck_ray.actors import require
 
 _NAMESPACE = "profdeck"
 _ANSWER_S = 10.0
@@ -26,15 +25,14 @@ def connect(run: str, address: str | None) -> RayStore:
     """Return the store of a job.
 
     Args:
-        run: the name of the run.
-        address: that of the cluster, as `ray.init` takes it; None in a process of the job.
+        run: Name of the run.
+        address: Address of the cluster, as `ray.init` accepts it. ``None`` in a process of the job.
 
     Raises:
-        ConfigError: this process is of no Ray job.
+        ConfigError: This process does not belong to a Ray job.
         MissingLibraryError: Ray is not installed.
     """
-    if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
-        raise MissingLibraryError.of("The store 'ray' needs", "ray")
+    require("The store 'ray' needs")
     import ray
 
     if address is not None:
@@ -48,7 +46,7 @@ def connect(run: str, address: str | None) -> RayStore:
 
 
 class Notes:
-    """The actor: notes by name, see `Store`."""
+    """The actor, which holds the notes by name; see `Store`."""
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
@@ -61,17 +59,17 @@ class Notes:
         return self._notes.get(name)
 
     def read_all(self, prefix: str) -> dict[str, bytes]:
-        """Return the notes whose names begin so."""
+        """Return the notes whose names start with a prefix."""
         self._asked_s = time.monotonic()
         return {name: text for name, text in self._notes.items() if name.startswith(prefix)}
 
     def create(self, name: str, text: bytes) -> bytes:
-        """Put a note unless there is one, and return the one that stands."""
+        """Write a note unless it exists. Return the current note."""
         self._asked_s = time.monotonic()
         return self._notes.setdefault(name, text)
 
     def put(self, name: str, text: bytes) -> None:
-        """Put a note; an empty one removes it."""
+        """Write a note. An empty text removes it."""
         self._asked_s = time.monotonic()
         if text:
             self._notes[name] = text
@@ -79,7 +77,7 @@ class Notes:
             self._notes.pop(name, None)
 
     def remove(self, name: str, text: bytes) -> None:
-        """Remove a note if it still is that one."""
+        """Remove a note if its text has not changed."""
         self._asked_s = time.monotonic()
         if self._notes.get(name) == text:
             del self._notes[name]
@@ -93,7 +91,7 @@ class Notes:
 
 
 class RayStore(Store):
-    """Notes of the actor of a run."""
+    """The notes in the actor of a run."""
 
     def __init__(self, run: str, address: str, *, is_of_job: bool) -> None:
         self.address = f"ray:{address}"
@@ -101,7 +99,7 @@ class RayStore(Store):
         self._run = run
         self._name = f"profdeck-{run}"
         self._is_of_job = is_of_job
-        """Whether it makes the actor; who asks from outside finds it or nothing."""
+        """Whether this process belongs to the job, and may create the actor."""
         self._actor: Any = None
         self._joined = False
 
@@ -141,7 +139,7 @@ class RayStore(Store):
         """Call the actor.
 
         Raises:
-            OSError: it cannot be reached.
+            OSError: The actor cannot be reached.
         """
         import ray
 
@@ -152,7 +150,7 @@ class RayStore(Store):
         except ray.exceptions.GetTimeoutError:
             raise TimeoutError(f"{self.address} has not answered for {_ANSWER_S:g} seconds") from None
         except (ray.exceptions.RayError, RuntimeError, ValueError, ConnectionError) as error:
-            self._actor = None  # the next call looks for it again
+            self._actor = None  # the next call searches for it again
             raise ConnectionError(f"{self.address}: {str(error).partition(chr(10))[0]}") from None
 
     def _find(self, ray: Any) -> Any:

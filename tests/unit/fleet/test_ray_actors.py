@@ -20,15 +20,17 @@ from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.config.targets import TargetsConfig
+from profdeck.engine.clusters import Actor, NoEngineError
 from profdeck.engine.control.control_backend import ControlBackend
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
-from profdeck.engine.transport import in_ray_actor
-from profdeck.engine.transport.ray_engine import RayActor, RayEngine
 from profdeck.records.request import Answer, Reply, RequestState
 from profdeck.replicas.discovery import ReplicaNumbers, discover, expand
-from profdeck.replicas.ray_actors import PlacementGroup, matches
 from profdeck.replicas.start_gate import StartGate
+from profdeck_ray import in_actor
+from profdeck_ray.actors import matches
+from profdeck_ray.engine import RayActor, RayEngine
+from profdeck_ray.held_engines import PlacementGroup
 
 
 class Motor:
@@ -91,9 +93,9 @@ BACKEND = MotorBackend(EngineOptions())
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the actor's side know its backend, and be in an actor without an event loop."""
-    monkeypatch.setattr(in_ray_actor, "load_backend", lambda _: MotorBackend)
-    monkeypatch.setattr(in_ray_actor, "_event_loop", lambda: None)
-    monkeypatch.setattr(in_ray_actor, "_connected", {})
+    monkeypatch.setattr(in_actor, "load_backend", lambda _: MotorBackend)
+    monkeypatch.setattr(in_actor, "_event_loop", lambda: None)
+    monkeypatch.setattr(in_actor, "_connected", {})
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def actor_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEven
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="loop")
     thread.start()
-    monkeypatch.setattr(in_ray_actor, "_event_loop", lambda: loop)
+    monkeypatch.setattr(in_actor, "_event_loop", lambda: loop)
     yield loop
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
@@ -116,9 +118,9 @@ def call(method: str = "has_profdeck", *arguments: Any, **changes: Any) -> dict[
 
 def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
     """Ask, and wait for the answer as callers do."""
-    answer = in_ray_actor.ask(instance, "ticket", call(*arguments, **changes))
+    answer = in_actor.ask(instance, "ticket", call(*arguments, **changes))
     while "waiting" in answer:
-        answer = in_ray_actor.take(instance, "ticket")
+        answer = in_actor.fetch_result(instance, "ticket")
     return answer
 
 
@@ -128,40 +130,40 @@ def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
 def test_the_only_attribute_that_is_an_engine_is_it() -> None:
     motor = Motor()
     holder = Holder(config={"a": 1}, number=3, url="http://127.0.0.1:1", motor=motor, same=motor, nothing=None)
-    assert in_ray_actor.find(holder, BACKEND, None).target is motor
+    assert in_actor.find(holder, BACKEND, None).target is motor
 
 
 def test_the_actor_itself_counts_when_no_attribute_does() -> None:
     itself = MotorItself()
-    assert in_ray_actor.find(itself, BACKEND, None).target is itself
+    assert in_actor.find(itself, BACKEND, None).target is itself
     inner = vars(itself)["inner"] = Motor()  # an actor may have the methods of the engine that it holds
-    assert in_ray_actor.find(itself, BACKEND, None).target is inner
+    assert in_actor.find(itself, BACKEND, None).target is inner
 
 
 def test_a_path_says_which_of_several_it_is() -> None:
     first, second = Motor(), Motor()
     holder = Holder(first=first, second=second, worker=Holder(motor=second))
     with pytest.raises(TargetError) as several:
-        in_ray_actor.find(holder, BACKEND, None)
+        in_actor.find(holder, BACKEND, None)
     assert str(several.value) == (
         "2 attributes of Holder are engines of the backend 'motor': first (Motor), second (Motor)."
     )
     assert several.value.outcome is Outcome.REFUSED
     assert several.value.fix == "Say in the role's targets which one: actor_attribute: first."
-    assert in_ray_actor.find(holder, BACKEND, "worker.motor").target is second
+    assert in_actor.find(holder, BACKEND, "worker.motor").target is second
     for path, error, text in (
-        ("worker.engine", in_ray_actor.NoEngineError, "Holder.worker has no attribute 'engine'."),
+        ("worker.engine", NoEngineError, "Holder.worker has no attribute 'engine'."),
         ("worker", ConfigError, "target: Holder is no motor."),
         ("worker.motor.__module__", ConfigError, "Holder.worker.motor.__module__ is text, "),
     ):
         with pytest.raises(error) as caught:
-            in_ray_actor.find(holder, BACKEND, path)
+            in_actor.find(holder, BACKEND, path)
         assert str(caught.value).startswith(text)
 
 
 def test_an_actor_without_an_engine_says_what_it_has() -> None:
-    with pytest.raises(in_ray_actor.NoEngineError) as caught:
-        in_ray_actor.find(Holder(engine=None, count=1), BACKEND, None)
+    with pytest.raises(NoEngineError) as caught:
+        in_actor.find(Holder(engine=None, count=1), BACKEND, None)
     assert str(caught.value) == (
         "Holder holds no engine of the backend 'motor'. Its attributes: engine (NoneType), count (int)."
     )
@@ -173,8 +175,8 @@ def test_an_actor_without_an_engine_says_what_it_has() -> None:
 
 def test_handles_of_other_actors_are_no_engines() -> None:
     handle = type("ActorHandle", (Motor,), {"__module__": "ray.actor"})()
-    with pytest.raises(in_ray_actor.NoEngineError):
-        in_ray_actor.find(Holder(other=handle), BACKEND, None)
+    with pytest.raises(NoEngineError):
+        in_actor.find(Holder(other=handle), BACKEND, None)
 
 
 # How it is called there.
@@ -193,15 +195,15 @@ def test_an_awaited_engine_is_called_in_the_event_loop(actor_loop: asyncio.Abstr
     motor = Motor(awaited=True)
     holder = Holder(motor=motor)
     motor.may_answer.clear()
-    assert "waiting" in in_ray_actor.ask(holder, "one", call("command", "start", {}))
-    assert "waiting" in in_ray_actor.take(holder, "one")
+    assert "waiting" in in_actor.ask(holder, "one", call("command", "start", {}))
+    assert "waiting" in in_actor.fetch_result(holder, "one")
     motor.may_answer.set()
     answer: dict[str, Any] = {"waiting": True}
     while "waiting" in answer:
-        answer = in_ray_actor.take(holder, "one")
+        answer = in_actor.fetch_result(holder, "one")
     assert answer["value"]["frontends"] == {}
     assert [where for _, _, where in motor.calls] == ["loop"]
-    gone = in_ray_actor.take(holder, "one")  # it is given once
+    gone = in_actor.fetch_result(holder, "one")  # it is given once
     assert (gone["outcome"], gone["error"]) == ("unreachable", "The actor was restarted while it was asked.")
 
 
@@ -209,9 +211,9 @@ def test_a_call_that_nobody_waits_for_goes_on(actor_loop: asyncio.AbstractEventL
     motor = Motor(awaited=True)
     holder = Holder(motor=motor)
     motor.may_answer.clear()
-    in_ray_actor.ask(holder, "one", call("command", "start", {}))
-    in_ray_actor.forget(holder, "one")
-    in_ray_actor.forget(holder, "one")
+    in_actor.ask(holder, "one", call("command", "start", {}))
+    in_actor.forget(holder, "one")
+    in_actor.forget(holder, "one")
     motor.may_answer.set()
     assert "value" in asked(holder, "command", "stop", {})
     assert [command for command, _, _ in motor.calls] == ["start", "stop"]
@@ -241,14 +243,14 @@ def test_what_fails_is_an_answer() -> None:
 def test_an_engine_keeps_what_it_was_asked_for_until_the_actor_makes_another() -> None:
     holder = Holder(motor=Motor())
     asked(holder)
-    (first,) = in_ray_actor._connected.values()
+    (first,) = in_actor._connected.values()
     asked(holder)
-    assert [*in_ray_actor._connected.values()] == [first]
+    assert [*in_actor._connected.values()] == [first]
     second = vars(holder)["motor"] = Motor()
     asked(holder, "command", "status", {})  # that of the capture that runs
-    assert [*in_ray_actor._connected.values()] == [first]
+    assert [*in_actor._connected.values()] == [first]
     asked(holder)
-    assert [one.target for one in in_ray_actor._connected.values()] == [second]
+    assert [one.target for one in in_actor._connected.values()] == [second]
 
 
 # What callers see.
@@ -358,7 +360,7 @@ def test_a_slow_engine_is_given_up_and_its_result_forgotten(
         asyncio.run(engine_of(handle, timeout_s=0.02).command("start", {}))
     motor.may_answer.set()
     assert (handle.sent[0], handle.sent[-1]) == ("ask", "forget")
-    assert not in_ray_actor._under_way
+    assert not in_actor._pending
 
 
 def test_a_host_that_has_left_the_cluster_does_not_start_another(ray: SimulatedRay) -> None:
@@ -371,7 +373,7 @@ def test_a_host_that_has_left_the_cluster_does_not_start_another(ray: SimulatedR
 
 def test_errors_come_through_with_their_codes(ray: SimulatedRay) -> None:
     engine = engine_of(SimulatedHandle(Holder()))
-    with pytest.raises(in_ray_actor.NoEngineError, match="^Holder holds no engine"):
+    with pytest.raises(NoEngineError, match="^Holder holds no engine"):
         asyncio.run(engine.has_profdeck())
     with pytest.raises(AttributeError):
         _ = engine._no_such
@@ -430,7 +432,7 @@ def test_actors_by_name_need_a_cluster(ray: SimulatedRay) -> None:
     assert (caught.value.outcome, "ray.init" in caught.value.fix) == (Outcome.UNREACHABLE, True)
 
 
-async def _never(_: RayActor) -> bool:
+async def _never(_: Actor) -> bool:
     raise AssertionError("there is nobody to ask")
 
 

@@ -1,4 +1,4 @@
-"""One function over many traces, as tasks of a Ray cluster."""
+"""Reading of many traces in tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,68 +14,71 @@ from contextlib import redirect_stdout
 from queue import SimpleQueue
 from typing import Any
 
+import attrs
+
+from profdeck import __version__
 from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
 from profdeck.base.progress import Progress
-from profdeck.base.version import __version__
 from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, TraceResult, attempt
 
 _CONNECT_S = 5.0
 LOOK_S = 10.0
-"""How often to look at a cluster in which nothing happens."""
+"""Interval of queries of an idle cluster, in seconds."""
 NO_NODE_S = 60.0
-"""So long a cluster may be without a CPU: nodes that died may be replaced."""
+"""How long a cluster may be without a CPU, in seconds: dead nodes may be replaced."""
 _TRIES = 3
 
 
-def map_on_ray(
-    function: Function[T, R],
-    items: Sequence[T],
-    sizes_bytes: Sequence[int],
-    *,
-    address: str,
-    on_progress: Progress | None = None,
-) -> list[R | TraceError]:
-    """Do what `map_traces` does in tasks of one CPU each on a Ray cluster that is already running.
+@attrs.frozen
+class RayExecutor:
+    """Calls a function on many traces, in tasks of one CPU each on a Ray cluster that is already running.
 
-    The nodes need this version of profdeck and of what it imports, and the traces at the same paths as here: in a file
-    system that all of them share. This machine has to be a node as well; Ray Client (``ray://``) is not supported.
-    A Ray that this process has already initialised is used as it is, and left so.
-
-    Args:
-        function: As there.
-        items: As there.
-        sizes_bytes: As there.
-        address: ``host:port`` of the head node, or ``auto`` for the cluster that this machine is a node of.
-        on_progress: As there, called from this thread.
-
-    Returns:
-        As there, with a TraceError as well for what was being read by a worker that died. What was being read on a
-        node that died is read on another one; the third such death is a TraceError too.
-
-    Raises:
-        MissingLibraryError: Ray is not installed.
-        ConfigError: There is no such cluster, it runs another version of Ray or Python, or all its CPUs are gone.
-        ProfdeckError: A node has no profdeck, or another version of it.
-        Exception: As there.
+    The nodes need this version of profdeck and its dependencies, and the traces at the same paths as here: in a file
+    system that all nodes share. This machine must be a node, too; Ray Client (``ray://``) is not supported. If this
+    process has already initialised Ray, that connection is used and stays open.
     """
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MissingLibraryError.of("Reading traces on a Ray cluster needs", "ray") from error
-    job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
-    ours = not ray.is_initialized()
-    with redirect_stdout(sys.stderr):  # Ray prints there that a worker died, in the middle of what a command prints
+
+    address: str
+    """``host:port`` of the head node, or ``auto`` for the cluster that this machine is a node of."""
+
+    def __call__(
+        self,
+        function: Function[T, R],
+        items: Sequence[T],
+        sizes_bytes: Sequence[int],
+        *,
+        on_progress: Progress | None = None,
+    ) -> list[R | TraceError]:
+        """Call the function on each item; see `profdeck.traces.parallel.Executor`.
+
+        Returns:
+            The results in the order of the items. The result is a TraceError for an item whose worker died, or for an
+            item that was being read on three nodes that died.
+
+        Raises:
+            MissingLibraryError: Ray is not installed.
+            ConfigError: The cluster does not exist, has another version of Ray or Python, or has lost all its CPUs.
+            ProfdeckError: A node has no profdeck, or another version of it.
+            Exception: Any other exception of the function.
+        """
         try:
-            if ours:
-                _join_cluster(ray, address)
-            _on_cluster(ray, function, job, cancels=not ours)
-        finally:
-            if ours:
-                ray.shutdown()  # which ends our tasks, too
-    return job.results()
+            import ray
+        except ModuleNotFoundError as error:
+            raise MissingLibraryError.of("Reading traces on a Ray cluster needs", "ray") from error
+        job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
+        joins = not ray.is_initialized()
+        with redirect_stdout(sys.stderr):  # Ray prints the death of workers there, within a command's output
+            try:
+                if joins:
+                    _join_cluster(ray, self.address)
+                _run_on_cluster(ray, function, job, cancels=not joins)
+            finally:
+                if joins:
+                    ray.shutdown()  # also ends the tasks
+        return job.results()
 
 
-# --- Ray. A task is a generator that yields the reports of its worker, the last of which is the outcome.
+# A task is a generator that yields the reports of its worker. The last report is the result.
 
 
 def _join_cluster(ray: Any, address: str) -> None:
@@ -86,7 +89,7 @@ def _join_cluster(ray: Any, address: str) -> None:
                 f"'{address}' is not the address of a Ray cluster: that is host:port of its head node, or auto for the "
                 "cluster that this machine is a node of."
             )
-        # Ray itself would try for a minute, and then end the process.
+        # Ray itself would retry for a minute and then exit the process.
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         except (OSError, OverflowError) as error:
@@ -95,7 +98,7 @@ def _join_cluster(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise _no_cluster(address, error) from error
-    except (RuntimeError, ValueError) as error:  # above all another version of Ray or Python
+    except (RuntimeError, ValueError) as error:  # usually another version of Ray or Python
         raise ConfigError(f"Cannot join the Ray cluster at {address}: {error}") from error
 
 
@@ -106,15 +109,15 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
     )
 
 
-def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, cancels: bool) -> None:
-    # Ray does not try again: what killed a worker, as want of memory, would kill the next.
+def _run_on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, cancels: bool) -> None:
+    # No retries by Ray: the cause of a worker's death, such as lack of memory, would kill the next worker, too.
     task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
     streams: dict[Any, int] = {}
-    lost = Counter[int]()  # nodes that died, by what they were reading
+    lost = Counter[int]()  # number of nodes that died, by item
     cpus_seen_s = time.monotonic()
     try:
         while not job.done:
-            # As many again wait in the cluster, so that no CPU waits for us and an autoscaler sees what there is to do.
+            # Twice as many tasks as CPUs: no CPU is idle, and an autoscaler sees the queue.
             cpus = int(ray.cluster_resources().get("CPU", 0))
             while job.waiting and len(streams) < 2 * max(1, cpus):
                 index = job.waiting.popleft()
@@ -135,19 +138,19 @@ def _on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, canc
                 if report is None or job.take(index, report):
                     del streams[stream]
     finally:
-        # Ray 2.60 may end this process if it is shut down while it cancels.
+        # Ray 2.60 may exit this process if it is shut down while it cancels tasks.
         for stream in streams if cancels else ():
             ray.cancel(stream, force=True)
 
 
 def _receive(ray: Any, stream: Any, item: T, lost: int) -> ReportResult[R] | None:
-    """Return what a task reports; None if its node died, and another one may read that.
+    """Return the next report of a task, or ``None`` if its node died and another node should read the item.
 
     Args:
-        ray: the module.
-        stream: the task's reports.
-        item: what it reads.
-        lost: how many nodes have died over it before.
+        ray: The module.
+        stream: The task's reports.
+        item: The item that the task reads.
+        lost: Number of nodes that have died while they read the item.
     """
     try:
         report: ReportResult[R] = ray.get(next(stream))
@@ -189,7 +192,7 @@ def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> I
 
 
 def _located(error: TraceError, node: str) -> TraceError:
-    """Add where a file could not be read, if that may depend on the node."""
+    """Add the node to an error that may depend on it."""
     if not isinstance(error.__cause__, OSError):
         return error
     return TraceError(f"{error} This was on the Ray node {node}; traces have to be where all nodes can read them.")

@@ -1,8 +1,8 @@
 """Engines that Ray actors hold, controlled through the actors' handles.
 
-Nothing is added to an actor's class: Ray runs functions in its process by ``__ray_call__`` (Ray 2.40 to 2.60).
-`profdeck.engine.transport.in_ray_actor` has those functions, and says where they run. There the backend connects to
-the engine object as it does in the engine's own process; here is what forwards to it.
+An actor's class needs no additions: ``__ray_call__`` runs functions in the actor's process (Ray 2.40 to 2.60).
+`profdeck_ray.in_actor` contains these functions. There the backend connects to the engine object, as it does in the
+engine's own process. `RayEngine` forwards calls to it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any
 
 import attrs
 
+from profdeck import __version__
 from profdeck.base.errors import ConfigError, ProfdeckError, TargetError, describe
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
-from profdeck.base.version import __version__
+from profdeck.engine.clusters import Actor, NoEngineError
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.options import EngineOptions
-from profdeck.engine.transport import in_ray_actor
 from profdeck.engine.transport.file_parts import FilePart, PartedFiles
 from profdeck.records.host_clock import Times, better, compare
 from profdeck.records.request import Answer
+from profdeck_ray import in_actor
 
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
@@ -44,38 +45,42 @@ _BUSY = (
 
 
 @attrs.frozen
-class RayActor:
-    """An actor that holds an engine. Two handles of one actor are equal."""
+class RayActor(Actor):
+    """An actor that holds an engine. Handles of the same actor are equal."""
 
     handle: Any = attrs.field(eq=False, repr=False)
     id: str
     attribute: str | None = None
-    """The dotted path of the engine; None for the only one."""
+    """Dotted path of the engine. ``None``: the actor's only engine."""
     name: str = attrs.field(default="", eq=False)
-    """What manifests call it."""
+    """Name in manifests, such as ``Actor(Rollout, rollout_0)``."""
 
     def __str__(self) -> str:
         return self.name
 
+    def engine(self, *, backend: str, options: EngineOptions) -> RayEngine:
+        """Return the engine that the actor holds, controlled through the handle."""
+        return RayEngine(self, backend=backend, options=options)
+
     @classmethod
     def of(cls, target: object, attribute: str | None = None, name: str | None = None) -> RayActor | None:
-        """Return the actor that a target is; None for all that is not Ray's.
+        """Return the actor of a handle, or ``None`` for objects that are not Ray's.
 
         Args:
-            target: anything that a host may pass.
-            attribute: where the engine is, if it is an actor.
-            name: the name that the actor has in its cluster, if that is known.
+            target: Any object that a host passes as a target.
+            attribute: Dotted path of the engine in the actor.
+            name: Name of the actor in its cluster, if known.
 
         Raises:
-            ConfigError: it is a handle of Ray Client.
+            ConfigError: The target is a handle of Ray Client.
         """
         if isinstance(target, cls):
             return target
-        module = sys.modules.get("ray.actor")  # who has a handle has imported it
+        module = sys.modules.get("ray.actor")  # imported by any process that has a handle
         if module is not None and isinstance(target, module.ActorHandle):
-            said = repr(target)  # Actor(Rollout, 810ad9aca4373a87b1be688e01000000)
-            identity = target._actor_id.hex()  # noqa: SLF001  # it has no other name (Ray 2.40 to 2.60)
-            return cls(target, identity, attribute, said.replace(identity, name) if name else said)
+            text = repr(target)  # Actor(Rollout, 810ad9aca4373a87b1be688e01000000)
+            identity = target._actor_id.hex()  # noqa: SLF001  # no public attribute has the id (Ray 2.40 to 2.60)
+            return cls(target, identity, attribute, text.replace(identity, name) if name else text)
         if type(target).__module__.startswith("ray.util.client"):
             raise ConfigError(
                 f"target: {target!r} is a handle of Ray Client, which is not supported: run the host on a node of the "
@@ -91,9 +96,9 @@ class RayEngine(Engine):
 
     def __init__(self, actor: RayActor, *, backend: str, options: EngineOptions) -> None:
         """Args:
-        actor: holds the engine.
-        backend: the name of the backend that connects to it.
-        options: those of the backend.
+        actor: The actor that holds the engine.
+        backend: Name of the backend that connects to the engine.
+        options: Options of the backend.
         """
         self.name = actor.name
         self._actor = actor
@@ -102,11 +107,11 @@ class RayEngine(Engine):
         self._host: str | None = None
 
     async def has_profdeck(self) -> bool:
-        """Find the engine, and ask whether its processes have loaded profdeck."""
+        """Find the engine, and return whether its processes have loaded profdeck."""
         return bool(await self._call("has_profdeck"))
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send the command; a start waits for the gate."""
+        """Send a command. A start waits for the gate."""
         data = await self._call("command", command, dict(payload), starts=command == "start")
         try:
             return structure(data, Answer, where="answer")
@@ -114,33 +119,33 @@ class RayEngine(Engine):
             raise TargetError(f"{self.name} answers as another version of profdeck: {error}", Outcome.REFUSED) from None
 
     def files(self, output: Path) -> RemoteFiles:
-        """Return what fetches files of its ranks from the node of the actor."""
+        """Return the files of the engine's ranks on the actor's node."""
         return _ActorFiles(self, output)
 
     async def part(self, output: Path, place: str, offset: int) -> FilePart:
-        """Ask for a part of a file below the output directory on the actor's node."""
+        """Fetch a part of a file below the output directory on the actor's node."""
         async with self._in_time():
-            answer = await self._received(in_ray_actor.give, str(output), place, offset)
+            answer = await self._received(in_actor.read_part, str(output), place, offset)
         self._host = answer["host"]
-        known = attrs.fields_dict(FilePart)  # another version may say more
-        return FilePart(**{name: value for name, value in answer["part"].items() if name in known})
+        fields = attrs.fields_dict(FilePart)  # another version may send more fields
+        return FilePart(**{name: value for name, value in answer["part"].items() if name in fields})
 
     async def arrive(self) -> None:
-        """Do nothing: what starts waits for the gate."""
+        """Do nothing: the start itself waits for the gate."""
 
     async def is_here(self) -> bool:
-        """Tell whether the engine's files are on this host."""
+        """Return whether the engine's files are on this host."""
         return await self.host() == socket.gethostname()
 
     async def host(self) -> str:
         """Return the host of the actor."""
         if self._host is None:
             await self.has_profdeck()
-        assert self._host is not None  # noqa: S101  # an answer has told it
+        assert self._host is not None  # noqa: S101  # any answer contains it
         return self._host
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        """Forward what captures by the engine's own profiler ask of it, such as ``start_profile``."""
+        """Forward calls that control the engine's own profiler, such as ``start_profile``."""
         if name.startswith("_"):
             raise AttributeError(name)
 
@@ -153,13 +158,13 @@ class RayEngine(Engine):
         """Call a coroutine method of the engine and wait for its result.
 
         Args:
-            method: its name.
-            arguments: plain data.
-            starts: whether it waits for the gate.
-            keywords: plain data.
+            method: Name of the method.
+            arguments: Plain data.
+            starts: Whether the call waits for the gate.
+            keywords: Plain data.
 
         Raises:
-            TargetError: the actor is gone, does not answer in time, or answers with an error.
+            TargetError: The actor has exited, does not answer in time, or answers with an error.
         """
         call = {
             "version": __version__,
@@ -175,7 +180,7 @@ class RayEngine(Engine):
         self._host = answer["host"]
         if "error" not in answer:
             return answer["value"]
-        kind = in_ray_actor.NoEngineError if answer["no_engine"] else TargetError
+        kind = NoEngineError if answer["no_engine"] else TargetError
         raise kind(answer["error"], Outcome(answer["outcome"]), answer["fix"])
 
     @contextlib.asynccontextmanager
@@ -193,22 +198,22 @@ class RayEngine(Engine):
     async def _answered(self, call: Mapping[str, Any]) -> dict[str, Any]:
         ticket, pause_s = secrets.token_hex(8), _FIRST_POLL_S
         try:
-            answer = await self._received(in_ray_actor.ask, ticket, call)
+            answer = await self._received(in_actor.ask, ticket, call)
             while "waiting" in answer:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LAST_POLL_S)
-                answer = await self._received(in_ray_actor.take, ticket)
+                answer = await self._received(in_actor.fetch_result, ticket)
         except asyncio.CancelledError:
-            # Ray cannot take back what is on its way to an actor, so a start may still come: the stop that follows one
-            # that was given up comes behind it.
-            with contextlib.suppress(Exception):  # nobody waits for that
-                self._send(in_ray_actor.forget, ticket)
+            # Ray cannot revoke a call that was sent to an actor, so a start may still arrive. The stop that follows a
+            # cancelled start arrives after it.
+            with contextlib.suppress(Exception):  # the result is not needed
+                self._send(in_actor.forget, ticket)
             raise
         return answer
 
     def _send(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Let a function run in the actor; returns Ray's reference of its result."""
-        if not sys.modules["ray"].is_initialized():  # Ray would start a cluster of its own
+        """Run a function in the actor. Return Ray's reference to its result."""
+        if not sys.modules["ray"].is_initialized():  # Ray would start a new cluster
             text = f"{self.name} cannot be reached: this process has left the Ray cluster."
             raise TargetError(text, Outcome.UNREACHABLE, "End captures before ray.shutdown().")
         return self._actor.handle.__ray_call__.remote(function, *arguments)
@@ -220,19 +225,19 @@ class RayEngine(Engine):
             answer: dict[str, Any] = await reference
         except Exception as error:
             raise self._failed(error) from error
-        if "times" in answer:  # another version may not tell them
-            there = Times(*answer["times"])
-            self.clock = better(self.clock, compare(answer["host"], sent_ns, there, time.time_ns()))
+        if "times" in answer:  # another version may not send them
+            times = Times(*answer["times"])
+            self.clock = better(self.clock, compare(answer["host"], sent_ns, times, time.time_ns()))
         return answer
 
     def _failed(self, error: Exception) -> TargetError:
-        """Say what Ray raises for an actor."""
+        """Return the error for an exception that Ray raised for a call."""
         from ray.exceptions import RayTaskError
 
         if not isinstance(error, RayTaskError):  # above all RayActorError
             return TargetError(f"{self.name} cannot be reached: {_short(error)}", Outcome.UNREACHABLE, _GONE)
         cause = error.cause
-        # What Ray says when a function that was sent cannot be imported there.
+        # Ray's error if the actor's process cannot import the function.
         missing = getattr(cause, "client_exc", cause)
         if isinstance(missing, ImportError | AttributeError):
             return TargetError(
@@ -245,23 +250,23 @@ class RayEngine(Engine):
 
 @attrs.frozen
 class _ActorFiles(PartedFiles):
-    """The files on the node of an actor."""
+    """Files on the node of an actor."""
 
     _engine: RayEngine
     _output: Path
 
     async def source(self) -> FileHost:
-        """Return where they are, which any answer tells."""
+        """Return the host and directory of the files. Any answer contains the host."""
         await self.part("", 0)
         return FileHost(await self._engine.host(), str(self._output))
 
     async def part(self, place: str, offset: int) -> FilePart:
-        """Ask for a part of a file, or for what is in a directory."""
+        """Fetch a part of a file, or the list of a directory."""
         return await self._engine.part(self._output, place, offset)
 
 
 def _short(error: Exception) -> str:
-    """Leave out of what Ray says its colours, tracebacks, tables and advice."""
+    """Return Ray's message without colours, tracebacks, tables and advice."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line for line in plain.splitlines() if line and not line[0].isspace()]
     return " ".join(lines).partition(" Some common causes")[0][:_MOST_SHOWN]

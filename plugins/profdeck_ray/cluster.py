@@ -1,0 +1,51 @@
+"""The cluster `ray`: the object that core loads and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar
+
+from profdeck.config.targets import TargetsConfig
+from profdeck.engine.clusters import Actor, ActorGroup, AskActor, Cluster, FoundActors
+from profdeck_ray import actors, held_engines
+from profdeck_ray.engine import RayActor
+
+
+class RayCluster(Cluster):
+    """A Ray cluster."""
+
+    name: ClassVar[str] = "ray"
+    title: ClassVar[str] = "Ray"
+    log_directory: ClassVar[Path | None] = Path("/tmp/ray/session_latest/logs")  # noqa: S108  # Ray's default
+
+    @property
+    def command_options(self) -> Mapping[str, Callable[..., object]]:
+        """Options of `profdeck capture`, `profdeck collect` and `profdeck summary`."""
+        from profdeck_ray import command_options
+
+        return {name: getattr(command_options, name) for name in ("capture", "collect", "summary")}
+
+    def require(self, purpose: str) -> None:
+        """Check that Ray is installed."""
+        actors.require(purpose)
+
+    def as_target(self, target: object, attribute: str | None) -> Actor | ActorGroup | None:
+        """Return the actor of a handle, or the group of a placement group."""
+        return held_engines.PlacementGroup.of(target, attribute) or RayActor.of(target, attribute)
+
+    async def find_actors(self, config: TargetsConfig, ask: AskActor) -> FoundActors:
+        """Find the actors that a config names in the cluster that this process has joined."""
+        return await held_engines.find_configured(config, ask)
+
+    async def find_namespace(self, names: Sequence[str], ask: AskActor) -> tuple[str, list[str]]:
+        """Return the namespace of the only job whose actors hold engines."""
+        return await held_engines.find_namespace(names, ask)
+
+    def join(self, until: ExitStack) -> None:
+        """Join the cluster that ``RAY_ADDRESS`` names or that runs on this host."""
+        actors.join(until)
+
+
+RAY = RayCluster()

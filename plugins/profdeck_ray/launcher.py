@@ -1,0 +1,7 @@
+"""Name of a Ray job."""
+
+from __future__ import annotations
+
+from profdeck.base.launchers import Launcher
+
+JOB = Launcher(name="ray", priority=10, job_id="RAY_JOB_ID")

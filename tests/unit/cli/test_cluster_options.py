@@ -1,0 +1,133 @@
+"""Clusters as plugins: the options that they add to commands, and the errors without a plugin or its library."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from profdeck import Profiler
+from profdeck.base.errors import ConfigError, UnknownPluginError
+from profdeck.engine.clusters import CLUSTERS, installed_clusters
+
+Cli = Callable[..., Result]
+RAY = {"group": CLUSTERS}
+YARD = """
+from profdeck.engine.clusters import ActorSelection, Cluster
+
+def capture(*, yard: bool = False, crane: str = "c1") -> ActorSelection | None:
+    \"\"\"Select a crane.\"\"\"
+    return ActorSelection((crane,), None) if yard else None
+
+class Yard(Cluster):
+    name = "yard"
+    title = "Yard"
+    command_options = {"capture": capture}
+
+    def require(self, purpose): pass
+    def as_target(self, target, attribute): return None
+    async def find_actors(self, config, ask): return [], [f"asked for {config.actors[0]}"]
+    async def find_namespace(self, names, ask): return "north", ["The south is closed."]
+    def join(self, until): print("joined")
+
+YARD, WRONG = Yard(), Yard
+"""
+ACTORS = {"steps": [1], "rollout.backend": "vllm", "rollout.targets.actors": ["a"]}
+
+
+@pytest.fixture(autouse=True)
+def clean_cache() -> Iterator[None]:
+    installed_clusters.cache_clear()
+    yield
+    installed_clusters.cache_clear()
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the clusters of all distributions."""
+    of_group = metadata.entry_points
+
+    def without(**select: str) -> metadata.EntryPoints:
+        return metadata.EntryPoints() if select.get("group") == CLUSTERS else of_group(**select)
+
+    monkeypatch.setattr(metadata, "entry_points", without)
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a distribution with the cluster `yard`, and an object that is not a cluster."""
+    (tmp_path / "yard_cluster.py").write_text(YARD)
+    about = tmp_path / "yard-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: yard\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{CLUSTERS}]\nyard = yard_cluster:YARD\nwrong = yard_cluster:WRONG\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
+    text = cli("capture", "--help").stdout
+    assert text.index("--targets") < text.index("--ray") < text.index("--actor") < text.index("--worker-type")
+    assert "--ray ADDRESS" in cli("summary", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--actor", "rollout_*"], "--actor goes with --ray."),
+        (["--url", "http://127.0.0.1:1", "--ray-namespace", "jobs"], "--ray-namespace goes with --ray."),
+        (["stop", "--run", "run", "--actor", "a"], "--actor is for a start, and a stop has --run."),
+        (["stop", "--run", "run", "--ray"], "--ray is for a start, and a stop has --run."),
+        (["start"], "name them by --url, --router, --targets, --ray or --config."),
+        ([], "are named by several --url, by --router, --targets, --ray or --config."),
+    ],
+)
+def test_options_that_do_not_fit_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
+    result = cli("capture", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+@pytest.mark.parametrize("command", [["capture", "--ray"], ["summary", ".", "--ray", "auto"]])
+def test_without_the_library_the_error_says_what_to_install(cli: Cli, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "a.trace.json").write_text('{"traceEvents": []}')
+    result = cli(*command)
+    assert result.exit_code != 0
+    assert "ray, which is not installed. Install it with: pip install 'profdeck[ray]'" in result.stderr
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_without_a_plugin_commands_have_no_options_and_actors_are_rejected(cli: Cli) -> None:
+    assert "No such option: --ray" in cli("capture", "--ray").stderr
+    assert "name them by --url, --router, --targets or --config." in cli("capture", "start").stderr
+    with pytest.raises(UnknownPluginError, match=r"targets\.actors: no plugin for actors is installed .*Install a"):
+        Profiler.from_config(role="rollout", settings=ACTORS)
+
+
+@pytest.mark.usefixtures("yard")
+def test_a_package_adds_its_own_options(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+    text = cli("capture", "--help").stdout
+    assert "--crane" in text
+    assert "--actor" in text
+    assert f"'wrong' of {CLUSTERS} is " in caplog.text
+    with pytest.raises(ConfigError, match=r"several plugins for actors are installed: ray, yard\."):
+        Profiler.from_config(role="rollout", settings=ACTORS)
+
+
+def test_a_selection_names_the_targets(
+    cli: Cli, yard: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_group = metadata.entry_points
+
+    def without_ray(**select: str) -> metadata.EntryPoints:
+        return metadata.EntryPoints(point for point in of_group(**select) if (select, point.name) != (RAY, "ray"))
+
+    monkeypatch.setattr(metadata, "entry_points", without_ray)
+    result = cli("capture", "--yard", "--crane", "c7")
+    assert result.stdout.startswith("joined")
+    assert "The south is closed." in result.stderr
+    assert "There is no target (none found); looked in: c7. asked for c7" in " ".join(result.stderr.split())
