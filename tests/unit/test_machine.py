@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,56 @@ def test_a_warm_up_and_a_skipped_step() -> None:
     assert perform(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
 
 
+def test_a_configured_warm_up_is_removed_only_without_a_failure() -> None:
+    for reason, schedule, end in (
+        (None, "5..8", End("the profiler was closed in mid-capture")),
+        (None, "every 5", End("the profiler was closed in mid-capture", withdraw=True)),
+        ("a failure", "every 5", End("a failure")),
+    ):
+        captures = machine(schedule, warmup=1)
+        assert perform(captures, captures.start(4)) == [Begin(4, 5)]
+        assert perform(captures, captures.close(reason)) == [end, EndStep()]
+
+
+def test_a_default_warm_up_is_removed_whatever_ends_it() -> None:
+    for reason, action in (
+        (None, End("the profiler was closed in mid-capture", withdraw=True)),
+        ("a failure", End("a failure", withdraw=True)),
+    ):
+        captures = machine("5..8", warmup=1, default_warmup=True)
+        assert perform(captures, captures.start(4)) == [Begin(4, 5, withdraw=True)]
+        assert perform(captures, captures.close(reason)) == [action, EndStep()]
+    captures = machine("5..8", warmup=1, default_warmup=True)
+    perform(captures, captures.start(4))
+    skipped = End("the host went from step 4 to step 6", withdraw=True)
+    assert perform(captures, captures.start(6)) == [skipped, Begin(6, 6)]
+    assert perform(captures, captures.close("a failure")) == [End("a failure"), EndStep()]
+
+
+def test_a_default_warm_up_that_cannot_start_is_followed_by_a_cold_start() -> None:
+    captures = machine("5..8", warmup=1, default_warmup=True)
+    assert perform(captures, captures.start(4), fails=True) == [Begin(4, 5, withdraw=True)]
+    assert perform(captures, captures.start(5), fails=True) == [Begin(5, 5)]
+
+
+@pytest.mark.parametrize("default_warmup", [True, False])
+@pytest.mark.parametrize("reports_step", [True, False])
+def test_a_problem_in_the_warm_up(reports_step: bool, default_warmup: bool) -> None:
+    captures = machine("5..6", warmup=1, default_warmup=default_warmup)
+    perform(captures, captures.start(4))
+    assert captures.capture is not None
+    captures.capture.problems.append("Another profiler began.")
+    passed = Step(Unit.GLOBAL_STEP, 4)
+    actions = perform(captures, captures.step(passed) if reports_step else captures.start(5))
+    restarted: list[Action] = [End("it starts again without warm-up", withdraw=True), Begin(5, 5)]
+    looked: list[Action] = [LookForRequests(5)] if reports_step else []
+    assert actions == looked + (restarted if default_warmup else [Pass(passed)])
+    if reports_step:
+        assert perform(captures, captures.start(5)) == []
+    assert perform(captures, captures.start(6)) == [Pass(Step(Unit.GLOBAL_STEP, 5))]
+    assert perform(captures, captures.stop()) == [End(None), EndStep()]
+
+
 def test_a_late_start_that_fails_leaves_the_machine_idle() -> None:
     captures = machine("2..4")
     perform(captures, captures.start(2))
@@ -130,15 +181,24 @@ def test_a_forked_child_forgets_the_capture() -> None:
 
 
 events = st.tuples(
-    st.sampled_from(["start", "step", "mini_batch", "stop", "close", "stage", "end"]), st.integers(0, 7), st.booleans()
+    st.sampled_from(["start", "step", "mini_batch", "problem", "stop", "close", "stage", "end"]),
+    st.integers(0, 7),
+    st.booleans(),
 )
 
 
-@given(events=st.lists(events), discrete=st.booleans(), warmup=st.integers(0, 2))
-def test_each_begin_has_one_end(events: list[tuple[str, int, bool]], discrete: bool, warmup: int) -> None:
-    captures = machine(1, "3..4", 6, discrete=discrete, warmup=0 if discrete else warmup)
+@given(events=st.lists(events), discrete=st.booleans(), warmup=st.integers(0, 2), default_warmup=st.booleans())
+def test_each_begin_has_one_end(
+    events: list[tuple[str, int, bool]], discrete: bool, warmup: int, default_warmup: bool
+) -> None:
+    settings = {"discrete": discrete, "warmup": 0 if discrete else warmup, "default_warmup": default_warmup}
+    captures = machine(1, "3..4", 6, **settings)
     is_open = False
     for name, step, fails in [*events, ("close", 0, False)]:
+        if name == "problem":
+            if captures.capture is not None:
+                captures.capture.problems.append("A problem.")
+            continue
         actions = {
             "start": lambda step=step: captures.start(step),
             "step": lambda step=step: captures.step(Step(Unit.GLOBAL_STEP, step)),
