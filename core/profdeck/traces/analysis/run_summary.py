@@ -45,7 +45,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         kept_buckets: The same of pictures that are kept for a later question, where this one wants none.
         processes: How many traces are read at once, each in a process of its own if it is more than one; of one trace,
             how many processes read it together.
-        executor: Reads the traces on other machines instead, which must see the files.
+        executor: Reads the traces on other machines instead. They must have access to the files.
         cache: Where results are kept: what did not change since it was read is not read again.
         on_progress: Called with the bytes read so far and in all.
 
@@ -72,7 +72,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
                 how = attrs.evolve(how, processes=processes)
             read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
         else:
-            # The nodes have caches of their own, or none that lasts: what they find is kept here.
+            # Nodes have separate or temporary caches, so results are cached here.
             before = [how.results.before(source.path) for source in to_read]
             on_nodes = attrs.evolve(how, cache=None)
             read = executor(on_nodes.read, to_read, sizes, on_progress=on_progress)

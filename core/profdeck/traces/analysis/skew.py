@@ -33,7 +33,7 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     are here took part, at the same time. The last to arrive is named only if it is later than the one before by more
     than ends differ, and by 1 us: less is noise. A straggler was the last of at least five collectives, more often
     than half-way between chance and always; or else by that much of the time for which the others waited for the last,
-    without the tenth of its waits that were longest. Collectives that began in a cold step of a rank are excluded.
+    without the tenth of its waits that were longest. Collectives that start in a rank's cold step are excluded.
     """
     teams: dict[RankTeam, list[Collectives]] = {}
     for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)):
@@ -98,7 +98,7 @@ class _Tally:
     def add(
         self, group: MatchedGroup, offset_ns: Sequence[int], noise_ns: int, warm_from_ns: Sequence[int | None]
     ) -> None:
-        """Add the collectives of a group."""
+        """Add the collectives of a process group."""
         self.calls += sum(len(calls.name) for calls in group.members.values())
         members = list(group.matched)
         if len(members) < 2:  # noqa: PLR2004 - a rank alone waits for nobody

@@ -66,9 +66,9 @@ class TraceSteps:
     """Where the work is that was launched in them, from the first kernel to the last; without those that launched none
     or of which that is not known."""
     cold: NDArray[np.bool_]
-    """Whether the recorder started in a step."""
+    """For each step, whether the recorder started in it."""
     excluded: NDArray[np.bool_]
-    """Whether statistics exclude a step: it is cold, and there are other steps of its kind."""
+    """For each step, whether statistics exclude it because it is cold and its kind has other steps."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -101,7 +101,7 @@ def find_steps(
             is how Ascend marks them. Other events do no harm.
         names: The names to look for.
         external_ids: The ``External id`` of each annotation, -1 where it has none; of none, if not given.
-        cold_first_step: Whether the first step, and the iterations that begin in it, are cold.
+        cold_first_step: Whether the first step and the iterations that start in it are cold.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
@@ -146,11 +146,13 @@ def find_steps(
 
 
 def _cold(steps: Columns, of_kind: dict[str, NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return the first global step, or else the first iteration, and the iterations that begin in it.
+    """Return a mask of the cold steps: the first step, and the iterations that start in it.
+
+    The first step is a global step if the trace has global steps, and an iteration otherwise.
 
     Args:
-        steps: The marks of the steps, by start.
-        of_kind: Of each kind, which of them are of it.
+        steps: Step annotations, sorted by start time.
+        of_kind: Mask of the steps of each kind.
     """
     in_order = np.flatnonzero(of_kind[GLOBAL_STEP] if of_kind[GLOBAL_STEP].any() else of_kind[ITERATION])
     if not len(in_order):
