@@ -181,7 +181,7 @@ def test_a_path_says_where_the_engine_is(ours: Driven) -> None:
 
 def test_an_engine_of_another_event_loop_is_refused(ours: Driven) -> None:
     assert ours.results["foreign"]["outcome"] == Outcome.REFUSED
-    assert "Give the actor's class async methods" in ours.results["foreign"]["fix"]
+    assert "Add async methods to the actor's class" in ours.results["foreign"]["fix"]
 
 
 def test_one_actor_twice_is_an_error(ours: Driven) -> None:

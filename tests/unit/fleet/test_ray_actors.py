@@ -390,7 +390,7 @@ def test_only_what_is_of_ray_is_an_actor() -> None:
     assert one == RayActor(Motor(), "a1", None, "other")
     assert one != RayActor(Motor(), "a1", "worker", "one")
     client = type("ClientActorHandle", (), {"__module__": "ray.util.client.common"})()
-    with pytest.raises(ConfigError, match="Ray Client, which is not supported"):
+    with pytest.raises(ConfigError, match="Ray Client handle, which is not supported"):
         RayActor.of(client)
 
 

@@ -59,9 +59,9 @@ def load_summary(path: Path) -> RunSummary:
 def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     """Compare two runs, rank by rank, and tell changes from noise.
 
-    A trace is compared with that of the same role, replica, rank and stage. Where one side does not know roles, ranks
-    pair by their number, and those without one by their position; a single trace pairs with a single trace. The times
-    of a role are means over its pairs.
+    A trace is compared with the trace of the same role, replica, rank and stage. If one side has no roles, traces are
+    paired by rank number, or by position if they have no rank number. A single trace is paired with a single trace. The
+    times of a role are means over its pairs.
 
     Times are the medians over the steps of a kind and stage, those without the kernel included, where both sides know
     them of the same steps. Else, as of what runs in few of the steps, they are the totals over the number of steps,
@@ -82,12 +82,12 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     Cold steps are excluded if a trace has other steps. Traces with only a cold step are excluded if their side has
     other traces. If all traces of only one side have only a cold step, host times are not compared.
 
-    What varies from run to run (clocks, neighbours, placement) is in the noise only as far as it varies between the
-    traces of a side.
+    Effects that vary from run to run (clocks, neighbours, placement) are part of the noise only if they also vary
+    between the traces of a side.
 
     Args:
         before: The baseline.
-        after: What is compared with it.
+        after: The run to compare with the baseline.
 
     Raises:
         TraceError: The runs have no trace to compare.

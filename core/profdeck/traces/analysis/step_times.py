@@ -19,7 +19,7 @@ from profdeck.traces.reading.intervals import Int
 # a median of 256 values is within a tenth of their spread of the true one.
 _SAMPLED_STEPS = 256
 _SEED = 0
-# How many sums of one step and name are made at once.
+# Number of sums per step and name that are computed at once.
 _BLOCK_SUMS = 1 << 20
 _CODES = 1 << 32
 _NS_PER_US = 1000
@@ -27,13 +27,13 @@ _NS_PER_S = 1_000_000_000
 
 
 class StepTimes:
-    """Adds up what the steps of a trace took.
+    """Sums up times in the steps of a trace.
 
-    An event belongs to the step of each kind in which it starts, on the host or on the device. How a time varies from
-    step to step is looked at over steps that do the same: for each name, over those of the kind and stage in which it
-    took the most time, and over global steps only where it took none in iterations. These must be two or more, and it
-    must take time in at least half of them; of more than 256 of one kind and stage, that many are looked at, drawn at
-    random. Cold steps are excluded if there are other steps of the same kind and stage.
+    An event belongs to the step of each kind in which it starts, on the host or on the device. The variation of a
+    name's time is computed over comparable steps: those of the kind and stage in which the name took the most time.
+    Global steps are used only if the name took no time in iterations. There must be at least two such steps, and the
+    name must take time in at least half of them. If there are more than 256, a random sample of 256 steps is used. Cold
+    steps are excluded if there are other steps of the same kind and stage.
     """
 
     def __init__(self, steps: TraceSteps) -> None:

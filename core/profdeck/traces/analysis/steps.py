@@ -84,23 +84,23 @@ def find_steps(
 ) -> TraceSteps:
     """Find the steps of a trace.
 
-    A mark inside another one of the same kind, on the same thread, is the same step: what drives an engine may mark
-    the iterations that the engine marks itself.
+    An annotation nested in another one of the same kind, on the same thread, is the same step: the caller of an engine
+    may annotate the iterations that the engine annotates itself.
 
-    Kineto shows next to the kernels where those lie that were launched in an annotation; it counts a kernel to the
-    innermost annotation of the launching thread only (``GenericTraceActivity`` and ``GpuUserEventMap`` in
-    pytorch/kineto), on each stream. The place of a step on the device thus reaches from the first to the last kernel
-    of all annotations that began in it, itself included. The ``External id`` connects an annotation with those that
-    show it on devices. Those without are told apart by their order among those of one name, where they are as many on
-    a stream as on the host. If that leaves a step of a kind without a place, the steps of that
-    kind begin on the device when they begin on the host, which counts kernels that were still queued then to the
-    next step. Of Ascend's kernels a table tells the step, so that the same is known of its marks.
+    For each annotation, Kineto writes the span of its kernels on each stream. It assigns a kernel only to the innermost
+    annotation of the launching thread (``GenericTraceActivity`` and ``GpuUserEventMap`` in pytorch/kineto). On the
+    device, a step therefore extends from the first to the last kernel of all annotations that start in it, including
+    its own. The ``External id`` connects an annotation with its device spans. Without it, spans are matched by their
+    order among annotations of the same name, if their number on a stream equals the number on the host. If a step of a
+    kind still has no device span, the steps of that kind start on the device when they start on the host. Kernels that
+    are still queued at that time then count towards the next step. For Ascend, a table contains the step of each
+    kernel, so that the spans are known, too.
 
     Args:
-        columns: All annotations of the trace, of host and devices, and the operators that are named like steps, which
-            is how Ascend marks them. Other events do no harm.
-        names: The names to look for.
-        external_ids: The ``External id`` of each annotation, -1 where it has none; of none, if not given.
+        columns: All annotations of the trace, on host and devices, and the operators with step names, which Ascend uses
+            as step annotations. Other events are ignored.
+        names: The names to search for.
+        external_ids: The ``External id`` of each annotation, -1 if it has none. By default, no annotation has one.
         cold_first_step: Whether the first step and the iterations that start in it are cold.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
