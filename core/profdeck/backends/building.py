@@ -91,7 +91,7 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
 
 
 def warmup_steps(role: RoleConfig, backend: Backend, mode: Mode) -> int:
-    """Return the number of global steps that a role's recorder warms up before a capture."""
+    """Return the number of global steps for which a role's recorder warms up before a capture."""
     if role.warmup_steps is not None:
         return role.warmup_steps
     # Stages have no preceding step, and windows configure their own warm-up.

@@ -37,7 +37,7 @@ _TIMEOUT_OF_JOBS_S = 3600.0
 
 
 class Action(StrEnum):
-    """Half of a server capture, for a start and a stop by separate commands."""
+    """Action on a server capture, whose start and stop can be separate commands."""
 
     START = "start"
     STOP = "stop"

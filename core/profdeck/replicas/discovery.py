@@ -249,7 +249,7 @@ def spread(targets: Sequence[Target], count: int) -> list[Target]:
 
 
 async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
-    """Build targets from the handles that the host passed. Placement groups are replaced by their actors with engines.
+    """Build targets from the handles that the host passed. Actors with engines replace their placement groups.
 
     Args:
         given: handles; actors and groups must be those of `profdeck.engine.clusters`.

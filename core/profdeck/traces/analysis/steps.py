@@ -46,25 +46,25 @@ class StepWindows:
 
 @attrs.frozen(eq=False)
 class TraceSteps:
-    """The steps of one trace, by their start on the host."""
+    """Steps of a trace, sorted by start time on the host."""
 
     names: tuple[str, ...]
     marks: tuple[StepName, ...]
-    """What each of ``names`` says."""
+    """Parsed form of each of ``names``."""
     name: Int
-    """Of each step: index into ``names``."""
+    """Index into ``names``, for each step."""
     pids: tuple[Id, ...]
     track: Int
-    """Of each step: that of its mark, as the columns number them."""
+    """Track of each step's annotation, as numbered by the columns."""
     start_ns: Int
     end_ns: Int
     host: dict[str, StepWindows]
-    """Of each kind of step: where its steps are on the host."""
+    """Host windows of the steps of each kind."""
     device: dict[str, StepWindows]
-    """Where they are on the device."""
+    """Device windows of the steps of each kind."""
     work: dict[str, StepWindows]
-    """Where the work is that was launched in them, from the first kernel to the last; without those that launched none
-    or of which that is not known."""
+    """Windows of the device work launched in the steps, from the first to the last kernel. Steps without known work are
+    omitted."""
     cold: NDArray[np.bool_]
     """For each step, whether the recorder started in it."""
     excluded: NDArray[np.bool_]
