@@ -57,8 +57,8 @@ class Fleet:
 
         Args:
             config: as in `Profiler.from_config`.
-            targets: by role, lists of URLs, engine objects, handles of actors that hold one, or placement
-                groups, for roles whose config does not say where targets are. A single one is in a list as well.
+            targets: for each role whose config names no targets, a list of URLs, engine objects, handles of actors
+                that hold an engine, or placement groups. A single target is also passed as a list.
             settings: config values by dotted key.
 
         Raises:

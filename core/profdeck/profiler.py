@@ -71,8 +71,8 @@ class Profiler:
             identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
                 backend's library knows them. Its role wins over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
-            target: what records, when it is not this process: an engine object, the handle of an actor that holds
-                one, or the URL of a server; or a list of them, or a placement group, which are captured as one.
+            target: engine to record instead of this process: an engine object, the handle of an actor that holds
+                one, or a server URL. A list of these, or a placement group, is recorded as one capture.
             listeners: objects with hook implementations, in addition to the listeners that the config names.
 
         Raises:

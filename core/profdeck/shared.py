@@ -1,4 +1,4 @@
-"""One profiler for several wrappers in one process, such as the workers that a trainer puts into one actor."""
+"""One profiler shared by several wrappers in a process, such as the workers of a trainer in one actor."""
 
 from __future__ import annotations
 

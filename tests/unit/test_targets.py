@@ -214,7 +214,7 @@ def test_a_short_window_makes_the_target_partial(build: Build, engine: Any, tmp_
         ({"window": {"active": 1}}, "rollout.window: 'tally-engine' is the backend of an engine; use iterations."),
         ({"warmup_steps": 1}, "rollout.warmup_steps: 'tally-engine' is the backend of an engine; use iterations."),
         ({"stages": ["decode", "score"]}, "rollout.stages: score: an engine has the stages prefill, decode, mixed."),
-        ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: the engine then captures by itself"),
+        ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: with this option, the engine starts"),
     ],
 )
 def test_keys_without_a_meaning_for_engines(build: Build, engine: Any, settings: Any, message: str) -> None:

@@ -384,7 +384,7 @@ class Recording:
 
 
 def _warms_up(capture: Capture) -> bool:
-    """Return whether the recorder runs before the first step, mini-batch or iteration that it records."""
+    """Return whether the recorder warms up before the first recorded step, mini-batch or iteration."""
     if capture.unit is Unit.GLOBAL_STEP:
         return capture.current_step < capture.first_step
     return capture.window is not None and capture.window.warmup > 0

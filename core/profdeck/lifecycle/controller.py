@@ -136,7 +136,7 @@ class Controller:
                 await self._passed(self._recording, step, resolve)
             elif step.index != capture.current_step:
                 self._note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
-            elif self._enters_next(capture):  # at the last step nothing passes: stop follows
+            elif self._enters_next(capture):  # after the last step, the host calls stop
                 if await self._gives_up_warm_up(capture, resolve):
                     await self._begin(step.index + 1, resolve)
                 else:
@@ -234,7 +234,11 @@ class Controller:
         return False
 
     async def _gives_up_warm_up(self, capture: Capture, resolve: Resolve) -> bool:
-        """Remove a capture whose default warm-up had a problem, such as another profiler, so that it starts cold."""
+        """Withdraw a capture if its default warm-up had a problem, such as another profiler.
+
+        Returns:
+            True if the capture was withdrawn. It then starts without warm-up.
+        """
         if not capture.problems or not self._session.may_withdraw(capture, host_is_done=False, failed=True):
             return False
         await self._finish(PendingEnd(capture.problems[0]), resolve)

@@ -184,8 +184,8 @@ class Session:
     async def begin(self, step: int, resolve: Resolve, *, stage: str | None = None, count: int = 1) -> Recording | None:
         """Start a recording at global step ``step``.
 
-        Return None if a default warm-up could not start, for example because another profiler uses the recorder. The
-        capture then starts without warm-up.
+        Return None if the default warm-up cannot start, for example because another profiler is active. The capture
+        then starts without warm-up.
 
         Args:
             step: the step that is under way; its capture may begin later, after warming up.
@@ -226,7 +226,7 @@ class Session:
             return await Recording.begin(capture, self.backend, self._hooks, recorder, resolve)
         except BaseException as error:
             if isinstance(error, CaptureError) and self.may_withdraw(capture, host_is_done=False, failed=True):
-                logger.info("Capture %s does not warm up: %s", capture.id, error)
+                logger.info("Capture %s starts without warm-up: %s", capture.id, error)
                 with contextlib.suppress(OSError):
                     run_directory.withdraw(capture)
                 return None
@@ -251,16 +251,18 @@ class Session:
         return None
 
     def may_withdraw(self, capture: Capture, *, host_is_done: bool, failed: bool) -> bool:
-        """Return whether a capture that ends now may be removed, because it only warmed up for a configured step.
+        """Return whether a capture that ends now can be removed, because it is still warming up for a configured step.
 
-        If the warm-up is the default and not configured, the result is that of a capture without warm-up: none, as its
-        step has not begun. Otherwise another capture was requested, which records the step or is followed by a capture
-        that does; or the host is done, and the schedule has no end.
+        After a default warm-up, the capture can always be removed, because it would not have started without warm-up.
+        After a configured warm-up, it can be removed in two cases:
+
+        - Another capture was requested that records the step, or is followed by a capture that does.
+        - The host has finished, and the schedule has no end.
 
         Args:
             capture: the capture.
-            host_is_done: whether it ends because the host has nothing more to do.
-            failed: whether it ends because something failed.
+            host_is_done: whether the capture ends because the host has finished.
+            failed: whether the capture ends because of an error.
         """
         if capture.current_step >= capture.first_step or capture.demand is not None:
             return False
@@ -376,14 +378,14 @@ def _bind(
         return backend, None
     if role.targets is None and target is None:
         raise ConfigError(
-            f"{path}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine object, the "
-            "actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
-            "targets where to find many."
+            f"{path}.backend: '{backend.name}' controls an engine, but no engine is specified. Pass the engine object, "
+            "its actor or the server's URL, as in Profiler.from_config(..., target=llm). For several engines, set "
+            "targets."
         )
     if role.iterations and role.iterations.first is not None:
         raise ConfigError(
-            f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
-            "that starts captures says skip."
+            f"{path}.iterations.first: with this option, the engine starts captures without a host. If a host starts "
+            "the captures, use skip instead."
         )
     from profdeck.engine.clusters import ActorGroup, as_cluster_target
     from profdeck.replicas.placement import PlacedEngine
