@@ -224,7 +224,7 @@ def test_keys_without_a_meaning_for_engines(build: Build, engine: Any, settings:
 
 
 def test_an_engine_backend_needs_a_target_that_it_knows(build: Build) -> None:
-    with pytest.raises(ConfigError, match=r"'tally-engine' controls an engine .*from_config\(\.\.\., target=llm\)"):
+    with pytest.raises(ConfigError, match=r"'tally-engine' controls an engine, .*from_config\(\.\.\., target=llm\)"):
         build(None)
     with pytest.raises(ConfigError, match="target: 'http://127.0.0.1:1' is no ToyEngine"):
         build("http://127.0.0.1:1")
