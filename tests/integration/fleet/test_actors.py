@@ -29,7 +29,7 @@ from profdeck.verification.reports import CaptureReport, TargetReport
 
 HERE = Path(__file__).parent
 DRIVER_S = 500
-BUSY = "it may be in one that blocks"
+BUSY = "may be running a blocking call"
 
 
 @attrs.frozen
@@ -176,7 +176,7 @@ def test_a_path_says_where_the_engine_is(ours: Driven) -> None:
     assert "actor_attribute" in unsaid["fix"]
     assert "engine (Blocking), other (Blocking)" in two["error"]
     assert "Deep.worker has no attribute 'motor'" in ours.results["wrong_path"]["error"]
-    assert "AsyncActor.words is text" in ours.results["text"]["error"]
+    assert "AsyncActor.words is a string" in ours.results["text"]["error"]
 
 
 def test_an_engine_of_another_event_loop_is_refused(ours: Driven) -> None:
