@@ -80,7 +80,7 @@ class Backend(Generic[OptionsT_co]):
     the backend of their device."""
 
     cold_first_step: ClassVar[bool] = False
-    """Whether the first recorded step takes longer than later steps. If True, ``warmup_steps`` defaults to 1, and
+    """True if the first recorded step takes longer than later steps. ``warmup_steps`` then defaults to 1, and
     manifests of captures without warm-up contain ``cold_first_step: true``."""
 
     common_options: ClassVar[Collection[str]] = ()

@@ -63,12 +63,12 @@ class ServerOptions:
 
     @property
     def names_servers(self) -> bool:
-        """Whether the options name servers. Otherwise, the config names them."""
+        """True if the options name servers, False if only the config does."""
         return bool(self.urls or self.router or self.file or self.actors)
 
     @property
     def names_one(self) -> bool:
-        """Whether the options name exactly one server, by URL, and nothing else."""
+        """True if the options name exactly one server, by URL, and nothing else."""
         return len(self.urls) == 1 and not (self.router or self.file or self.actors or self.of_targets)
 
 

@@ -410,11 +410,11 @@ def _note(recorded: Sequence[StepSummary], used: Sequence[StepSummary]) -> str:
     if not cold:
         return ""
     if len(used) == len(recorded):
-        return "the recorder's first"
+        return "cold"
     numbers = sorted({step.step for step in cold if step.step is not None})
     if len(numbers) == 1:
-        return f"without step {numbers[0]}, the recorder's first"
-    return f"without {plural(len(numbers) or len(cold), 'step')} in which a recorder started"
+        return f"without cold step {numbers[0]}"
+    return f"without {plural(len(numbers) or len(cold), 'cold step')}"
 
 
 def _name(view: RankView, kind: str) -> str:

@@ -72,7 +72,7 @@ class TraceSource:
 
     @property
     def cold_first_step(self) -> bool:
-        """Whether the manifest marks the first step of the trace as cold."""
+        """True if the manifest marks the first step of the trace as cold."""
         return self.manifest is not None and bool(self.manifest.cold_first_step)
 
     @property

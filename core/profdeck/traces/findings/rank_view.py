@@ -55,7 +55,7 @@ class RankView:
 
     @property
     def is_cold(self) -> bool:
-        """Whether all steps are cold."""
+        """True if all steps are cold."""
         return is_cold(self.rank)
 
     @functools.cached_property

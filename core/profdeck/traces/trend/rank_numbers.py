@@ -31,9 +31,9 @@ class RankNumbers:
     idle: Mapping[str, float]
     """Device idle time by cause, in microseconds per step."""
     cold: bool = False
-    """Whether the trace has only a cold step."""
+    """True if the trace has only a cold step."""
     excludes_cold: bool = False
-    """Whether the values exclude a cold step."""
+    """True if the values exclude a cold step."""
 
 
 def numbers_of(rank: RankSummary) -> RankNumbers:
