@@ -32,10 +32,10 @@ def write_run(
     Args:
         run: Its directory.
         captures: How many, of one step each and more.
-        job: What the job did in the capture of a number.
+        job: Returns the job to record, by capture number.
         every: Global steps from one capture to the next.
-        first_ns: When the first one began; each takes a second.
-        cold: Whether the first step of the capture of a number is cold; None if the manifest does not say it.
+        first_ns: Start time of the first capture. Each capture takes one second.
+        cold: Returns whether a capture's first step is cold, by capture number; None omits it from the manifest.
     """
     for number in range(captures):
         write_capture(run, number * every, job(number), first_ns + number * _S, cold=cold(number))

@@ -44,11 +44,11 @@ class GpuJob:
     small: int = 0
     """How many kernels of 3 us each step has besides."""
     allocate_us: float = 0.0
-    """How long an allocation takes in the middle of each step, while the device waits."""
+    """Duration of an allocation in the middle of each step, while the device is idle."""
     slow_step: int | None = None
     """A step that sleeps for five times its length before its forward pass."""
     cold_us: float = 0.0
-    """How much longer the first operator of the first step takes, as the recorder starts in it."""
+    """Extra duration of the first operator in the first step, to simulate the start of the recorder."""
     graphs: bool = False
 
     def write(self, directory: Path) -> Path:

@@ -73,12 +73,11 @@ class Profiler:
             identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
                 backend's library knows them. Its role wins over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
-            target: what the role's backend controls, when that is not this process: an engine object, the handle of an
-                actor that holds one, or the URL of a server; or a list of them, or a placement group, which are
-                captured as one.
-            targets: capture the engines of other roles, too: the targets that the config names, and the lists of
-                targets in this mapping, by role. ``{}`` selects the targets of the config. Default: no other roles,
-                and ``{}`` with ``role=None``.
+            target: engine to record instead of this process: an engine object, the handle of an actor that holds
+                one, or a server URL. A list of these, or a placement group, is recorded as one capture.
+            targets: engines of other roles to record, too: the targets that the config names, and lists of targets by
+                role for roles whose config names none. ``{}`` selects only the targets of the config. Default: no
+                other roles, and ``{}`` with ``role=None``.
             listeners: objects with hook implementations, in addition to the listeners that the config names.
             shared: several callers in this process use the profiler of the role together, such as the workers that a
                 trainer puts into one actor. Each calls this method and uses the result as if it were alone: the

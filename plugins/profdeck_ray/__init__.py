@@ -1,1 +1,1 @@
-"""Ray: engines in actors as targets, captures on demand through an actor, and reading of traces on a cluster."""
+"""Ray plugin: engines in actors as capture targets, a store for on-demand requests, and a trace executor."""

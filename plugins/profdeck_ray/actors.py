@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, and blocking queries for its actors."""
+"""Blocking functions that join a Ray cluster and look up its actors."""
 
 from __future__ import annotations
 
@@ -22,29 +22,32 @@ from profdeck_ray.engine import RayActor
 _JOIN = "Join the cluster before the capture: ray.init(address='auto')."
 _ADDRESS_VARIABLE = "RAY_ADDRESS"  # defined by Ray
 _CONNECT_S = 10.0
-_BY_NAME = "Actors are found by name"
+_BY_NAME = "Looking up actors by name"
 _INTERNAL_NAMESPACES = ("_ray_internal_", "profdeck")
-"""Prefixes of the namespaces of Ray's own actors, and of profdeck's."""
+"""Namespace prefixes of internal actors, created by Ray or profdeck."""
 
 
 def require(purpose: str) -> None:
     """Check that Ray is installed.
 
+    Args:
+        purpose: Start of the error message, such as ``targets.actors needs``.
+
     Raises:
-        MissingLibraryError: Ray is not installed. The message starts with `purpose`.
+        MissingLibraryError: Ray is not installed.
     """
     if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
         raise MissingLibraryError.of(purpose, "ray")
 
 
 def join(until: ExitStack) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names or that runs on this host, and leave it when `until` is closed.
+    """Join the cluster at ``RAY_ADDRESS``, by default the one on this host. Leave it when `until` is closed.
 
     Raises:
         CaptureError: The cluster cannot be joined.
         MissingLibraryError: Ray is not installed.
     """
-    require("targets.actors: they need")
+    require("targets.actors needs")
     import ray
 
     if ray.is_initialized():
@@ -58,8 +61,8 @@ def join(until: ExitStack) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise CaptureError(
-            f"The Ray cluster at {_ADDRESS_VARIABLE}={address} cannot be joined: {why} Run this command "
-            f"on a node of the cluster, or set {_ADDRESS_VARIABLE} to HOST:PORT of its head node."
+            f"Cannot join the Ray cluster at {_ADDRESS_VARIABLE}={address}: {why} Run this command "
+            f"on a cluster node, or set {_ADDRESS_VARIABLE} to HOST:PORT of the head node."
         ) from None
     until.callback(ray.shutdown)
 
@@ -68,9 +71,9 @@ def find_named(names: Sequence[str], namespace: str | None, attribute: str | Non
     """Find actors by name.
 
     Args:
-        names: Names of the actors.
-        namespace: Namespace of the names. ``None``: the namespace of this process.
-        attribute: Dotted path of the engine in the actors.
+        names: Actor names.
+        namespace: Ray namespace to search. ``None``: the namespace of this process.
+        attribute: Dotted path from each actor to its engine.
 
     Raises:
         TargetError: This process has not joined a cluster.
@@ -83,17 +86,19 @@ def find_named(names: Sequence[str], namespace: str | None, attribute: str | Non
         except ValueError:
             where = f"the namespace {namespace}" if namespace else "the namespace of this process"
             text = f"There is no Ray actor named '{name}' in {where}."
-            fix = "Create it with options(name=...), or correct actors and actor_namespace of the targets."
+            fix = "Create it with options(name=...), or correct targets.actors and targets.actor_namespace."
             actor = TargetError(text, Outcome.UNREACHABLE, fix)
         actors.append(FoundActor(name, actor))
     return actors
 
 
 def find_matching(patterns: Sequence[str], namespace: str | None, attribute: str | None) -> list[FoundActor]:
-    """Find the living actors whose names match one of the patterns; arguments as those of `find_named`.
+    """Find the live actors whose names match any of the patterns.
+
+    The other arguments are the same as in `find_named`.
 
     Raises:
-        TargetError: This process has not joined a cluster, or this version of Ray cannot be queried.
+        TargetError: This process has not joined a cluster, or this Ray version is not supported.
     """
     where = namespace or _connected_ray(_BY_NAME).get_runtime_context().namespace
     names = {name for of, name, _ in _living_actors(_BY_NAME) if of == where and matches(name, patterns)}
@@ -101,41 +106,40 @@ def find_matching(patterns: Sequence[str], namespace: str | None, attribute: str
 
 
 def find_namespaces(patterns: Sequence[str]) -> list[str]:
-    """Return the namespaces of jobs with living actors whose names match one of the patterns.
+    """Return the job namespaces that contain a live actor whose name matches any of the patterns.
 
     Raises:
-        TargetError: As `find_matching`.
+        TargetError: See `find_matching`.
     """
     return sorted({namespace for namespace, name in _actors_of_jobs() if matches(name, patterns)})
 
 
 def find_all() -> dict[str, RayActor]:
-    """Return the living actors that have a name, by their names in manifests.
+    """Return all live named actors, keyed by the names that manifests use.
 
     Raises:
-        TargetError: As `find_matching`.
+        TargetError: See `find_matching`.
     """
     actors: dict[str, RayActor] = {}
     for namespace, name in _actors_of_jobs():
         with contextlib.suppress(ValueError):  # the actor has just exited
             handle = _connected_ray(_BY_NAME).get_actor(name, namespace=namespace)
-            for actor in (_actor(handle), _actor(handle, name=name)):  # a manifest has the id or the name
+            for actor in (_actor(handle), _actor(handle, name=name)):  # manifests use either the ID or the name
                 actors[str(actor)] = actor
     return actors
 
 
 def find_members(group_id: str, attribute: str | None) -> tuple[list[FoundActor], int]:
-    """Find the actors that are scheduled in a placement group.
+    """Find the actors scheduled in a placement group.
 
     Returns:
-        The actors that have a name, and the number of actors without a name. Only the creator of an actor without a
-        name can reach it.
+        The named actors, and the number of unnamed actors. Only its creator can reach an unnamed actor.
 
     Raises:
-        TargetError: As `find_matching`.
+        TargetError: See `find_matching`.
     """
     members, unnamed = [], 0
-    for namespace, name, group in _living_actors("A placement group is looked up"):
+    for namespace, name, group in _living_actors("Looking up a placement group"):
         if group != group_id:
             continue
         if name:
@@ -147,12 +151,12 @@ def find_members(group_id: str, attribute: str | None) -> tuple[list[FoundActor]
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name is a pattern, in which ``*`` matches any text."""
+    """Return whether a name contains the wildcard ``*``."""
     return "*" in name
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a name matches one of the patterns. An empty name matches none."""
+    """Return whether a name matches any pattern, in which ``*`` matches any text. An empty name never matches."""
     return bool(name) and any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
 
 
@@ -169,17 +173,17 @@ def _actors_of_jobs() -> Iterator[tuple[str, str]]:
 
 
 def _living_actors(purpose: str) -> Iterator[tuple[str, str, str]]:
-    """Yield namespace, name and placement group of each actor that is not dead. Missing values are empty."""
+    """Yield the namespace, name and placement group ID of each live actor. Missing values are empty strings."""
     ray = _connected_ray(purpose)
     try:
         from ray._private.state import state
         from ray.core.generated.gcs_pb2 import ActorTableData
 
-        # The source of `ray.util.state.list_actors`, which additionally needs a dashboard.
+        # `ray.util.state.list_actors` reads the same table but requires the dashboard.
         rows = state._connect_and_get_accessor().get_actor_table(None, None)  # noqa: SLF001  # no public API
     except (ImportError, AttributeError, TypeError) as error:
-        text = f"Ray {ray.__version__} does not tell in a known way which actors there are: {error}."
-        raise TargetError(text, Outcome.REFUSED, "Pass the actors, or name them in the targets.") from None
+        text = f"Cannot list the actors of Ray {ray.__version__}: {error}."
+        raise TargetError(text, Outcome.REFUSED, "Pass actor handles, or set targets.actors to names.") from None
     for row in map(ActorTableData.FromString, rows):
         if row.state != ActorTableData.DEAD:
             yield row.ray_namespace, row.name, row.placement_group_id.hex()
@@ -188,5 +192,6 @@ def _living_actors(purpose: str) -> Iterator[tuple[str, str, str]]:
 def _connected_ray(purpose: str) -> Any:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
-        raise TargetError(f"{purpose} in a Ray cluster, and this process is in none.", Outcome.UNREACHABLE, _JOIN)
+        text = f"{purpose} requires a Ray cluster, but this process has not joined one."
+        raise TargetError(text, Outcome.UNREACHABLE, _JOIN)
     return ray

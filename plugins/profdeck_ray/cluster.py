@@ -1,4 +1,4 @@
-"""The cluster `ray`: the object that core loads and calls."""
+"""Entry point of the cluster plugin `ray`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RayCluster(Cluster):
 
     @property
     def command_options(self) -> Mapping[str, Callable[..., object]]:
-        """Options of `profdeck capture`, `profdeck collect` and `profdeck summary`."""
+        """Options for `profdeck capture`, `profdeck collect` and `profdeck summary`."""
         from profdeck_ray import command_options
 
         return {name: getattr(command_options, name) for name in ("capture", "collect", "summary")}
@@ -32,19 +32,19 @@ class RayCluster(Cluster):
         actors.require(purpose)
 
     def as_target(self, target: object, attribute: str | None) -> Actor | ActorGroup | None:
-        """Return the actor of a handle, or the group of a placement group."""
+        """Convert a Ray actor handle to an actor, or a Ray placement group to an actor group."""
         return held_engines.PlacementGroup.of(target, attribute) or RayActor.of(target, attribute)
 
     async def find_actors(self, config: TargetsConfig, ask: AskActor) -> FoundActors:
-        """Find the actors that a config names in the cluster that this process has joined."""
+        """Find the actors listed in a config, in the cluster that this process has joined."""
         return await held_engines.find_configured(config, ask)
 
     async def find_namespace(self, names: Sequence[str], ask: AskActor) -> tuple[str, list[str]]:
-        """Return the namespace of the only job whose actors hold engines."""
+        """Find the namespace of the only job that has engines."""
         return await held_engines.find_namespace(names, ask)
 
     def join(self, until: ExitStack) -> None:
-        """Join the cluster that ``RAY_ADDRESS`` names or that runs on this host."""
+        """Join the cluster at ``RAY_ADDRESS``, by default the one on this host."""
         actors.join(until)
 
 

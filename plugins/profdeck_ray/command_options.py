@@ -1,4 +1,4 @@
-"""Options that the cluster `ray` adds to commands; see `profdeck.engine.clusters.Cluster.command_options`."""
+"""Command-line options of the cluster plugin `ray`; see `profdeck.engine.clusters.Cluster.command_options`."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ def capture(
         bool,
         typer.Option(
             "--ray",
-            help="Capture the engines that actors of a running Ray job hold, in the cluster that RAY_ADDRESS names or "
-            "that runs on this host.",
+            help="Capture engines in actors of a running Ray job. The cluster is the one at RAY_ADDRESS, or else the "
+            "one on this host.",
         ),
     ] = False,
     actor: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="With --ray: only actors of this name, in which * stands for anything. Repeatable. Default: all that "
-            "have a name.",
+            help="With --ray: capture only actors with this name; * matches any text. Repeatable. Default: all named "
+            "actors.",
         ),
     ] = None,
     ray_namespace: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="With --ray: that of the job. Default: that of the only job that has engines."
+            metavar="NAME", help="With --ray: the job's Ray namespace. Default: that of the only job with engines."
         ),
     ] = None,
 ) -> ActorSelection | None:
-    """Return the actors to capture."""
+    """Return the actors to capture, or ``None`` without ``--ray``."""
     if ray:
         return ActorSelection(names=tuple(actor or [ALL]), namespace=ray_namespace)
     for flag, value in (("--actor", actor), ("--ray-namespace", ray_namespace)):
         if value:
-            raise ConfigError(f"{flag} goes with --ray.")
+            raise ConfigError(f"{flag} requires --ray.")
     return None
 
 
 def collect(
     *,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Ask actors, too, in the cluster of RAY_ADDRESS or of this host.")
+        bool,
+        typer.Option("--ray", help="Also fetch files from actors in the Ray cluster at RAY_ADDRESS or on this host."),
     ] = False,
 ) -> Callable[[ExitStack], Mapping[str, Actor]] | None:
-    """Return a function that joins the cluster and returns its actors."""
+    """Return a function that joins the cluster and returns its actors, or ``None`` without ``--ray``."""
     return _joined if ray else None
 
 
@@ -63,10 +64,13 @@ def summary(
     *,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Read on the nodes of this Ray cluster, which must see the files."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="Read the traces on the nodes of this Ray cluster. All nodes need access to the files.",
+        ),
     ] = None,
 ) -> RayExecutor | None:
-    """Return the executor that reads the traces."""
+    """Return the executor that reads the traces, or ``None`` without ``--ray``."""
     return None if ray is None else RayExecutor(ray)
 
 

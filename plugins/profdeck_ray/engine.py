@@ -1,8 +1,7 @@
-"""Engines that Ray actors hold, controlled through the actors' handles.
+"""Control of engines in Ray actors through actor handles.
 
-An actor's class needs no additions: ``__ray_call__`` runs functions in the actor's process (Ray 2.40 to 2.60).
-`profdeck_ray.in_actor` contains these functions. There the backend connects to the engine object, as it does in the
-engine's own process. `RayEngine` forwards calls to it.
+The actor's class does not change: ``__ray_call__`` (Ray 2.40 to 2.60) runs the functions of `profdeck_ray.in_actor` in
+the actor's process. These functions connect the backend to the engine object. `RayEngine` forwards calls to them.
 """
 
 from __future__ import annotations
@@ -36,22 +35,21 @@ _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
 _MOST_SHOWN = 500
 
-_GONE = "See in its log why it has ended. For one that takes its place, pass its handle, or name actors in the targets."
+_GONE = "Check the actor's log. If another actor has replaced it, pass the new handle or set targets.actors."
 _BUSY = (
-    "An actor hears calls between those that are under way: it may be in one that blocks, or in as many as its "
-    "max_concurrency allows. Start and stop captures outside of such calls, make its methods async, or raise its "
-    "max_concurrency."
+    "The actor may be running a blocking call, or as many calls as its max_concurrency allows. Start and stop captures "
+    "outside such calls, make the actor's methods async, or increase its max_concurrency."
 )
 
 
 @attrs.frozen
 class RayActor(Actor):
-    """An actor that holds an engine. Handles of the same actor are equal."""
+    """A Ray actor that holds an engine. Handles of the same actor are equal."""
 
     handle: Any = attrs.field(eq=False, repr=False)
     id: str
     attribute: str | None = None
-    """Dotted path of the engine. ``None``: the actor's only engine."""
+    """Dotted path from the actor to its engine. ``None``: use the only engine found."""
     name: str = attrs.field(default="", eq=False)
     """Name in manifests, such as ``Actor(Rollout, rollout_0)``."""
 
@@ -59,38 +57,38 @@ class RayActor(Actor):
         return self.name
 
     def engine(self, *, backend: str, options: EngineOptions) -> RayEngine:
-        """Return the engine that the actor holds, controlled through the handle."""
+        """Return an object that controls the actor's engine through the handle."""
         return RayEngine(self, backend=backend, options=options)
 
     @classmethod
     def of(cls, target: object, attribute: str | None = None, name: str | None = None) -> RayActor | None:
-        """Return the actor of a handle, or ``None`` for objects that are not Ray's.
+        """Return the actor for a Ray handle, or ``None`` for any other object.
 
         Args:
-            target: Any object that a host passes as a target.
-            attribute: Dotted path of the engine in the actor.
-            name: Name of the actor in its cluster, if known.
+            target: Any object that the host passes as a target.
+            attribute: Dotted path from the actor to its engine.
+            name: The actor's name in its cluster, if known.
 
         Raises:
-            ConfigError: The target is a handle of Ray Client.
+            ConfigError: The target is a Ray Client handle.
         """
         if isinstance(target, cls):
             return target
-        module = sys.modules.get("ray.actor")  # imported by any process that has a handle
+        module = sys.modules.get("ray.actor")  # a process that has a handle has imported this module
         if module is not None and isinstance(target, module.ActorHandle):
             text = repr(target)  # Actor(Rollout, 810ad9aca4373a87b1be688e01000000)
-            identity = target._actor_id.hex()  # noqa: SLF001  # no public attribute has the id (Ray 2.40 to 2.60)
+            identity = target._actor_id.hex()  # noqa: SLF001  # no public attribute for the ID (Ray 2.40 to 2.60)
             return cls(target, identity, attribute, text.replace(identity, name) if name else text)
         if type(target).__module__.startswith("ray.util.client"):
             raise ConfigError(
-                f"target: {target!r} is a handle of Ray Client, which is not supported: run the host on a node of the "
-                "cluster, with ray.init(address='auto')."
+                f"target: {target!r} is a Ray Client handle, which is not supported. Run the host on a cluster node "
+                "and call ray.init(address='auto')."
             )
         return None
 
 
 class RayEngine(Engine):
-    """The engine that an actor holds."""
+    """Controls the engine in a Ray actor."""
 
     late_fix = _BUSY
 
@@ -111,19 +109,19 @@ class RayEngine(Engine):
         return bool(await self._call("has_profdeck"))
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send a command. A start waits for the gate."""
+        """Send a command. A start command waits for the start gate."""
         data = await self._call("command", command, dict(payload), starts=command == "start")
         try:
             return structure(data, Answer, where="answer")
         except ProfdeckError as error:
-            raise TargetError(f"{self.name} answers as another version of profdeck: {error}", Outcome.REFUSED) from None
+            raise TargetError(f"{self.name} runs another profdeck version: {error}", Outcome.REFUSED) from None
 
     def files(self, output: Path) -> RemoteFiles:
-        """Return the files of the engine's ranks on the actor's node."""
+        """Return access to the files of the engine's ranks on the actor's node."""
         return _ActorFiles(self, output)
 
     async def part(self, output: Path, place: str, offset: int) -> FilePart:
-        """Fetch a part of a file below the output directory on the actor's node."""
+        """Fetch a chunk of a file from the output directory on the actor's node."""
         async with self._in_time():
             answer = await self._received(in_actor.read_part, str(output), place, offset)
         self._host = answer["host"]
@@ -131,17 +129,17 @@ class RayEngine(Engine):
         return FilePart(**{name: value for name, value in answer["part"].items() if name in fields})
 
     async def arrive(self) -> None:
-        """Do nothing: the start itself waits for the gate."""
+        """Do nothing, because the start command waits for the gate."""
 
     async def is_here(self) -> bool:
         """Return whether the engine's files are on this host."""
         return await self.host() == socket.gethostname()
 
     async def host(self) -> str:
-        """Return the host of the actor."""
+        """Return the name of the actor's host."""
         if self._host is None:
             await self.has_profdeck()
-        assert self._host is not None  # noqa: S101  # any answer contains it
+        assert self._host is not None  # noqa: S101  # set by any reply
         return self._host
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
@@ -160,11 +158,11 @@ class RayEngine(Engine):
         Args:
             method: Name of the method.
             arguments: Plain data.
-            starts: Whether the call waits for the gate.
+            starts: Whether the call waits for the start gate.
             keywords: Plain data.
 
         Raises:
-            TargetError: The actor has exited, does not answer in time, or answers with an error.
+            TargetError: The actor has exited, did not respond in time, or returned an error.
         """
         call = {
             "version": __version__,
@@ -192,7 +190,7 @@ class RayEngine(Engine):
             if not limit.expired():
                 raise
             text = f"{self.name} did not answer within rpc_timeout_s={self._timeout_s:g} seconds."
-            fix = f"{_BUSY} If it is only slow, raise rpc_timeout_s."
+            fix = f"{_BUSY} If the actor is only slow, increase rpc_timeout_s."
             raise TargetError(text, Outcome.TIMED_OUT, fix) from None
 
     async def _answered(self, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,15 +202,15 @@ class RayEngine(Engine):
                 pause_s = min(2 * pause_s, _LAST_POLL_S)
                 answer = await self._received(in_actor.fetch_result, ticket)
         except asyncio.CancelledError:
-            # Ray cannot revoke a call that was sent to an actor, so a start may still arrive. The stop that follows a
-            # cancelled start arrives after it.
+            # Ray cannot cancel a call that was already sent to an actor, so a start may still arrive. The stop that
+            # follows a cancelled start arrives after it.
             with contextlib.suppress(Exception):  # the result is not needed
                 self._send(in_actor.forget, ticket)
             raise
         return answer
 
     def _send(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function in the actor. Return Ray's reference to its result."""
+        """Run a function in the actor and return the Ray object reference of its result."""
         if not sys.modules["ray"].is_initialized():  # Ray would start a new cluster
             text = f"{self.name} cannot be reached: this process has left the Ray cluster."
             raise TargetError(text, Outcome.UNREACHABLE, "End captures before ray.shutdown().")
@@ -225,48 +223,48 @@ class RayEngine(Engine):
             answer: dict[str, Any] = await reference
         except Exception as error:
             raise self._failed(error) from error
-        if "times" in answer:  # another version may not send them
+        if "times" in answer:  # other versions may omit them
             times = Times(*answer["times"])
             self.clock = better(self.clock, compare(answer["host"], sent_ns, times, time.time_ns()))
         return answer
 
     def _failed(self, error: Exception) -> TargetError:
-        """Return the error for an exception that Ray raised for a call."""
+        """Convert an exception raised by a Ray call to a `TargetError`."""
         from ray.exceptions import RayTaskError
 
-        if not isinstance(error, RayTaskError):  # above all RayActorError
+        if not isinstance(error, RayTaskError):  # usually RayActorError
             return TargetError(f"{self.name} cannot be reached: {_short(error)}", Outcome.UNREACHABLE, _GONE)
         cause = error.cause
-        # Ray's error if the actor's process cannot import the function.
+        # Ray reports in this way that the actor's process cannot import the function.
         missing = getattr(cause, "client_exc", cause)
         if isinstance(missing, ImportError | AttributeError):
             return TargetError(
                 f"The process of {self.name} cannot import profdeck {__version__}: {missing}.",
                 Outcome.NOT_ENABLED,
-                f"Install profdeck {__version__} on the node of the actor, or in its runtime_env.",
+                f"Install profdeck {__version__} on the actor's node or in its runtime_env.",
             )
         return TargetError(f"{self.name}: {describe(cause)}", Outcome.REFUSED)
 
 
 @attrs.frozen
 class _ActorFiles(PartedFiles):
-    """Files on the node of an actor."""
+    """Files on an actor's node."""
 
     _engine: RayEngine
     _output: Path
 
     async def source(self) -> FileHost:
-        """Return the host and directory of the files. Any answer contains the host."""
-        await self.part("", 0)
+        """Return the host and directory of the files."""
+        await self.part("", 0)  # the reply contains the host
         return FileHost(await self._engine.host(), str(self._output))
 
     async def part(self, place: str, offset: int) -> FilePart:
-        """Fetch a part of a file, or the list of a directory."""
+        """Fetch a chunk of a file, or a directory listing."""
         return await self._engine.part(self._output, place, offset)
 
 
 def _short(error: Exception) -> str:
-    """Return Ray's message without colours, tracebacks, tables and advice."""
+    """Strip colours, tracebacks, tables and advice from a Ray error message."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line for line in plain.splitlines() if line and not line[0].isspace()]
     return " ".join(lines).partition(" Some common causes")[0][:_MOST_SHOWN]

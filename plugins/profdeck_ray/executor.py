@@ -1,4 +1,4 @@
-"""Reading of many traces in tasks of a Ray cluster."""
+"""Executor that reads traces in Ray tasks."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, Tra
 
 _CONNECT_S = 5.0
 LOOK_S = 10.0
-"""Interval of queries of an idle cluster, in seconds."""
+"""Polling interval while no task reports, in seconds."""
 NO_NODE_S = 60.0
-"""How long a cluster may be without a CPU, in seconds: dead nodes may be replaced."""
+"""Maximum time without any CPU in the cluster, in seconds. Failed nodes may be replaced within this time."""
 _TRIES = 3
 
 
 @attrs.frozen
 class RayExecutor:
-    """Calls a function on many traces, in tasks of one CPU each on a Ray cluster that is already running.
+    """Calls a function on many traces, in single-CPU tasks on a running Ray cluster.
 
-    The nodes need this version of profdeck and its dependencies, and the traces at the same paths as here: in a file
-    system that all nodes share. This machine must be a node, too; Ray Client (``ray://``) is not supported. If this
-    process has already initialised Ray, that connection is used and stays open.
+    All nodes need the same version of profdeck and its dependencies, and a shared file system with the traces at the
+    same paths. This machine must be a node of the cluster; Ray Client (``ray://``) is not supported. If this process
+    has already initialised Ray, the executor uses that connection and leaves it open.
     """
 
     address: str
-    """``host:port`` of the head node, or ``auto`` for the cluster that this machine is a node of."""
+    """``host:port`` of the head node, or ``auto`` for this machine's cluster."""
 
     def __call__(
         self,
@@ -52,14 +52,14 @@ class RayExecutor:
         """Call the function on each item; see `profdeck.traces.parallel.Executor`.
 
         Returns:
-            The results in the order of the items. The result is a TraceError for an item whose worker died, or for an
-            item that was being read on three nodes that died.
+            The results in the order of the items. An item's result is a TraceError if its worker died, or if
+            three nodes died while reading it.
 
         Raises:
             MissingLibraryError: Ray is not installed.
-            ConfigError: The cluster does not exist, has another version of Ray or Python, or has lost all its CPUs.
-            ProfdeckError: A node has no profdeck, or another version of it.
-            Exception: Any other exception of the function.
+            ConfigError: The cluster is not running, has a different Ray or Python version, or has lost all its CPUs.
+            ProfdeckError: A node does not have profdeck, or has a different version.
+            Exception: Any other exception raised by the function.
         """
         try:
             import ray
@@ -67,18 +67,18 @@ class RayExecutor:
             raise MissingLibraryError.of("Reading traces on a Ray cluster needs", "ray") from error
         job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
         joins = not ray.is_initialized()
-        with redirect_stdout(sys.stderr):  # Ray prints the death of workers there, within a command's output
+        with redirect_stdout(sys.stderr):  # Ray prints worker failures to stdout, into the command's output
             try:
                 if joins:
                     _join_cluster(ray, self.address)
                 _run_on_cluster(ray, function, job, cancels=not joins)
             finally:
                 if joins:
-                    ray.shutdown()  # also ends the tasks
+                    ray.shutdown()  # also stops the tasks
         return job.results()
 
 
-# A task is a generator that yields the reports of its worker. The last report is the result.
+# Each task is a generator of worker reports. The last report is the result.
 
 
 def _join_cluster(ray: Any, address: str) -> None:
@@ -86,8 +86,8 @@ def _join_cluster(ray: Any, address: str) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or "/" in host:
             raise ConfigError(
-                f"'{address}' is not the address of a Ray cluster: that is host:port of its head node, or auto for the "
-                "cluster that this machine is a node of."
+                f"'{address}' is not a Ray cluster address. Use host:port of the head node, or auto for this machine's "
+                "cluster."
             )
         # Ray itself would retry for a minute and then exit the process.
         try:
@@ -110,14 +110,14 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
 
 
 def _run_on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, cancels: bool) -> None:
-    # No retries by Ray: the cause of a worker's death, such as lack of memory, would kill the next worker, too.
+    # Ray must not retry: whatever killed the worker, such as lack of memory, would also kill the next one.
     task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
     streams: dict[Any, int] = {}
-    lost = Counter[int]()  # number of nodes that died, by item
+    lost = Counter[int]()  # node failures by item index
     cpus_seen_s = time.monotonic()
     try:
         while not job.done:
-            # Twice as many tasks as CPUs: no CPU is idle, and an autoscaler sees the queue.
+            # Submit two tasks per CPU, so that no CPU is idle and an autoscaler sees pending tasks.
             cpus = int(ray.cluster_resources().get("CPU", 0))
             while job.waiting and len(streams) < 2 * max(1, cpus):
                 index = job.waiting.popleft()
@@ -138,26 +138,26 @@ def _run_on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, 
                 if report is None or job.take(index, report):
                     del streams[stream]
     finally:
-        # Ray 2.60 may exit this process if it is shut down while it cancels tasks.
+        # Ray 2.60 may exit this process if it is shut down while cancelling tasks.
         for stream in streams if cancels else ():
             ray.cancel(stream, force=True)
 
 
 def _receive(ray: Any, stream: Any, item: T, lost: int) -> ReportResult[R] | None:
-    """Return the next report of a task, or ``None`` if its node died and another node should read the item.
+    """Return a task's next report, or ``None`` if its node died and the item must be retried.
 
     Args:
-        ray: The module.
+        ray: The ``ray`` module.
         stream: The task's reports.
         item: The item that the task reads.
-        lost: Number of nodes that have died while they read the item.
+        lost: Number of nodes that have already died while reading the item.
     """
     try:
         report: ReportResult[R] = ray.get(next(stream))
     except ray.exceptions.RayTaskError as error:
         return ProfdeckError(
-            f"The Ray task for {item} failed outside of its function: {str(error).splitlines()[-1]}. "
-            f"Every node of the cluster needs profdeck {__version__} and what it imports."
+            f"The Ray task for {item} failed outside its function: {str(error).splitlines()[-1]}. "
+            f"Every node of the cluster needs profdeck {__version__} and its dependencies."
         )
     except ray.exceptions.RayError as error:
         again = isinstance(error, ray.exceptions.NodeDiedError) and lost + 1 < _TRIES
@@ -175,7 +175,7 @@ def _lost(item: T, error: Exception) -> TraceError:
 def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> Iterator[ReportResult[R]]:  # noqa: FBT001
     node = platform.node()
     if version != __version__:
-        yield ProfdeckError(f"The Ray node {node} has profdeck {__version__}, and this machine has {version}.")
+        yield ProfdeckError(f"The Ray node {node} has profdeck {__version__}, but this machine has {version}.")
         return
     reports: SimpleQueue[ReportResult[R]] = SimpleQueue()
 
@@ -192,7 +192,7 @@ def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> I
 
 
 def _located(error: TraceError, node: str) -> TraceError:
-    """Add the node to an error that may depend on it."""
+    """Add the node's name to a file access error, because the cause may be specific to that node."""
     if not isinstance(error.__cause__, OSError):
         return error
-    return TraceError(f"{error} This was on the Ray node {node}; traces have to be where all nodes can read them.")
+    return TraceError(f"{error} The error occurred on the Ray node {node}. All nodes must be able to read the traces.")

@@ -1,4 +1,4 @@
-"""Searches for the actors of a Ray cluster that hold an engine."""
+"""Discovery of Ray actors that hold an engine."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from profdeck_ray.actors import find_matching, find_members, find_named, find_na
 
 T = TypeVar("T")
 ALL = "*"
-"""Pattern that matches the names of all actors."""
+"""Pattern that matches all actor names."""
 
 _CLUSTER_TIMEOUT_S = 10.0
 
 
 @attrs.frozen
 class PlacementGroup(ActorGroup):
-    """A placement group, which stands for the actors in it that hold an engine."""
+    """A Ray placement group as a target. It represents the actors in the group that hold an engine."""
 
     id: str
     attribute: str | None = None
-    """Dotted path of the engines in the actors."""
+    """Dotted path from each actor to its engine."""
 
     def __str__(self) -> str:
         return f"PlacementGroup({self.id})"
 
     @classmethod
     def of(cls, target: object, attribute: str | None = None) -> PlacementGroup | None:
-        """Return the group for an object of Ray, or ``None`` for other objects."""
+        """Convert a Ray placement group. Return ``None`` for any other object."""
         if isinstance(target, cls):
             return target
-        module = sys.modules.get("ray.util.placement_group")  # imported by any process that has a group
+        module = sys.modules.get("ray.util.placement_group")  # a process that has a group has imported this module
         if module is not None and isinstance(target, module.PlacementGroup):
             return cls(target.id.hex(), attribute)
         return None
 
     async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
-        """Find the actors of the group that have a name and hold an engine."""
+        """Find the named actors in the group that hold an engine."""
         members, unnamed = await _query(find_members, self.id, self.attribute)
         found, notes = await _with_engine([one for one in members if one.actor not in given], ask, str(self))
         if unnamed:
-            notes.append(f"Not asked in {self}, as they have no name to be found by: {unnamed} of its actors.")
+            notes.append(f"Skipped unnamed actors in {self}, which cannot be looked up: {unnamed}.")
         return found, notes
 
 
 async def find_configured(config: TargetsConfig, ask: AskActor) -> FoundActors:
-    """Find the actors that a config names, and of those that match its patterns the ones that hold an engine.
+    """Find the actors listed in a config. An actor that matches a pattern is included only if it holds an engine.
 
     Raises:
-        TargetError: The cluster does not answer, or this process has not joined one.
+        TargetError: The cluster does not respond, or this process has not joined one.
     """
     names = [name for name in config.actors if not is_pattern(name)]
     patterns = [name for name in config.actors if is_pattern(name)]
@@ -72,18 +72,18 @@ async def find_configured(config: TargetsConfig, ask: AskActor) -> FoundActors:
 
 
 async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list[str]]:
-    """Return the namespace of the only job whose actors hold engines. By default, each Ray job has its own namespace.
+    """Find the namespace of the only job that has engines. By default, each Ray job has its own namespace.
 
     Args:
-        names: Names or patterns of actors.
-        ask: Reaches the engine of an actor.
+        names: Actor names or patterns.
+        ask: Connects to an actor's engine.
 
     Returns:
-        The namespace, and a warning about actors of other namespaces that did not answer.
+        The namespace, and a warning about actors in other namespaces that did not respond.
 
     Raises:
         ConfigError: Several jobs have engines.
-        CaptureError: No job has an engine, or the cluster does not answer.
+        CaptureError: No job has an engine, or the cluster does not respond.
     """
     answered, silent = Counter[str](), Counter[str]()
 
@@ -100,18 +100,18 @@ async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list
     answered, silent = +answered, +silent
     if len(answered) > 1:
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(answered.items()))
-        raise ConfigError(f"Several Ray jobs have engines; choose one by its --ray-namespace: {listed}.")
+        raise ConfigError(f"Several Ray jobs have engines. Select one with --ray-namespace: {listed}.")
     if not answered:
-        which = f"actors named {', '.join(names)}" if list(names) != [ALL] else "actors that have a name"
+        which = f"actors named {', '.join(names)}" if list(names) != [ALL] else "named actors"
         listed = ", ".join(f"{count} in {name}" for name, count in sorted(silent.items()))
-        text = f" Some do not say whether they do, as they are busy or lack profdeck: {listed}." if silent else ""
+        text = f" Actors that did not respond (busy, or without profdeck): {listed}." if silent else ""
         raise CaptureError(
-            f"No engine was found in the {which}, in {len(namespaces)} namespaces of the Ray cluster.{text} For an "
-            "actor that has started a server, give the server's --url."
+            f"No engine found in the {which}, in {len(namespaces)} namespaces of the Ray cluster.{text} If an actor "
+            "has started a server, pass the server's --url."
         )
     (namespace,) = answered
     others = sum(count for name, count in silent.items() if name != namespace)
-    text = f"{others} actors of other namespaces do not say whether they hold an engine; they are left out."
+    text = f"Skipped actors in other namespaces, which did not respond: {others}."
     return namespace, [text] if others else []
 
 
@@ -119,29 +119,29 @@ async def _find_matching_with_engine(
     patterns: Sequence[str], namespace: str | None, attribute: str | None, ask: AskActor
 ) -> FoundActors:
     matching = await _query(find_matching, patterns, namespace, attribute)
-    return await _with_engine(matching, ask, f"the actors {', '.join(patterns)}")
+    return await _with_engine(matching, ask, f"actors matching {', '.join(patterns)}")
 
 
 async def _with_engine(candidates: Sequence[FoundActor], ask: AskActor, where: str) -> FoundActors:
     actors = [one.actor for one in candidates if isinstance(one.actor, Actor)]
     results = await fan_out(ask, actors, timeout_s=_CLUSTER_TIMEOUT_S, each_timeout_s=_CLUSTER_TIMEOUT_S)
-    # An actor that does not answer stays a target: the next request to it reports the reason.
+    # Keep actors that did not respond: the next request to them reports the reason.
     without = {actor for actor, result in zip(actors, results, strict=True) if isinstance(result, NoEngineError)}
     found = [one for one in candidates if one.actor not in without]
     if not without:
         return found, []
-    return found, [f"Not asked in {where}, as they hold no engine: {', '.join(sorted(map(str, without)))}."]
+    return found, [f"Skipped actors without an engine ({where}): {', '.join(sorted(map(str, without)))}."]
 
 
 async def _query(call: Callable[..., T], *arguments: Any) -> T:
-    """Call a blocking query of the cluster in a thread.
+    """Run a blocking cluster query in a thread.
 
     Raises:
-        TargetError: The cluster does not answer in time, or the query raises it.
+        TargetError: The query failed or timed out.
     """
     try:
         async with asyncio.timeout(_CLUSTER_TIMEOUT_S):
             return await in_thread(call, *arguments)
     except TimeoutError:
-        text = f"The Ray cluster did not answer within {_CLUSTER_TIMEOUT_S:g} seconds."
-        raise TargetError(text, Outcome.TIMED_OUT, "See with 'ray status' whether its head node is up.") from None
+        text = f"The Ray cluster did not respond within {_CLUSTER_TIMEOUT_S:g} seconds."
+        raise TargetError(text, Outcome.TIMED_OUT, "Check with 'ray status' that the head node is running.") from None

@@ -1,9 +1,9 @@
-"""Functions that run in the process of a Ray actor: they find the engine that the actor holds, and call it there.
+"""Functions that run in a Ray actor's process, find the engine there and call it.
 
-Ray runs these functions by ``__ray_call__``, with the actor's instance as first argument, on the thread of the actor's
-own methods. In an actor with async methods, this is the thread that passes calls to the event loop, so these functions
-must not block: awaitables become tasks of the event loop, whose results are polled with `fetch_result`. Arguments and
-results are plain data, because the other side may have another version.
+``__ray_call__`` runs these functions with the actor instance as the first argument, on the thread that runs the actor's
+own methods. In an async actor, that thread dispatches calls to the event loop, so these functions must not block.
+Awaitables are scheduled on the event loop, and the caller polls for their results with `fetch_result`. Arguments and
+results are plain data, because the caller may have a different version of profdeck.
 """
 
 from __future__ import annotations
@@ -36,52 +36,54 @@ _PLAIN = str | bytes | int | float | bool | None
 
 @attrs.frozen
 class _Connected:
-    """An engine that was found. It is valid while the actor holds the same object."""
+    """A connected engine. It stays valid as long as the actor holds the same engine object."""
 
     target: object
     engine: Engine
 
 
 _connected: dict[str, _Connected] = {}
-"""Connected engines, by backend, options and configured attribute."""
+"""Connected engines, keyed by backend, options and configured attribute."""
 _pending: dict[str, Future[Any]] = {}
-"""Calls in the actor's event loop whose results were not fetched yet, by ticket."""
+"""Calls on the actor's event loop whose results have not been fetched yet, keyed by ticket."""
 
 
 def ask(instance: object, ticket: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a coroutine method of the engine that an actor holds.
+    """Call a coroutine method of the actor's engine. Never raises.
 
     Args:
-        instance: The actor's instance.
-        ticket: Key of the result for `fetch_result`.
-        call: ``version`` of profdeck on the other side; name of the ``backend`` and its ``options``; ``attribute``,
-            the dotted path of the engine, or None; ``method`` with its ``arguments`` and ``keywords``.
+        instance: The actor instance.
+        ticket: Key for fetching the result with `fetch_result`.
+        call: A mapping with the keys ``version`` (the caller's profdeck version), ``backend`` (its name),
+            ``options``, ``attribute`` (the dotted path to the engine, or None), ``method``, ``arguments`` and
+            ``keywords``.
 
     Returns:
-        The ``host`` and its ``times`` (of the call and of its return, in Unix nanoseconds), and ``value``; or
-        ``error``, with its ``outcome``, ``fix`` and ``no_engine``; or ``waiting``. Never raises.
+        A mapping with ``host`` and ``times``, the start and end of this function in Unix nanoseconds. If the call has
+        succeeded, the mapping also has ``value``. If it has failed, it has ``error``, ``outcome``, ``fix`` and
+        ``no_engine``. If the call is still running, it has ``waiting``.
     """
     called_ns = time.time_ns()
     try:
-        # Outside the event loop, which may be serving: the first call imports the engine's plugin.
+        # Not on the event loop: the first call imports the engine's plugin, which would block serving.
         engine = _engine(instance, call)
         loop = _event_loop()
         work = _called(engine, call)
         if loop is None:
             return _reply(called_ns, value=drive(work))
         _pending[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
-    except BaseException as error:  # noqa: BLE001  # it would kill the actor, or arrive wrapped in Ray's own error
+    except BaseException as error:  # noqa: BLE001  # it would kill the actor, or Ray would wrap it
         return _failure(called_ns, error)
     return _reply(called_ns, waiting=True)
 
 
 def fetch_result(_: object, ticket: str) -> dict[str, Any]:
-    """Return the result of a call as `ask` does, once, or ``waiting``."""
+    """Return the result of a call in the format of `ask`. Each result can be fetched only once."""
     called_ns = time.time_ns()
     pending = _pending.get(ticket)
     if pending is None:
-        text = "The actor was restarted while it was asked."
-        return _failure(called_ns, TargetError(text, Outcome.UNREACHABLE, "See in its log why."))
+        text = "The actor restarted during the call."
+        return _failure(called_ns, TargetError(text, Outcome.UNREACHABLE, "Check the actor's log for the reason."))
     if not pending.done():
         return _reply(called_ns, waiting=True)
     del _pending[ticket]
@@ -92,12 +94,12 @@ def fetch_result(_: object, ticket: str) -> dict[str, Any]:
 
 
 def forget(_: object, ticket: str) -> None:
-    """Discard the result of a call. The call itself continues: engines do not expect cancelled calls."""
+    """Discard the result of a call. The call itself continues, because engines do not expect cancellation."""
     _pending.pop(ticket, None)
 
 
 def read_part(_: object, output: str, place: str, offset: int) -> dict[str, Any]:
-    """Return a part of a file of a capture, or the list of a directory, below an output directory of this node."""
+    """Read a chunk of a capture file, or list a directory, in an output directory on this node."""
     called_ns = time.time_ns()
     return _reply(called_ns, part=attrs.asdict(part_of(Path(output), place, offset)))
 
@@ -105,38 +107,39 @@ def read_part(_: object, output: str, place: str, offset: int) -> dict[str, Any]
 async def _called(engine: Engine, call: Mapping[str, Any]) -> Any:
     if not engine.blocking and _running_loop() is None:
         raise TargetError(
-            f"{engine.name} has to be called in the event loop that it lives in, and the actor has none.",
+            f"{engine.name} must be called on its own event loop, but the actor has no event loop.",
             Outcome.REFUSED,
-            "Give the actor's class async methods, so that Ray runs an event loop in it, and make the engine there.",
+            "Add async methods to the actor's class, so that Ray runs an event loop, and create the engine there.",
         )
     method = call["method"]
     if method.startswith("_") or not inspect.iscoroutinefunction(getattr(type(engine), method, None)):
-        raise TargetError(f"{engine.name} has no method '{method}' that can be called from afar.", Outcome.REFUSED)
+        raise TargetError(f"{engine.name} has no method '{method}' that can be called remotely.", Outcome.REFUSED)
     return unstructure(await getattr(engine, method)(*call["arguments"], **call["keywords"]))
 
 
 def _engine(instance: object, call: Mapping[str, Any]) -> Engine:
-    """Return the engine. Search again before each capture: the actor may have created a new engine."""
+    """Return the actor's engine. Each capture searches again, because the actor may have replaced its engine."""
     if call["version"] != __version__:
-        text = f"The actor's process has profdeck {__version__}, and the one that asks {call['version']}."
+        text = f"The actor's process has profdeck {__version__}, but the caller has profdeck {call['version']}."
         raise TargetError(text, Outcome.REFUSED, "Install the same version of profdeck on both sides.")
     key = json.dumps([call["backend"], call["options"], call["attribute"]], sort_keys=True)
     connected = _connected.get(key)
     if connected is not None and call["method"] != "has_profdeck":
         return connected.engine
     cls = load_backend(call["backend"])
-    # Only backends of engines send calls.
+    # Only engine backends send calls.
     backend = cast("Connects", cls(structure(call["options"], cls.Options, where="options")))
     found = find(instance, backend, call["attribute"])
-    if connected is None or connected.target is not found.target:  # an Engine object has the state of its captures
+    if connected is None or connected.target is not found.target:  # reuse the Engine: it has capture state
         _connected[key] = connected = found
     return connected.engine
 
 
 def find(instance: object, backend: Connects, path: str | None) -> _Connected:
-    """Find the engine that a backend controls in an actor.
+    """Find the engine in an actor that the backend can control.
 
-    It is the object at the path. Without a path, it is the only attribute that is such an engine, or the actor itself.
+    With `path`, return the object at that path. Without it, return the only attribute that is such an engine, or the
+    actor itself.
 
     Raises:
         NoEngineError: The actor holds no such engine.
@@ -158,7 +161,7 @@ def find(instance: object, backend: Connects, path: str | None) -> _Connected:
         raise TargetError(
             f"{len(found)} attributes of {kind} are engines of the backend '{backend.name}': {listed}.",
             Outcome.REFUSED,
-            f"Say in the role's targets which one: actor_attribute: {next(iter(found))}.",
+            f"Select one in the role's targets, such as actor_attribute: {next(iter(found))}.",
         )
     if found:
         return next(iter(found.values()))
@@ -166,10 +169,10 @@ def find(instance: object, backend: Connects, path: str | None) -> _Connected:
         return _Connected(instance, engine)
     listed = ", ".join(f"{name} ({type(value).__qualname__})" for name, value in vars(instance).items())
     raise NoEngineError(
-        f"{kind} holds no engine of the backend '{backend.name}'. Its attributes: {listed or 'none'}.",
+        f"{kind} does not hold an engine for the backend '{backend.name}'. Its attributes: {listed or 'none'}.",
         Outcome.REFUSED,
-        "Make the engine before the capture, or say in the role's targets where it is: actor_attribute: a dotted path, "
-        "such as worker.engine.",
+        "Create the engine before the capture, or set targets.actor_attribute to the engine's dotted path, such as "
+        "worker.engine.",
     )
 
 
@@ -182,11 +185,11 @@ def _at(instance: object, backend: Connects, path: str) -> _Connected:
             raise NoEngineError(
                 f"{passed} has no attribute '{name}'.",
                 Outcome.REFUSED,
-                f"Make the engine before the capture, or correct actor_attribute: {path}.",
+                f"Create the engine before the capture, or correct actor_attribute: {path}.",
             ) from None
         passed = f"{passed}.{name}"
     if isinstance(target, str):
-        raise ConfigError(f"{passed} is text, {target!r}. If it is the URL of a server, name that as the target.")
+        raise ConfigError(f"{passed} is a string: {target!r}. If it is a server URL, use it as the target.")
     return _Connected(target, backend.connect(target))
 
 
@@ -205,7 +208,7 @@ def _accepted(backend: Connects, target: object) -> Engine | None:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of an actor with async methods, in which ``__init__`` and most methods run."""
+    """Return the event loop of an async actor, which runs ``__init__`` and most methods; ``None`` for other actors."""
     import ray
 
     core = ray._private.worker.global_worker.core_worker  # noqa: SLF001  # no public API returns it (Ray 2.40 to 2.60)

@@ -1,4 +1,4 @@
-"""Name of a Ray job."""
+"""Launcher plugin that names runs after the Ray job ID."""
 
 from __future__ import annotations
 

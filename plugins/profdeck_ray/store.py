@@ -1,7 +1,7 @@
-"""Store for captures on demand: a named actor of a Ray cluster, for jobs whose processes are actors or tasks.
+"""Store for on-demand requests in a named Ray actor, for jobs whose processes are Ray actors or tasks.
 
-The first process of the job creates the actor. It needs no CPU, and exits after a time without calls: every process of
-a job polls for requests twice a second.
+The first process of the job creates the actor. The actor reserves no CPU. It exits if it receives no calls for a while,
+because every running process polls for requests twice a second.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _IDLE_S = 20.0
 
 
 def connect(run: str, address: str | None) -> RayStore:
-    """Return the store of a job.
+    """Connect to a job's store.
 
     Args:
         run: Name of the run.
-        address: Address of the cluster, as `ray.init` accepts it. ``None`` in a process of the job.
+        address: Cluster address for `ray.init`. ``None`` in a process of the job.
 
     Raises:
         ConfigError: This process does not belong to a Ray job.
@@ -39,14 +39,14 @@ def connect(run: str, address: str | None) -> RayStore:
         return RayStore(run, address, is_of_job=False)
     if not ray.is_initialized():
         raise ConfigError(
-            "on_demand: ray is for actors, tasks and drivers of a Ray job, and this process is none. Call ray.init() "
-            "before the Profiler is built, or choose on_demand: true where all processes share the run directory."
+            "on_demand: ray requires an actor, task or driver of a Ray job, but this process has not joined one. Call "
+            "ray.init() before building the Profiler, or set on_demand: true if all processes share the run directory."
         )
     return RayStore(run, ray.get_runtime_context().gcs_address, is_of_job=True)
 
 
 class Notes:
-    """The actor, which holds the notes by name; see `Store`."""
+    """Actor that stores notes by name; see `Store`."""
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
@@ -64,7 +64,7 @@ class Notes:
         return {name: text for name, text in self._notes.items() if name.startswith(prefix)}
 
     def create(self, name: str, text: bytes) -> bytes:
-        """Write a note unless it exists. Return the current note."""
+        """Write a note unless one exists, and return the stored note."""
         self._asked_s = time.monotonic()
         return self._notes.setdefault(name, text)
 
@@ -91,7 +91,7 @@ class Notes:
 
 
 class RayStore(Store):
-    """The notes in the actor of a run."""
+    """Client of the actor that stores a run's notes."""
 
     def __init__(self, run: str, address: str, *, is_of_job: bool) -> None:
         self.address = f"ray:{address}"
@@ -99,7 +99,7 @@ class RayStore(Store):
         self._run = run
         self._name = f"profdeck-{run}"
         self._is_of_job = is_of_job
-        """Whether this process belongs to the job, and may create the actor."""
+        """True if this process belongs to the job and may therefore create the actor."""
         self._actor: Any = None
         self._joined = False
 
@@ -162,4 +162,4 @@ class RayStore(Store):
             return ray.remote(Notes).options(num_cpus=0, **chosen).remote()
         with suppress(ValueError):
             return ray.get_actor(self._name, namespace=_NAMESPACE)
-        raise ConnectionError(f"no job of the run '{self._run}' is there")
+        raise ConnectionError(f"no job of the run '{self._run}' is running")

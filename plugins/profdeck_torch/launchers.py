@@ -1,4 +1,4 @@
-"""Launchers of training jobs, and the ranks that torch.distributed and Megatron Core report."""
+"""Launchers of training jobs, and process identities from torch.distributed and Megatron Core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TorchLauncher(Launcher):
     """A launcher whose processes use torch.distributed."""
 
     def library_identity(self, role: str, *, mesh: Any = None, replica: int | None = None) -> Identity | None:
-        """Return the identity that torch.distributed reports, or ``None`` without torch."""
+        """Return the identity reported by torch.distributed, or ``None`` if torch is not imported."""
         return None if "torch" not in sys.modules else distributed_identity(role, mesh=mesh, replica=replica)
 
 
@@ -49,15 +49,15 @@ MPICH = Launcher(name="mpich", priority=10, rank="PMI_RANK", world_size="PMI_SIZ
 
 
 def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:
-    """Return the identity that an initialised ``torch.distributed`` reports, or that of a single process.
+    """Return the identity reported by ``torch.distributed``, or the identity of a single process if uninitialised.
 
-    The parallel coordinates are those of ``mesh``, else those of Megatron Core if its parallel state is initialised.
+    The parallel coordinates come from ``mesh``, or else from Megatron Core if its parallel state is initialised.
 
     Args:
-        role: Function of the process in the job.
-        mesh: A ``torch.distributed.device_mesh.DeviceMesh`` with named dimensions, such as ``("dp", "tp")``, from
-            which the parallel coordinates are read.
-        replica: Number of the engine replica that this process belongs to.
+        role: Role of this process in the job.
+        mesh: A ``torch.distributed.device_mesh.DeviceMesh`` with named dimensions, such as ``("dp", "tp")``, which
+            provides the parallel coordinates.
+        replica: Number of this process's engine replica.
     """
     import torch.distributed as dist
 
@@ -86,7 +86,7 @@ MEGATRON = {
 
 
 def _megatron_coordinates() -> dict[str, int]:
-    """Return the coordinates that Megatron Core reports. A job that uses Megatron Core has imported it."""
+    """Return the coordinates from Megatron Core. Jobs that use Megatron Core have already imported it."""
     state = sys.modules.get("megatron.core.parallel_state")
     try:
         if state is None or not state.model_parallel_is_initialized():

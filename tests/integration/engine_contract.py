@@ -67,9 +67,10 @@ class SelfArmedContract:
 
 
 def run_commands(page: Path, url: str, skipped: str, shell: Shell, server: Any) -> None:
-    """Run a page's commands for a server, which listens at `url` there, against a server that is busy.
+    """Run the console commands of a documentation page against a busy server.
 
-    The commands are those of blocks that are skipped for the given reason elsewhere.
+    Only blocks that other tests skip with the reason `skipped` are run. In their commands, `url` is replaced by the
+    server's URL.
     """
     with busy(server):
         for block in blocks(page):

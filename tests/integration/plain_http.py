@@ -1,6 +1,6 @@
-"""HTTP requests to the servers of tests, without TLS.
+"""HTTP requests to test servers, without TLS.
 
-By default, httpx loads all certificates for each request, which takes 50 ms of the CPU.
+By default, httpx loads all certificates for each request, which takes 50 ms of CPU time.
 """
 
 from __future__ import annotations

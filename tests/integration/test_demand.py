@@ -21,7 +21,7 @@ from launcher import launched  # after the skip
 from profdeck import Status
 from profdeck.verification.reading import read_run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 JOB = """
 import os, torch

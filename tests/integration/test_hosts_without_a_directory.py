@@ -118,6 +118,7 @@ def test_a_killed_requester_leaves_nothing_behind(job: tuple[Path, int, list[int
     assert ranks(found) == [(0, "complete"), (1, "complete")]
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_costs_a_step_once(job: tuple[Path, int, list[int]], ask: Ask) -> None:
     """The launcher of the first host serves it."""
     hosts, _, launchers = job
@@ -141,6 +142,7 @@ def captured_at_last(process: subprocess.Popen[str]) -> bool:
     return bool(out) and process.returncode == 0
 
 
+@pytest.mark.long
 def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
     port = free_port()
     with ending() as nodes:
@@ -161,6 +163,7 @@ def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
     assert "cannot be reached any more" in error or "is withdrawn" in error or "has ended" in error
 
 
+@pytest.mark.long
 def test_a_process_that_dies_in_mid_capture_is_named(ask: Ask, tmp_path: Path) -> None:
     port = free_port()
     with ending() as nodes:
@@ -198,6 +201,7 @@ def test_a_process_that_dies_in_mid_capture_is_named(ask: Ask, tmp_path: Path) -
     assert "error: The job of this run cannot be asked, and may have ended" in said["collect"]
 
 
+@pytest.mark.long
 def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None:
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
     with linked_hosts(2, tmp_path) as hosts, ending() as nodes:

@@ -105,7 +105,7 @@ def test_a_profiler_that_stays_open_keeps_others_out(start, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("begins", "ends", "statuses"),
     [
-        (0, 0, [Status.COMPLETE, Status.COMPLETE]),  # in the warm-up: the capture starts cold
+        (0, 0, [Status.COMPLETE, Status.COMPLETE]),  # during warm-up: the capture starts cold
         (1, 1, [Status.FAILED, Status.COMPLETE]),
         (1, 2, [Status.FAILED, Status.COMPLETE]),
         (1, 3, [Status.FAILED, Status.COMPLETE]),

@@ -246,6 +246,7 @@ def recorded_ns(path: Path, role: str) -> tuple[int, int]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("first", ["rollout", "trainer"])
 def test_torch_records_one_after_the_other(
@@ -277,6 +278,7 @@ def test_torch_records_one_after_the_other(
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("initialized", [False, True])
 def test_ranks_take_turns_on_a_gpu_only_if_they_use_it(

@@ -230,7 +230,7 @@ def test_warm_up_begins_before_the_capture(build: Build, tmp_path: Path) -> None
 
 @pytest.fixture
 def cold(tally: ModuleType, monkeypatch: pytest.MonkeyPatch, build: Build) -> Build:
-    """Build a profiler whose backend has a cold first step."""
+    """Return a function that builds profilers whose backend has a cold first step."""
     monkeypatch.setattr(tally.TallyBackend, "cold_first_step", True)
     return build
 
@@ -292,7 +292,7 @@ def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold
     pass_steps(profiler, range(4, 5))  # the host skips step 3
     with pytest.raises(ZeroDivisionError), profiler.capture(5):
         _ = 1 / 0
-    pass_steps(profiler, range(6, 9))  # the host goes on without warm-up
+    pass_steps(profiler, range(6, 9))  # the host continues without warm-up
     with profiler:
         pass_steps(profiler, range(11, 12))  # the job ends before step 12
     assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step6": True}

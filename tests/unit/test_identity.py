@@ -66,7 +66,7 @@ def test_the_coordinates_of_megatron_are_taken_where_it_is_initialised(monkeypat
         setattr(state, f"get_{name}_world_size", lambda short=short: sizes[short])
         setattr(state, f"get_{name}_rank", lambda short=short: sizes[short] - 1)
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    import torch  # noqa: F401  # the library is asked only after the job has imported it
+    import torch  # noqa: F401  # the launcher queries only libraries that are already imported
 
     assert library_identity().parallel == {"tp": 1, "dp": 3}
     state.model_parallel_is_initialized = lambda: False  # type: ignore[attr-defined]
@@ -99,6 +99,7 @@ def test_a_launcher_of_a_package_is_read_and_a_broken_one_is_skipped(
         assert found is not None
         assert (found.rank, found.world_size) == (1, 3)
         assert run_name(None, {"FARM_JOB": "7", "SLURM_JOB_ID": "8"}) == "farm-7"
-        assert "'wrong' of profdeck.launchers is 3. Expected an instance of" in caplog.text
+        expected = "profdeck.base.launchers.Launcher, got 3."
+        assert f"'wrong' in profdeck.launchers must be an instance of {expected}" in caplog.text
     finally:
         installed_launchers.cache_clear()

@@ -1,4 +1,4 @@
-"""The executor of profdeck_ray, without a cluster."""
+"""Tests for the executor of profdeck_ray that need no cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ray_that_is_missing_is_named(jobs, monkeypatch) -> None:
 
 @pytest.mark.parametrize("address", ["head", "", ":6379", "head:port", "ray://head:10001", "http://head:80"])
 def test_what_is_no_address_of_ray_is_refused(address) -> None:
-    with pytest.raises(ConfigError, match=r"is not the address of a Ray cluster: that is host:port"):
+    with pytest.raises(ConfigError, match=r"is not a Ray cluster address\. Use host:port"):
         executor._join_cluster(None, address)
 
 
@@ -42,9 +42,9 @@ def test_an_address_where_nothing_answers_is_said_at_once(address) -> None:
 
 def test_a_node_with_another_profdeck_is_refused(jobs) -> None:
     (report,) = executor._task(jobs.obey, "a", False, "0.0.1")  # noqa: FBT003
-    assert str(report).endswith("and this machine has 0.0.1.")
+    assert str(report).endswith("but this machine has 0.0.1.")
 
 
 def test_a_node_that_cannot_open_a_file_is_named(jobs, tmp_path) -> None:
     (report,) = executor._task(jobs.check, tmp_path / "missing", False, __version__)  # noqa: FBT003
-    assert f"on the Ray node {executor.platform.node()}; traces have to be" in str(report.value)
+    assert f"on the Ray node {executor.platform.node()}. All nodes must be able to read" in str(report.value)

@@ -80,7 +80,7 @@ def test_options_complete_a_request() -> None:
     [
         ({"iterations.count": 0}, "iterations"),  # such as a window whose end is its start
         ({"iterations.count": 2, "iterations.skip": -1}, "iterations"),
-        ({"iterations.count": 2, "iterations.first": 3}, "the engine then captures by itself"),
+        ({"iterations.count": 2, "iterations.first": 3}, "the engine starts captures without a host"),
         ({"batch_kinds": ["extend"]}, "batch_kinds[0]: expected one of prefill, decode, mixed"),
         ({"window.active": 2}, "use iterations"),
         ({"warmup_steps": 1}, "use iterations"),

@@ -217,7 +217,7 @@ def test_a_short_window_makes_the_target_partial(build: Build, engine: Any, tmp_
             {"stages": ["decode"]},
             "rollout.stages: 'tally-engine' is the backend of an engine. Use batch_kinds, with kinds",
         ),
-        ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: the engine then captures by itself"),
+        ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: with this option, the engine starts"),
     ],
 )
 def test_keys_without_a_meaning_for_engines(build: Build, engine: Any, settings: Any, message: str) -> None:
@@ -227,7 +227,7 @@ def test_keys_without_a_meaning_for_engines(build: Build, engine: Any, settings:
 
 
 def test_an_engine_backend_needs_a_target_that_it_knows(build: Build) -> None:
-    with pytest.raises(ConfigError, match=r"'tally-engine' controls an engine .*from_config\(\.\.\., target=llm\)"):
+    with pytest.raises(ConfigError, match=r"'tally-engine' controls an engine, .*from_config\(\.\.\., target=llm\)"):
         build(None)
     with pytest.raises(ConfigError, match="target: 'http://127.0.0.1:1' is no ToyEngine"):
         build("http://127.0.0.1:1")

@@ -122,7 +122,7 @@ def _choose(steps: list[StepOnDisk], limits: Limits) -> tuple[list[StepOnDisk], 
 
 
 def _look(directory: Path, role: str | None = None, step: Path | None = None) -> StepOnDisk:
-    """Look at the directory of a step, or of a role in the directory of a step."""
+    """Inspect a step directory, or the directory of a role in it."""
     step = step or directory
     why = ["it is pinned"] if any((place / PIN).exists() for place in {directory, step}) else []
     manifests, named, errors = list[Manifest](), set[Path](), dict[Path, str]()
@@ -139,7 +139,7 @@ def _look(directory: Path, role: str | None = None, step: Path | None = None) ->
             why += filter(None, [finish_at_work(file)])
         else:
             why += filter(None, [artifact_at_work(file)])
-    # An artifact can have a name like a manifest's.
+    # The name of an artifact can look like a manifest's name.
     why += [error for file, error in errors.items() if file not in named]
     why += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
     first = int(step.name.rpartition("_")[2])

@@ -80,8 +80,8 @@ class Backend(Generic[OptionsT_co]):
     the backend of their device."""
 
     cold_first_step: ClassVar[bool] = False
-    """Whether the first step of a recording takes longer than the following steps. If so, ``warmup_steps`` defaults to
-    1, and the manifest of a capture without warm-up has ``cold_first_step: true``."""
+    """True if the first recorded step takes longer than later steps. ``warmup_steps`` then defaults to 1, and
+    manifests of captures without warm-up contain ``cold_first_step: true``."""
 
     common_options: ClassVar[Collection[str]] = ()
     """Names of the `CommonOptions` that the backend supports, in addition to ``max_capture_s``. Setting another common

@@ -96,10 +96,10 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
 
 
 def warmup_steps(role: RoleConfig, backend: Backend, mode: Mode) -> int:
-    """Return the number of global steps before a capture in which the recorder of a role warms up."""
+    """Return the number of global steps for which a role's recorder warms up before a capture."""
     if role.warmup_steps is not None:
         return role.warmup_steps
-    # No step precedes a stage, and a window has warm-up iterations of its own.
+    # Stages have no preceding step, and windows configure their own warm-up.
     return int(backend.cold_first_step and mode is Mode.CONTINUOUS and role.window is None)
 
 

@@ -32,26 +32,26 @@ def load(group: str, name: str) -> Any:
 
 
 def load_instances(group: str, cls: type[T]) -> list[T]:
-    """Import the objects of a group, sorted by name. Log a warning for each broken plugin, and skip it."""
+    """Load the objects of an entry-point group, sorted by name. Skip broken plugins with a warning."""
     loaded = []
     for point in installed(group).values():
         try:
             loaded.append(check_instance(point, _load(point), cls))
         except PluginError as error:
-            logger.warning("%s It is ignored.", error)
+            logger.warning("%s The plugin is ignored.", error)
     return loaded
 
 
 def check_instance(point: metadata.EntryPoint, value: object, cls: type[T]) -> T:
-    """Return the object of an entry point if it is an instance of a class.
+    """Return `value`, the object of an entry point, if it is an instance of `cls`.
 
     Raises:
-        BrokenPluginError: the object is not an instance of the class.
+        BrokenPluginError: `value` is not an instance of `cls`.
     """
     if not isinstance(value, cls):
         raise BrokenPluginError(
-            f"The entry point '{point.name}' of {point.group} is {value!r}. "
-            f"Expected an instance of {cls.__module__}.{cls.__name__}."
+            f"The entry point '{point.name}' in {point.group} must be an instance of "
+            f"{cls.__module__}.{cls.__name__}, got {value!r}."
         )
     return value
 

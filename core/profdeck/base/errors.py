@@ -67,7 +67,7 @@ class TargetError(CaptureError):
         self.fix = outcome.fix if fix is None else fix
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.outcome, self.fix)  # it crosses processes
+        return type(self), (str(self), self.outcome, self.fix)  # pickled between processes
 
 
 class LeaseError(CaptureError):

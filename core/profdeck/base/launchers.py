@@ -1,6 +1,6 @@
-"""Launchers of jobs: plugins that find the rank of a process and the name of its job.
+"""Launcher plugins, which determine the rank of a process and the name of its job.
 
-An entry point of the group ``profdeck.launchers`` is an instance of `Launcher`.
+Each entry point in the group ``profdeck.launchers`` is a `Launcher` instance.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _NO_ID = "none"
 
 @attrs.frozen(kw_only=True)
 class Launcher:
-    """Names of the environment variables that a launcher sets in each process of a job. Empty: there is none."""
+    """Names of the environment variables that a launcher sets in each process. An empty name means no variable."""
 
     name: str
-    """Start of the names of runs that are named by `job_id`."""
+    """Launcher name, used as a prefix of run names that contain the job ID."""
     priority: int = 0
-    """If the variables of several launchers are set, the highest priority is used."""
+    """If the variables of several launchers are set, the launcher with the highest priority is used."""
     rank: str = ""
-    """Rank in the job, from 0."""
+    """Rank in the job, starting at 0."""
     world_size: str = ""
     """Number of processes in the job."""
     local_rank: str = ""
-    """Rank on the host, from 0."""
+    """Rank on the host, starting at 0."""
     local_world_size: str = ""
     """Number of processes on the host."""
     rendezvous: tuple[str, str] | None = None
-    """Host and port of the rendezvous. They name a run without a job id."""
+    """Host and port of the rendezvous, used as the run name if there is no job ID."""
     job_id: str = ""
-    """Job id, the same in all processes. ``none`` is not an id."""
+    """Job ID, identical in all processes. The value ``none`` counts as no ID."""
 
     def identity(self, role: str, environ: Mapping[str, str]) -> Identity | None:
-        """Return the identity in the environment, or ``None`` if the launcher did not start this process.
+        """Read the identity from the environment. Return ``None`` if this launcher did not start the process.
 
         Raises:
             ConfigError: a variable is not a number.
-            ValueError: the variables contradict each other.
+            ValueError: the variables are inconsistent.
         """
         if self.rank not in environ or self.world_size not in environ:
             return None
@@ -58,39 +58,39 @@ class Launcher:
         )
 
     def job_name(self, environ: Mapping[str, str]) -> str | None:
-        """Return the launcher's name with the job id, or ``None`` without a job id."""
+        """Return a run name from the launcher name and the job ID, or ``None`` if there is no job ID."""
         job = environ.get(self.job_id, _NO_ID)
         return None if job == _NO_ID else f"{self.name}-{job}"
 
     def library_identity(self, role: str, *, mesh: Any = None, replica: int | None = None) -> Identity | None:  # noqa: ARG002  # for subclasses
-        """Return the identity that the launcher's library reports, or ``None``; see `library_identity`."""
+        """Return the identity reported by the launcher's library, or ``None`` if it reports none."""
         return None
 
 
 @functools.cache
 def installed_launchers() -> tuple[Launcher, ...]:
-    """Load the launchers of all plugins, highest priority first."""
+    """Load all launcher plugins, sorted by descending priority."""
     return tuple(sorted(load_instances(LAUNCHERS, Launcher), key=lambda launcher: -launcher.priority))
 
 
 def launcher_identity(role: str, environ: Mapping[str, str] = os.environ) -> Identity | None:
-    """Return the identity in the launcher's environment variables, or ``None`` without a launcher.
+    """Read the identity from the launcher's environment variables. Return ``None`` without a launcher.
 
     Raises:
         ConfigError: a launcher variable is not a number.
-        ValueError: the variables contradict each other.
+        ValueError: the variables are inconsistent.
     """
     identities = (launcher.identity(role, environ) for launcher in installed_launchers())
     return next(filter(None, identities), None)
 
 
 def library_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:
-    """Return the identity that a launcher's library reports. Without such a library, return a single process.
+    """Return the identity reported by a launcher's library, or the identity of a single process if none reports one.
 
     Args:
-        role: Function of the process in the job.
-        mesh: Device mesh with named dimensions, from which the parallel coordinates are read.
-        replica: Number of the engine replica that this process belongs to.
+        role: Role of this process in the job.
+        mesh: Device mesh with named dimensions, which provides the parallel coordinates.
+        replica: Number of this process's engine replica.
     """
     for launcher in installed_launchers():
         if (identity := launcher.library_identity(role, mesh=mesh, replica=replica)) is not None:
@@ -103,5 +103,5 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         return int(environ[name])
     except ValueError:
         raise ConfigError(
-            f"The environment variable {name}={environ[name]!r} is not a number; the launcher should set the rank."
+            f"The environment variable {name}={environ[name]!r} is not a number. Check the launcher."
         ) from None

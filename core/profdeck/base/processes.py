@@ -103,23 +103,23 @@ def own_start(own_pid: int) -> str | None:
 def start_detached(
     module: str, *arguments: str, stderr: int | BinaryIO, stdin: int | BinaryIO = subprocess.DEVNULL
 ) -> int:
-    """Start ``python -m module`` as a process that outlives this one, in a session of its own.
+    """Start ``python -m module`` in a new session, as a process that outlives this one.
 
-    A shell starts it and ends at once: init adopts it, so it leaves no zombie here, and what ends the children of a
-    worker does not end it.
+    A shell starts the process and exits immediately, so that init adopts the process. It therefore leaves no zombie
+    here and survives if the children of a worker are killed.
 
     Args:
-        module: what to run, with this Python.
-        arguments: its arguments.
-        stderr: where its output goes.
-        stdin: what it reads.
+        module: module to run with this Python interpreter.
+        arguments: command-line arguments of the module.
+        stderr: destination of its stderr.
+        stdin: source of its stdin.
 
     Returns:
-        Its process id.
+        The process ID.
 
     Raises:
-        OSError: it cannot be started.
-        subprocess.SubprocessError: the shell failed, or did not end within 10 seconds.
+        OSError: the process cannot be started.
+        subprocess.SubprocessError: the shell failed, or did not exit within 10 seconds.
     """
     shell = subprocess.run(
         ["/bin/sh", "-c", _DETACH, "sh", sys.executable, "-P", "-m", module, *arguments],

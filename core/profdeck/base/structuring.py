@@ -41,7 +41,7 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
         data: mappings, lists and scalars as YAML or TOML give them.
         cls: an attrs class.
         where: the path of ``data`` in the config, such as ``roles.trainer.options``; empty for the whole.
-        unsupported: fields of ``cls`` that messages do not list as allowed.
+        unsupported: fields of ``cls`` to omit from the allowed keys in error messages.
 
     Raises:
         ConfigError: lists every wrong key and value with its path and what is allowed.

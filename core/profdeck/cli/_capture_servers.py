@@ -1,4 +1,4 @@
-"""What `profdeck capture` does with servers: find and check them, start, send requests, wait, stop."""
+"""Server captures of `profdeck capture`: find and check the servers, start, send requests, wait and stop."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "r
 
 @attrs.frozen(kw_only=True)
 class ServerOptions:
-    """What the command line says of servers."""
+    """Command-line options for capturing servers."""
 
     urls: tuple[str, ...]
     router: str | None
     file: Path | None
     actors: tuple[str, ...]
-    """Actors by name or pattern."""
+    """Actor names or patterns."""
     namespace: str | None
-    """The namespace of the actors; None for that of the only job that has engines."""
+    """Namespace of the actors; None to use the only job that has engines."""
     role: str | None
     replica: int | None
     own: Mapping[str, Any]
@@ -63,25 +63,25 @@ class ServerOptions:
 
     @property
     def names_servers(self) -> bool:
-        """Whether it says where servers are; if not, the config does."""
+        """True if the options name servers, False if only the config does."""
         return bool(self.urls or self.router or self.file or self.actors)
 
     @property
     def names_one(self) -> bool:
-        """Whether it says nothing but where one server is."""
+        """True if the options name exactly one server, by URL, and nothing else."""
         return len(self.urls) == 1 and not (self.router or self.file or self.actors or self.of_targets)
 
 
 @attrs.frozen(kw_only=True)
 class ServerCapture:
-    """What has come of it."""
+    """Result of a server capture."""
 
     run: Path
     captures: tuple[Capture, ...]
     """One per role; none if the start failed."""
     servers: tuple[CheckedServer, ...]
     sent: _warm_up.Sent | None
-    """The requests, if any were to be sent."""
+    """The warm-up requests, if requested."""
     error: CaptureError | None
     """Why the start failed."""
 
@@ -188,10 +188,10 @@ def _names(given: ServerOptions, draft: Draft) -> list[str]:
 
 
 async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: contextlib.ExitStack) -> _Role:
-    """Find the servers of a role, and join the cluster if there are actors among them.
+    """Find a role's servers, and join the cluster if some of them are actors.
 
     Raises:
-        ConfigError: what is given is wrong.
+        ConfigError: an option is invalid.
         CaptureError: a router does not answer, or there is no server.
     """
     _check_urls(given.urls)
@@ -231,7 +231,7 @@ async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: co
 
 
 async def _namespace(actors: Sequence[str]) -> str:
-    """Return the only namespace in which these actors hold engines; see `Cluster.find_namespace`."""
+    """Find the only namespace in which these actors hold engines; see `Cluster.find_namespace`."""
     ask = _checked_servers.asking_by(_checked_servers.engine_backends())
     namespace, warnings = await the_cluster(_ACTORS).find_namespace(actors, ask)
     for warning in warnings:
@@ -240,7 +240,7 @@ async def _namespace(actors: Sequence[str]) -> str:
 
 
 async def _router(given: str | None) -> str | None:
-    """Return a router's URL; find it where that is not known.
+    """Return a router's URL, after a search if the URL is not given.
 
     Raises:
         CaptureError: none is found, or several are.

@@ -58,9 +58,9 @@ class CheckedServer:
     router: Router | None = None
     """The one that its role names."""
     listed_healthy: bool = True
-    """What its router says."""
+    """Health reported by the router."""
     actor: Actor | None = None
-    """The actor that it is; None for a server."""
+    """The actor; None if the target is a server."""
     name: str = attrs.field(init=False)
     """What manifests call it."""
     engine: HttpEngine | None = attrs.field(default=None, init=False)
@@ -241,18 +241,18 @@ def engine_backends(name: str | None = None) -> dict[str, type[EngineBackend]]:
 
 
 async def backend_of(actor: Actor, backends: Mapping[str, type[EngineBackend]]) -> str:
-    """Return the name of the backend that controls the engine of an actor.
+    """Return the name of the backend that can control an actor's engine.
 
     Raises:
-        NoEngineError: The actor holds no engine of these backends.
-        CaptureError: The actor does not answer.
+        NoEngineError: The actor does not hold an engine for these backends.
+        CaptureError: The actor does not respond.
     """
-    none = NoEngineError(f"{actor} holds no engine: no backend of engines is installed.", Outcome.REFUSED)
+    none = NoEngineError(f"{actor} cannot be captured: no engine backend is installed.", Outcome.REFUSED)
     for name, cls in backends.items():
         asked = cls(cls.Options())
         try:
             asked.bind(actor)
-        except ConfigError:  # the backend does not control actors
+        except ConfigError:  # the backend does not support actors
             continue
         try:
             await asked.reach()
@@ -266,7 +266,7 @@ async def backend_of(actor: Actor, backends: Mapping[str, type[EngineBackend]]) 
 
 
 def asking_by(backends: Mapping[str, type[EngineBackend]]) -> AskActor:
-    """Return a function that checks whether an actor holds an engine of one of the backends."""
+    """Return a function that checks whether an actor holds an engine for one of the backends."""
     return lambda actor: backend_of(actor, backends)
 
 

@@ -1,4 +1,4 @@
-"""Command-line options that clusters add to commands; see `profdeck.engine.clusters.Cluster.command_options`."""
+"""Command-line options of cluster plugins; see `profdeck.engine.clusters.Cluster.command_options`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _PARAMETER = "of_clusters"
 
 @attrs.frozen
 class ClusterOptions:
-    """Values of the options that clusters add to a command."""
+    """Values of a command's cluster options."""
 
     flags: tuple[str, ...]
-    """Options that select a cluster, such as ``--NAME``."""
+    """Options that select a cluster, in the form ``--NAME``."""
     parameters: frozenset[str]
-    """Names of all parameters that clusters add."""
+    """Names of all parameters added by clusters."""
     _calls: tuple[Callable[[], object], ...]
 
     def selected(self) -> Any:
-        """Return the result of the first cluster that the options select, or ``None``.
+        """Call the option functions of the clusters. Return the first result, or ``None`` if no cluster is selected.
 
         Raises:
-            ConfigError: The values of a cluster's options contradict each other.
+            ConfigError: The options of a cluster are inconsistent.
         """
         return next((result for call in self._calls if (result := call()) is not None), None)
 
 
 def with_cluster_options(name: str, command: Any) -> Any:
-    """Replace the parameter ``of_clusters`` of a command by the options of all clusters.
+    """Replace a command's ``of_clusters`` parameter with the options of all clusters.
 
     Args:
-        name: Name of the command.
-        command: Function or group of commands. Without that parameter, it is returned unchanged.
+        name: Command name.
+        command: Function or command group. It is returned unchanged if it has no such parameter.
     """
     if not callable(command) or _PARAMETER not in inspect.signature(command).parameters:
         return command

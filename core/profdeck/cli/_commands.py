@@ -39,7 +39,7 @@ _OWN = {
     "merge": "Merge traces into one that Perfetto opens.",
     "trim": "Trim a trace to steps, iterations, a time or categories.",
     "export": "Write the tables of a run for other tools.",
-    "collect": "Fetch what other hosts still have; exit with 1 if incomplete.",
+    "collect": "Fetch missing files from other hosts; exit with 1 if incomplete.",
     "upload": "Send what has ended of a run to a URL.",
     "prune": "Delete old captures of a run, whole steps at a time.",
 }

@@ -86,11 +86,11 @@ def _about(trend: Trend, runs: dict[str, str]) -> str:
     text += f" of {plural(len(runs), 'run')}" if len(runs) > 1 else ""
     text += f", steps {min(steps):,} to {max(steps):,}" if len(set(steps)) > 1 else ""
     if trend.left_out:
-        text += f"; {plural(trend.left_out, 'trace')} left out: not whole, or without a step"
+        text += f"; {plural(trend.left_out, 'trace')} skipped: incomplete or without a step"
     if trend.cold_left_out:
-        text += f"; {plural(trend.cold_left_out, 'trace')} left out: only the recorder's first step"
+        text += f"; {plural(trend.cold_left_out, 'trace')} skipped: only the recorder's first step"
     if trend.cold_excluded:
-        text += f"; without the recorder's first step in {plural(trend.cold_excluded, 'trace')}"
+        text += f"; recorder's first step excluded in {plural(trend.cold_excluded, 'trace')}"
     return text
 
 

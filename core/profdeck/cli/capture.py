@@ -37,7 +37,7 @@ _TIMEOUT_OF_JOBS_S = 3600.0
 
 
 class Action(StrEnum):
-    """What to do with servers at once, and leave the rest for later."""
+    """Action on a server capture, whose start and stop can be separate commands."""
 
     START = "start"
     STOP = "stop"
@@ -46,7 +46,7 @@ class Action(StrEnum):
 _Action = Annotated[
     Action | None,
     typer.Argument(
-        help="start: leave servers recording, and return. stop: end that, as --run RUN says. Default: both.",
+        help="start: start recording servers, and return. stop: stop the capture of --run RUN. Default: both.",
         show_default=False,
     ),
 ]
@@ -61,8 +61,8 @@ _Router = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="A router whose workers are to be captured, as at its /workers. auto: the one of this host or of the job "
-        "on it; the path of a log: the one that it mentions.",
+        help="Capture all workers of this router, as listed at its /workers. auto: find the router on this host or in "
+        "its job's logs. Path of a log file: use the router mentioned there.",
     ),
 ]
 _Targets = Annotated[
@@ -195,16 +195,16 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise ConfigError("--stage was renamed to --batch-kind.")
     if action is Action.STOP:
         if run is None:
-            raise ConfigError("Say what to stop: --run RUN, the directory that 'profdeck capture start' has named.")
+            raise ConfigError("stop requires --run RUN, the run directory printed by 'profdeck capture start'.")
         names = (*_OF_JOBS, *_OF_SERVERS, *of_clusters.parameters, *_WHERE)
-        _refuse(ctx, names, "is for a start, and a stop has --run.")
+        _refuse(ctx, names, "cannot be used with stop. Use --run to select the capture.")
         _stop(run, timeout, page, json=json)
         return
     selection: ActorSelection | None = of_clusters.selected()
     if not (url or router or targets or selection or config):
         where = ", ".join(["--router", "--targets", *of_clusters.flags])
         if action is Action.START:
-            raise ConfigError(f"start is for servers: name them by --url, {where} or --config.")
+            raise ConfigError(f"start requires servers: specify them with --url, {where} or --config.")
         options = _capture_job.OnDemandOptions(
             run=_run_of_job(ctx, run, where),
             in_steps=in_steps,
@@ -268,10 +268,10 @@ def command(  # noqa: PLR0913  # the options of a command line
 def _run_of_job(ctx: typer.Context, run: str | None, where: str) -> Path:
     if run is None:
         raise ConfigError(
-            "Say what to capture: --url URL, a server, or --run RUN, the directory of a running job. Many servers "
-            f"are named by several --url, by {where} or --config."
+            "No server or job specified. Use --url URL for a server, or --run RUN for the directory of a running job. "
+            f"For several servers, repeat --url or use {where} or --config."
         )
-    _refuse(ctx, _OF_SERVERS, "is for servers, and needs --url. What a job records is said by its config.")
+    _refuse(ctx, _OF_SERVERS, "applies only to servers and requires --url. A job records what its config specifies.")
     return Path(run)
 
 
@@ -282,7 +282,7 @@ def _check_server_options(
     if iterations is None and skip:
         raise ConfigError("--skip counts the iterations before those of --iterations, which is missing.")
     if (policy is Policy.QUORUM) != (quorum is not None):
-        raise ConfigError("--quorum N goes with --policy quorum, which needs it; give both or neither.")
+        raise ConfigError("--quorum N requires --policy quorum, and the policy requires --quorum. Set both or neither.")
 
 
 def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:

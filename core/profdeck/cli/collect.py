@@ -1,4 +1,4 @@
-"""`profdeck collect`: fetches into a run what servers, actors and the processes of its job still have."""
+"""`profdeck collect`: fetches missing files of a run from servers, actors and job processes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def command(
     *,
     of_clusters: ClusterOptions,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long that may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Time limit in seconds.")
     ] = 1800.0,
 ) -> None:
-    """Fetch what other hosts still have; exit with 1 if incomplete.
+    """Fetch missing files from other hosts; exit with 1 if incomplete.
 
-    Servers are asked, and through its store a job that runs; actors with the option of their cluster. What is here is
-    not fetched again. PROFDECK_TOKEN goes to the servers that the run names.
+    Files are fetched from servers, and from a running job through its store. To include actors, use their cluster's
+    option. Existing files are not fetched again. PROFDECK_TOKEN is sent to the servers that the run names.
     """
     read_about(run)
     of_job, no_job = _of_job(run, timeout_s)

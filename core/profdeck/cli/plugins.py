@@ -50,7 +50,7 @@ GROUPS = {
 }
 """Entry-point groups by kind of plugin."""
 CLASSES: dict[str, type] = {"cluster": Cluster, "launcher": Launcher}
-"""Kinds whose objects are instances of a class."""
+"""Required classes of the entry-point objects, by kind of plugin."""
 
 
 @attrs.frozen

@@ -71,9 +71,9 @@ class RoleConfig:
     own. Default: all kinds in one capture."""
 
     warmup_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
-    """Global steps before a capture in which the recorder runs and discards what it records, so that its start-up cost
-    stays out of the trace. Default: 1 for backends that record a device, 0 with a window. If no step precedes a
-    capture, it starts without warm-up. Continuous mode only."""
+    """Number of global steps before a capture that the recorder records and discards, to keep its start-up cost out of
+    the trace. Default: 1 for backends that record a device, 0 with a window. If no step precedes a capture, the capture
+    starts without warm-up. Continuous mode only."""
 
     window: Window | None = None
     """Mini-batches to record inside a capture. Default: all."""
@@ -142,9 +142,9 @@ class Config:
     """The global steps to capture, each entry as `profdeck.config.schedule.GRAMMAR` says. Default: none."""
 
     on_demand: bool | str = True
-    """Whether captures can be asked for while the job runs, with `profdeck capture --run RUN`. ``true`` (default):
-    through the run directory, which all processes share, at a look per global step. The name
-    of a store, for hosts that share no directory: ``profdeck plugins`` lists the stores. ``false``: not at all."""
+    """How `profdeck capture --run RUN` requests captures while the job runs. ``true`` (default): through the run
+    directory, which all processes must share and check once per global step. Name of a store, as listed by
+    ``profdeck plugins``: for hosts without a shared directory. ``false``: disabled."""
 
     join_steps: bool = True
     """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""

@@ -58,7 +58,7 @@ def _urls(_: object, attribute: attrs.Attribute[Any], urls: tuple[str, ...]) -> 
 
 @attrs.frozen(kw_only=True)
 class TargetsConfig:
-    """The engines of a role: servers by URL, those behind a router, those that a file lists, or actors by name."""
+    """Engines of a role: servers by URL, workers of a router, servers listed in a file, or actors by name."""
 
     urls: tuple[str, ...] = attrs.field(default=(), validator=_urls)
     """The servers, such as `http://127.0.0.1:8000`, or `unix:/run/engine.sock` at a socket. Default: none."""
@@ -79,15 +79,14 @@ class TargetsConfig:
     in TOML under `targets`. It is read again for each capture. Default: none."""
 
     actors: tuple[str, ...] = attrs.field(default=())
-    """Actors by name, each of which holds an engine object, in the cluster that the host has joined. In a name `*`
-    stands for anything: those that match and hold no engine are left out. They are looked up again for each capture.
-    Default: none."""
+    """Names of actors that hold an engine object, in the cluster that the host has joined. `*` matches any text, and
+    matching actors without an engine are skipped. Each capture looks the actors up again. Default: none."""
 
     actor_namespace: str | None = None
-    """The namespace that `actors` have their names in. Default: that of the host."""
+    """The namespace of `actors`. Default: the host's namespace."""
 
     actor_attribute: str | None = attrs.field(default=None)
-    """Where an actor holds its engine: an attribute, or a dotted path such as `worker.engine`. Default: its only
+    """Location of the engine in an actor: an attribute, or a dotted path such as `worker.engine`. Default: the only
     attribute that is an engine of the backend, or else the actor itself."""
 
     worker_types: tuple[WorkerType, ...] = ()

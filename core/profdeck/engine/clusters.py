@@ -1,7 +1,7 @@
-"""Clusters: plugins for systems that hold engines in actors and run tasks on many nodes.
+"""Cluster plugins, for systems that run engines in actors, and tasks on many nodes.
 
-An entry point of the group ``profdeck.clusters`` is an instance of `Cluster`. Its name is that of an option of
-commands.
+Each entry point in the group ``profdeck.clusters`` is a `Cluster` instance. Its name is also the name of a command-line
+option.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from profdeck.engine.options import EngineOptions
 
 CLUSTERS = "profdeck.clusters"
 ACTOR_PREFIX = "Actor("
-"""Start of the names of actors in manifests."""
+"""Prefix of actor names in manifests."""
 
 
 class NoEngineError(TargetError):
-    """An actor does not hold an engine that the backend controls."""
+    """Raised if an actor does not hold an engine that the backend can control."""
 
 
 class Actor(ABC):
-    """An actor that holds an engine. Handles of the same actor are equal and have the same hash."""
+    """Handle of an actor that holds an engine. Handles of the same actor must be equal and have the same hash."""
 
     __slots__ = ()
 
@@ -41,44 +41,44 @@ class Actor(ABC):
 
     @abstractmethod
     def engine(self, *, backend: str, options: EngineOptions) -> Engine:
-        """Return the engine that the actor holds, controlled through the actor.
+        """Return an object that controls the actor's engine through the actor.
 
         Args:
             backend: Name of the backend that connects to the engine in the actor's process.
-            options: Options of the backend.
+            options: Backend options.
         """
 
 
 AskActor: TypeAlias = Callable[[Actor], Awaitable[object]]
-"""Reaches the engine that an actor holds. Raises `NoEngineError` if the actor holds none."""
+"""Connects to an actor's engine. Raises `NoEngineError` if the actor does not hold an engine."""
 
 
 @attrs.frozen
 class FoundActor:
-    """An actor that was found by name."""
+    """Result of looking up an actor by name."""
 
     key: str
-    """Key of the replica number: the same for every actor that gets this name."""
+    """Key for the replica number. Actors that later get the same name have the same key."""
     actor: Actor | TargetError
-    """The actor, or the reason why it was not found."""
+    """The actor, or the lookup error."""
 
 
 FoundActors: TypeAlias = tuple[list[FoundActor], list[str]]
-"""Actors that hold an engine or do not answer, and notes about the actors that are skipped."""
+"""Actors that hold an engine or did not respond, and notes about skipped actors."""
 
 
 class ActorGroup(ABC):
-    """A target that stands for several actors, which are found again for each capture."""
+    """A target that consists of several actors. Each capture looks them up again."""
 
     __slots__ = ()
 
     @abstractmethod
     async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
-        """Find the actors of the group that hold an engine.
+        """Find the actors in the group that hold an engine.
 
         Args:
-            given: Targets that are already known. They are skipped.
-            ask: Reaches the engine of an actor.
+            given: Targets to skip because they are already selected.
+            ask: Connects to an actor's engine.
 
         Raises:
             TargetError: The cluster cannot be queried.
@@ -87,35 +87,35 @@ class ActorGroup(ABC):
 
 @attrs.frozen
 class ActorSelection:
-    """Actors that command-line options select."""
+    """Actors selected by command-line options."""
 
     names: tuple[str, ...]
-    """Names or patterns, as `TargetsConfig.actors`."""
+    """Names or patterns; see `TargetsConfig.actors`."""
     namespace: str | None
-    """Namespace of the names. ``None``: the only namespace whose actors hold engines."""
+    """Namespace of the actors. ``None``: use the only namespace that has engines."""
 
 
 class Cluster(ABC):
-    """A system that holds engines in actors and runs tasks on many nodes."""
+    """Base class for systems that run engines in actors, and tasks on many nodes."""
 
     name: ClassVar[str]
     """Name of the entry point and of the command-line option."""
     title: ClassVar[str]
-    """Name in messages."""
+    """Display name in messages."""
     log_directory: ClassVar[Path | None] = None
-    """Directory of the logs of the job on this host, in which routers are searched."""
+    """Log directory of the job on this host, which is searched for router URLs."""
 
     @property
     @abstractmethod
     def command_options(self) -> Mapping[str, Callable[..., object]]:
-        """Options that the cluster adds to commands, by the name of the command.
+        """Functions that define command-line options, by command name.
 
-        The keyword parameters of a function are annotated for typer and become options. The function is called with
-        their values. It returns ``None`` if the options do not select the cluster, and otherwise:
+        The keyword parameters of each function, annotated for typer, become options of the command. The function is
+        called with their values. It returns ``None`` if the values do not select the cluster. Otherwise, it returns:
 
         - ``capture``: an `ActorSelection`.
-        - ``collect``: a function. It gets an `ExitStack` that leaves the cluster, and returns the actors that can be
-          found, by their names in manifests.
+        - ``collect``: a function that joins the cluster and returns its actors, keyed by their names in manifests. Its
+          argument is an `ExitStack` that leaves the cluster when closed.
         - ``summary``: a `profdeck.traces.parallel.Executor`.
         """
 
@@ -124,27 +124,27 @@ class Cluster(ABC):
         """Check that the cluster's library is installed.
 
         Args:
-            purpose: Start of the message, such as ``targets.actors: they need``.
+            purpose: Start of the error message, such as ``targets.actors needs``.
 
         Raises:
-            MissingLibraryError: It is not installed.
+            MissingLibraryError: The library is not installed.
         """
 
     @abstractmethod
     def as_target(self, target: object, attribute: str | None) -> Actor | ActorGroup | None:
-        """Return the actor or group that an object of the cluster's library stands for, or ``None`` for other objects.
+        """Convert an object of the cluster's library to an actor or group. Return ``None`` for other objects.
 
         Args:
-            target: Any object that a host passes as a target.
-            attribute: Dotted path of the engine in the actor. ``None``: the actor's only engine.
+            target: Any object that the host passes as a target.
+            attribute: Dotted path from the actor to its engine. ``None``: use the only engine found.
 
         Raises:
-            ConfigError: The object is of the cluster's library and is not supported.
+            ConfigError: The object belongs to the cluster's library, but is not supported as a target.
         """
 
     @abstractmethod
     async def find_actors(self, config: TargetsConfig, ask: AskActor) -> FoundActors:
-        """Find the actors that `TargetsConfig.actors` names.
+        """Find the actors listed in `TargetsConfig.actors`.
 
         Raises:
             TargetError: The cluster cannot be queried.
@@ -152,7 +152,7 @@ class Cluster(ABC):
 
     @abstractmethod
     async def find_namespace(self, names: Sequence[str], ask: AskActor) -> tuple[str, list[str]]:
-        """Return the only namespace in which actors with these names hold engines, and warnings about other actors.
+        """Find the only namespace in which actors with these names hold engines. Also return warnings.
 
         Raises:
             ConfigError: Several namespaces have engines.
@@ -161,7 +161,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def join(self, until: ExitStack) -> None:
-        """Join the cluster unless this process already has, and leave it when `until` is closed.
+        """Join the cluster if this process has not joined it yet. Leave it when `until` is closed.
 
         Raises:
             CaptureError: The cluster cannot be joined.
@@ -171,34 +171,34 @@ class Cluster(ABC):
 
 @functools.cache
 def installed_clusters() -> tuple[Cluster, ...]:
-    """Load the clusters of all plugins."""
-    return tuple(load_instances(CLUSTERS, Cluster))  # type: ignore[type-abstract]  # instances are not created
+    """Load all cluster plugins."""
+    return tuple(load_instances(CLUSTERS, Cluster))  # type: ignore[type-abstract]  # only for isinstance
 
 
 def the_cluster(purpose: str) -> Cluster:
-    """Return the installed cluster.
+    """Return the only installed cluster plugin.
 
     Args:
         purpose: Start of the error message, such as ``targets.actors``.
 
     Raises:
-        UnknownPluginError: No plugin has a cluster.
-        ConfigError: Several plugins have a cluster.
+        UnknownPluginError: No cluster plugin is installed.
+        ConfigError: Several cluster plugins are installed.
     """
     clusters = installed_clusters()
     if not clusters:
         raise UnknownPluginError(
-            f"{purpose}: no plugin for actors is installed (entry-point group {CLUSTERS}). "
-            "Install a package that provides one, or reinstall profdeck, which comes with one."
+            f"{purpose}: no cluster plugin is installed (entry-point group {CLUSTERS}). "
+            "Install a package that provides one, or reinstall profdeck, which includes one."
         )
     if len(clusters) > 1:
         names = ", ".join(cluster.name for cluster in clusters)
-        raise ConfigError(f"{purpose}: several plugins for actors are installed: {names}. Keep one of them.")
+        raise ConfigError(f"{purpose}: several cluster plugins are installed: {names}. Uninstall all but one.")
     return clusters[0]
 
 
 def as_cluster_target(target: object, attribute: str | None = None) -> Actor | ActorGroup | None:
-    """Return the actor or group that a target stands for, or ``None`` for other targets; see `Cluster.as_target`."""
+    """Convert a target to an actor or group; see `Cluster.as_target`. Return ``None`` for other targets."""
     if target is None or isinstance(target, str):
         return None
     if isinstance(target, Actor | ActorGroup):

@@ -177,14 +177,14 @@ def _bind(
         return backend, None
     if role.targets is None and target is None:
         raise ConfigError(
-            f"{path}.backend: '{backend.name}' controls an engine and needs to know which: pass the engine object, the "
-            "actor that holds it or the server's URL, as in Profiler.from_config(..., target=llm), or say in "
-            "targets where to find many."
+            f"{path}.backend: '{backend.name}' controls an engine, but no engine is specified. Pass the engine object, "
+            "its actor or the server's URL, as in Profiler.from_config(..., target=llm). For several engines, set "
+            "targets."
         )
     if role.iterations and role.iterations.first is not None:
         raise ConfigError(
-            f"{path}.iterations.first: the engine then captures by itself, with no call from a host; a host "
-            "that starts captures says skip."
+            f"{path}.iterations.first: with this option, the engine starts captures without a host. If a host starts "
+            "the captures, use skip instead."
         )
     from profdeck.engine.clusters import ActorGroup, as_cluster_target
     from profdeck.replicas.placement import PlacedEngine

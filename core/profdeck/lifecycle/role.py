@@ -357,7 +357,7 @@ class Role:
 
     def _withdraw(self, capture: Capture, error: CaptureError) -> None:
         """Remove the manifest of a capture whose warm-up could not start."""
-        logger.info("Capture %s does not warm up: %s", capture.id, error)
+        logger.info("Capture %s starts without warm-up: %s", capture.id, error)
         with contextlib.suppress(OSError):
             run_directory.withdraw(capture)
 

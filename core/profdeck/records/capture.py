@@ -124,8 +124,8 @@ class Capture:
     clock: HostClock | None = None
     """Of a target on another host: how its clock stands to that of this one."""
     cold_first_step: bool | None = None
-    """Whether the recorder started in the first recorded step, which then takes longer. None if nothing is recorded
-    yet, or the backend has no cold first step."""
+    """True if the recorder started in the first recorded step, without warm-up; this step takes longer. None if nothing
+    has been recorded yet, or the backend has no cold first step."""
 
     @property
     def stem(self) -> str:

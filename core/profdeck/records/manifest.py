@@ -90,8 +90,8 @@ class Manifest:
     demand: str | None = None
     """The token of the request that the capture was asked for with while the job ran; None where the config selects."""
     cold_first_step: bool | None = None
-    """Whether the recorder started in the first step of each trace, without warm-up, so that this step took longer.
-    None if unknown, or if the recorder has no cold first step."""
+    """True if the recorder started in the first step of each trace, without warm-up; this step took longer. None if
+    unknown, or if the recorder has no cold first step."""
     backend: str
     versions: dict[str, str]
     """Versions of what recorded, by distribution."""

@@ -46,10 +46,10 @@ _STEP = re.compile(r"step_(\d{6,18})")
 
 
 def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Name the run so that all processes of one job agree without talking to each other.
+    """Return a run name on which all processes of a job agree without communication.
 
-    In this order: ``PROFDECK_RUN``, the config's ``run``, the launcher's job id, the start time of the launcher
-    if all processes are on this host, the rendezvous address, and for a single process its own start time.
+    The first available value is used: ``PROFDECK_RUN``, the config's ``run``, the launcher's job ID, the launcher's
+    start time if all processes are on this host, the rendezvous address, or the start time of a single process.
     """
     if chosen := environ.get(RUN_VARIABLE) or configured:
         return _component(chosen)

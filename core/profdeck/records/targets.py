@@ -10,11 +10,11 @@ from profdeck.config.targets import Policy, WorkerType
 
 @attrs.frozen(kw_only=True)
 class TargetRecord:
-    """What came of one target. Times are Unix nanoseconds, by the clock of the process that asked."""
+    """Result of one target. Times are Unix nanoseconds on the clock of the requesting process."""
 
     name: str
-    """The URL of a server, the type of an engine object, or of an actor its class with its name or id, such as
-    ``Actor(Rollout, rollout_0)``. The actors of a placement group have a record each."""
+    """URL of a server, type of an engine object, or class and name (or ID) of an actor, such as
+    ``Actor(Rollout, rollout_0)``. Each actor in a placement group has its own record."""
     replica: int
     worker_type: WorkerType | None = None
     """What it does behind its router; None where nothing tells."""

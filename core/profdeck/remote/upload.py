@@ -146,7 +146,7 @@ def _of_step(directory: Path) -> tuple[list[Path], list[str]]:
         elif file.suffix == ".html":
             others.append(file)
     once = dict.fromkeys(artifacts)
-    # An artifact can have a name like a manifest's.
+    # The name of an artifact can look like a manifest's name.
     return [*once, *others, *(file for file in manifests if file not in once)], why
 
 

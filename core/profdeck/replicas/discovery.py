@@ -122,15 +122,15 @@ class ReplicaNumbers:
 
 
 def check_file(config: TargetsConfig) -> None:
-    """Read the file of targets, if there is one, as every capture will, and check that what they need is installed.
+    """Validate the targets file, and check that the libraries for actors are installed. Captures read the file again.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
-        PluginError: there are actors to find, and no plugin or library for that.
+        PluginError: actors are configured, but their plugin or library is not installed.
     """
     ReplicaNumbers().number({entry.url: entry.replica for entry in _unique(_given(config))})
     if config.actors:
-        the_cluster(_ACTORS).require(f"{_ACTORS}: they need")
+        the_cluster(_ACTORS).require(f"{_ACTORS} needs")
 
 
 async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
@@ -146,8 +146,8 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
 
     Raises:
         ConfigError: a file is wrong.
-        CaptureError: a router cannot be reached or does not answer as one, this process is in no cluster, or there
-            is no target.
+        CaptureError: a router is unreachable or its response is invalid, this process has not joined a cluster, or no
+            target was found.
     """
     listed = {entry.url: entry for entry in _unique(_given(config))}
     trusted = WorkerHosts.of(config.worker_hosts, [*listed, *([config.router] if config.router else [])])
@@ -249,12 +249,12 @@ def spread(targets: Sequence[Target], count: int) -> list[Target]:
 
 
 async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
-    """Find the targets that a host gives: those that it names, and the actors of placement groups that hold an engine.
+    """Build targets from the handles that the host passed. Actors with engines replace their placement groups.
 
     Args:
-        given: what the host gives; groups and actors as those of `profdeck.engine.clusters`.
-        numbers: numbers those of the groups behind the others.
-        ask: asks an actor.
+        given: handles; actors and groups must be those of `profdeck.engine.clusters`.
+        numbers: assigns replica numbers. Actors of groups are numbered last.
+        ask: connects to an actor's engine.
 
     Returns:
         The targets, by replica; and what to note of who is none.

@@ -101,7 +101,7 @@ class FleetBackend(EngineBackend):
             seen.add(target_key(handle))
 
     def _named(self, target: object) -> object:
-        """Return an actor or group for a target of a cluster, and store the target's GPU ranks."""
+        """Convert objects of a cluster to actors or groups. Store the GPU ranks of a placed engine."""
         where, handle = self.config.actor_attribute, target.target if isinstance(target, PlacedEngine) else target
         named = as_cluster_target(handle, where) or handle
         if isinstance(target, PlacedEngine):

@@ -55,15 +55,15 @@ class Collected:
 async def collect_run(
     run: Path, *, limit_s: float, actors: Mapping[str, Actor] | None = None, on_progress: Progress | None = None
 ) -> list[Collected]:
-    """Fetch what is missing here of the captures of servers, and write into their manifests what is here now.
+    """Fetch the missing files of server captures, and update their manifests.
 
     A file that is here is not fetched again, so that this can be repeated as often as needed.
 
     Args:
         run: the run directory.
-        limit_s: how long that may take, in seconds.
-        actors: those of a cluster that can be asked, by what manifests call them; None without a cluster.
-        on_progress: called with the number of targets that are done and in all.
+        limit_s: time limit, in seconds.
+        actors: reachable actors, keyed by their names in manifests; None without a cluster.
+        on_progress: called with the number of finished targets and the total number.
 
     Returns:
         What came of each target of which something was missing.
@@ -187,7 +187,7 @@ async def _collect(
 
 
 def _engine(target: str, answer_s: float, actors: Mapping[str, Actor] | None) -> Engine:
-    """Return what can send the files of a target.
+    """Return the engine that can send a target's files.
 
     Raises:
         CaptureError: nothing can.
@@ -196,27 +196,27 @@ def _engine(target: str, answer_s: float, actors: Mapping[str, Actor] | None) ->
         return HttpEngine(target, timeout_s=answer_s)
     except ConfigError:
         if not target.startswith(ACTOR_PREFIX):
-            text = f"{target} was an engine in the host's process, and no server that could send its files."
+            text = f"{target} was an engine in the host's process, not a server that can send files."
             raise CaptureError(text) from None
     if actors is None:
         cluster = the_cluster(f"{target} is an actor")
         raise CaptureError(
-            f"{target} is an actor of {cluster.title}: on a node of its cluster, --{cluster.name} asks it."
+            f"{target} is a {cluster.title} actor. To fetch its files, use --{cluster.name} on a node of its cluster."
         )
     if target not in actors:
-        raise CaptureError(f"{target} is not there any more, or has no name by which others can find it.")
+        raise CaptureError(f"{target} has exited, or is unnamed and cannot be found.")
     return actors[target].engine(backend="", options=EngineOptions(rpc_timeout_s=answer_s))
 
 
 async def _last_answer(engine: Engine, asked: CaptureRequest) -> Answer:
     """Return what the processes say of the capture, and nothing if they have recorded another one since.
 
-    An actor is not asked, as it may be at work in its engine: its ranks' manifests tell.
+    Actors are not queried, because they may be busy with their engine. The manifests of their ranks have the state.
     """
     if not isinstance(engine, HttpEngine):
         return Answer(ranks=())
     if not await engine.has_profdeck():
-        raise CaptureError(f"{engine.name} has no routes of profdeck, so it cannot send files.")
+        raise CaptureError(f"{engine.name} has not loaded profdeck and cannot send files.")
     answer = await engine.command("status", {})
     return answer if all(reply.token == asked.token for reply in answer.ranks) else Answer(ranks=())
 

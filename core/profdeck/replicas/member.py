@@ -125,7 +125,7 @@ class Member:
 
 
 def target_key(handle: object) -> object:
-    """Return what tells a target from others."""
+    """Return a key that identifies a target."""
     return handle if isinstance(handle, str | Actor | ActorGroup) else id(handle)
 
 

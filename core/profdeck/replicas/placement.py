@@ -26,9 +26,9 @@ class PlacedEngine:
     """
 
     target: Any
-    """What the backend takes: an engine object, an actor that holds one, or a URL."""
+    """Target of the backend: an engine object, an actor that holds one, or a URL."""
     gpu_ranks: tuple[int, ...] = attrs.field(converter=_ranks, validator=validators.min_len(1))
-    """By the engine's own ranks, which count from 0: the rank in the job of the GPU that each runs on."""
+    """Job rank of the GPU that each engine rank runs on, indexed by engine rank."""
 
 
 def on_gpu_ranks(

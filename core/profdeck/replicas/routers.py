@@ -18,7 +18,7 @@ from profdeck.replicas.discovery import workers_of
 from profdeck.replicas.fan_out import fan_out
 
 AUTO = "auto"
-"""In the place of a URL: the router of this host, or of the cluster's job that runs on it."""
+"""Value to use instead of a URL, to find the router of this host or of its cluster job."""
 
 _LOGS = ("*.out", "*.err", "*.log")
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -57,15 +57,15 @@ async def find_router(where: str) -> str:
 
 
 def _candidates(where: str) -> tuple[str, list[str]]:
-    """Return the places to look at, as text, and the URLs that are found there."""
+    """Return a description of the searched places, and the URLs found there."""
     if where != AUTO:
-        return f"the lines of {where} that speak of a router", [*_mentioned(Path(where))]
+        return f"the lines of {where} that mention a router", [*_mentioned(Path(where))]
     places, urls = "the ports of this host", [*_ports()]
     for cluster in installed_clusters():
         if cluster.log_directory is not None:
             places += f" and the logs of its {cluster.title} session"
             for log in [log for pattern in _LOGS for log in cluster.log_directory.glob(pattern)]:
-                with contextlib.suppress(CaptureError):  # the log of a worker that has exited
+                with contextlib.suppress(CaptureError):  # logs of exited workers can disappear
                     urls += _mentioned(log)
     return places, urls
 

@@ -40,9 +40,9 @@ class StageRow:
     share: float
     """Of the step on the host."""
     of_ranks_us: tuple[float, ...]
-    """In the order of the ranks of the role."""
+    """Mean time of each rank, in the order of the role's ranks."""
     slowest: str | None
-    """The rank with the longest one; None for one rank, or if there are only cold steps."""
+    """Rank with the longest stage; None for a single rank, or if there are only cold steps."""
 
     @property
     def spread(self) -> float:
@@ -91,11 +91,11 @@ class StepRow:
     tokens_per_s: float | None
     """Tokens per second of wall time in the fastest capture of any rank."""
     note: str = ""
-    """The cold steps that the row excludes, or that it consists of, in a few words."""
+    """Short text about the cold steps that the row excludes or contains."""
 
     @property
     def title(self) -> str:
-        """The name with the note."""
+        """Name, followed by the note in parentheses."""
         return f"{self.name} ({self.note})" if self.note else self.name
 
 
@@ -231,7 +231,7 @@ def _by_rank(views: Iterable[RankView]) -> list[list[RankView]]:
 
 
 def _without_cold(views: Sequence[RankView]) -> list[RankView]:
-    """Return the views without those that have only a cold step, if the role has others."""
+    """Remove the views with only a cold step if the role has other views."""
     return [view for view in views if not view.is_cold] or [*views]
 
 
@@ -410,15 +410,15 @@ def _note(recorded: Sequence[StepSummary], used: Sequence[StepSummary]) -> str:
     if not cold:
         return ""
     if len(used) == len(recorded):
-        return "the recorder's first"
+        return "cold"
     numbers = sorted({step.step for step in cold if step.step is not None})
     if len(numbers) == 1:
-        return f"without step {numbers[0]}, the recorder's first"
-    return f"without {plural(len(numbers) or len(cold), 'step')} in which a recorder started"
+        return f"without cold step {numbers[0]}"
+    return f"without {plural(len(numbers) or len(cold), 'cold step')}"
 
 
 def _name(view: RankView, kind: str) -> str:
-    """Return what steps of a kind are called: those of the recorder as what they are of."""
+    """Return the display name of a step kind. Steps of the recorder are named after the unit that they record."""
     if kind == "global_step" and view.rank.unit:
         kind = "profiler step" if view.rank.unit == "engine_iteration" else view.rank.unit
     return kind.replace("_", " ")

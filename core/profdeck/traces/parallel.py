@@ -1,7 +1,7 @@
-"""One function over many traces, in processes of this machine; an `Executor` runs it elsewhere.
+"""Runs a function over many traces in processes of this machine. An `Executor` runs it on other machines.
 
-One process reads an item from its beginning to its end, the largest item first. Results are in the order of the items.
-A process that dies loses its own item and no other.
+Each process reads one item at a time, the largest items first. Results are in the order of the items. If a process
+dies, only its current item is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REPORT_EVERY_S = 0.05
 
 
 class Executor(Protocol):
-    """Runs a function over many traces on other machines. Arguments and results are those of `map_traces`."""
+    """Runs a function over many traces on other machines. Arguments and results are the same as in `map_traces`."""
 
     def __call__(
         self,
@@ -46,7 +46,7 @@ class Executor(Protocol):
         *,
         on_progress: Progress | None = None,
     ) -> list[R | TraceError]:
-        """Call the function on each item. Return the results in the order of the items."""
+        """Call the function on each item and return the results in the order of the items."""
 
 
 def map_traces(

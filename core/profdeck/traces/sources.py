@@ -72,12 +72,12 @@ class TraceSource:
 
     @property
     def cold_first_step(self) -> bool:
-        """Whether the first step of the trace is cold, by the manifest."""
+        """True if the manifest marks the first step of the trace as cold."""
         return self.manifest is not None and bool(self.manifest.cold_first_step)
 
     @property
     def label(self) -> str:
-        """What people know it by: "rollout/2 rank 1", or the name of the file."""
+        """Display name, such as "rollout/2 rank 1", or the file name."""
         if self.manifest is None:
             return self.path.name if self.rank is None else f"rank {self.rank}"
         if self.manifest.target is not None:

@@ -156,7 +156,7 @@ def _stalls(manifests: Iterable[Manifest]) -> list[float]:
 
 
 def _configured_warmup_steps(about: Mapping[str, Any]) -> dict[str, int]:
-    """Return the warm-up steps of each role whose config sets them."""
+    """Return the configured warm-up steps by role. Roles without the setting are omitted."""
     config = about.get("config")
     roles = config.get("roles") if isinstance(config, dict) else None
     if not isinstance(roles, dict):

@@ -29,7 +29,7 @@ from profdeck.verification.reports import CaptureReport, TargetReport
 
 HERE = Path(__file__).parent
 DRIVER_S = 500
-BUSY = "it may be in one that blocks"
+BUSY = "may be running a blocking call"
 
 
 @attrs.frozen
@@ -129,7 +129,7 @@ def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
         assert "Files of rank 0 are on elsewhere, in " in reason
         assert "The option collect is off." in reason
     assert [one["code"] for one in collected] == [1, 0, 0]
-    assert collected[0]["said"].count("is an actor of Ray: on a node of its cluster, --ray asks it.") == 2
+    assert collected[0]["said"].count("is a Ray actor. To fetch its files, use --ray on a node of its cluster.") == 2
     assert "2 of 2 complete." in collected[1]["said"]
     assert "Nothing is missing" in collected[2]["said"]
     assert read_run(run.run).status is Status.COMPLETE
@@ -176,12 +176,12 @@ def test_a_path_says_where_the_engine_is(ours: Driven) -> None:
     assert "actor_attribute" in unsaid["fix"]
     assert "engine (Blocking), other (Blocking)" in two["error"]
     assert "Deep.worker has no attribute 'motor'" in ours.results["wrong_path"]["error"]
-    assert "AsyncActor.words is text" in ours.results["text"]["error"]
+    assert "AsyncActor.words is a string" in ours.results["text"]["error"]
 
 
 def test_an_engine_of_another_event_loop_is_refused(ours: Driven) -> None:
     assert ours.results["foreign"]["outcome"] == Outcome.REFUSED
-    assert "Give the actor's class async methods" in ours.results["foreign"]["fix"]
+    assert "Add async methods to the actor's class" in ours.results["foreign"]["fix"]
 
 
 def test_one_actor_twice_is_an_error(ours: Driven) -> None:
@@ -196,8 +196,9 @@ def test_a_placement_group_stands_for_its_actors_with_engines(ours: Driven) -> N
     assert found["status"] == "complete"
     assert ours.names("group") == ["Actor(AsyncActor, replica_9)", "Actor(AsyncActor, replica_10)"]
     no_engine, no_name = found["notes"]
-    assert no_engine.endswith("as they hold no engine: Actor(SyncActor, trainer).")
-    assert no_name.endswith("as they have no name to be found by: 1 of its actors.")
+    assert no_engine.startswith("Skipped actors without an engine (PlacementGroup(")
+    assert no_engine.endswith(": Actor(SyncActor, trainer).")
+    assert no_name.endswith("which cannot be looked up: 1.")
 
 
 def test_a_group_is_looked_up_anew_and_keeps_its_numbers(ours: Driven) -> None:
@@ -399,7 +400,7 @@ def test_of_several_jobs_one_has_to_be_chosen(
 ) -> None:
     code, _, said = captured_from_outside(cluster, environ, tmp_path)
     assert code == 2
-    assert "Several Ray jobs have engines; choose one by its --ray-namespace" in said
+    assert "Several Ray jobs have engines. Select one with --ray-namespace" in said
     assert {f"{job.namespace} ({len(job.names)})" in " ".join(said.split()) for job in ray_jobs} == {True}
     assert not (tmp_path / "profiles").exists()
 
@@ -413,7 +414,7 @@ def test_each_job_is_captured_by_itself(
     assert (code, found["complete"]) == (0, True), said
     assert [one["url"] for one in found["servers"]] == [f"Actor(AsyncActor, {name})" for name in job.names]
     assert {(one["state"], one["backend"]) for one in found["servers"]} == {("ready", "held")}
-    assert "they hold no engine: Actor(SyncActor, trainer)" in " ".join(said.split())
+    assert "without an engine (actors matching *): Actor(SyncActor, trainer)" in " ".join(said.split())
     captures = read_run(Path(found["run"])).captures
     assert {(one.replica, one.status) for one in captures} == {
         (number, Status.COMPLETE) for number in range(len(job.names))
@@ -442,7 +443,7 @@ def test_a_cluster_without_such_actors(
 ) -> None:
     code, _, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "reward_*")
     assert code == 1
-    assert "No engine was found in the actors named reward_*" in said
+    assert "No engine found in the actors named reward_*" in said
 
 
 def test_no_cluster_to_join(environ: dict[str, str], tmp_path: Path) -> None:
@@ -451,4 +452,4 @@ def test_no_cluster_to_join(environ: dict[str, str], tmp_path: Path) -> None:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         code, _, said = captured_from_outside(Cluster(address, 0), environ, tmp_path)
     assert code == 1
-    assert f"The Ray cluster at RAY_ADDRESS={address} cannot be joined" in " ".join(said.split())
+    assert f"Cannot join the Ray cluster at RAY_ADDRESS={address}: " in " ".join(said.split())

@@ -103,5 +103,5 @@ def test_actors_that_share_nothing_are_captured_into_one_run(cluster: Cluster, s
     assert job.returncode == 0
 
     none = start("-m", "profdeck", "capture", "--run", tmp_path / "other", "--store", store)
-    assert "no job of the run 'other' is there" in " ".join(none.communicate(timeout=60)[1].split())
+    assert "no job of the run 'other' is running" in " ".join(none.communicate(timeout=60)[1].split())
     until(lambda: start("-c", IS_THERE, cluster.address).communicate(timeout=60)[0] == "[]\n", every_s=2)

@@ -236,7 +236,7 @@ def test_any_other_exception_is_raised_with_the_item(drive) -> None:
 def test_a_file_that_is_not_on_the_node_is_said_with_the_node(drive) -> None:
     done = drive("print(json.dumps(texts(RayExecutor(address)(check, [Path('/none')], [0]))))")
     (text,) = answer(done)  # type: ignore[misc]
-    assert text.startswith("TraceError: Cannot read /none: No such file or directory. This was on the Ray node ")
+    assert text.startswith("TraceError: Cannot read /none: No such file or directory. The error occurred on the Ray")
 
 
 def test_a_function_that_the_nodes_cannot_import(drive, tmp_path) -> None:
@@ -254,7 +254,7 @@ except ProfdeckError as error:
     )
     text = str(answer(done))
     assert "No module named 'only_here'" in text
-    assert text.endswith("and what it imports.")
+    assert text.endswith("and its dependencies.")
 
 
 def test_another_version_of_ray_is_refused(drive) -> None:

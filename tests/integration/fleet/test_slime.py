@@ -19,13 +19,12 @@ from profdeck.verification.reading import read_run
 # What the host's own function does, as far as engines see it: requests through the router.
 HOST = """
 import httpx
-import plain_http
 
 def generate_rollout(args, rollout_id, data_source, evaluation=False):
     url = f"http://{args.vllm_router_ip}:{args.vllm_router_port}/v1/completions"
     for prompt in data_source * 2:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
-        plain_http.post(url, json=body).raise_for_status()
+        httpx.post(url, json=body, timeout=60, trust_env=False).raise_for_status()
     return [rollout_id, evaluation]
 """
 MANAGER = """

@@ -1,4 +1,4 @@
-"""Captures of servers without profdeck, with SGLang's own profiler."""
+"""Tests for captures of servers that have not loaded profdeck, with SGLang's own profiler."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from profdeck.verification.reading import read_run
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
-    # A list of plugins without profdeck, because SGLang loads all plugins by default.
+    # SGLang loads all plugins by default, so list only the required one.
     return start_server(SGLANG_PLUGINS="torchcpu")
 
 
 def capture(server: Any, output: Path, *arguments: str) -> tuple[int, str]:
-    """Capture it; returns the exit code and all that was printed, in one line."""
+    """Capture the server. Return the exit code and all output, joined into one line."""
     process = command_line(server, "--output", str(output), "--run", "native", *arguments)
     out, err = finished(process, server)
     return process.returncode, " ".join((out + err).split())
@@ -51,7 +51,7 @@ def test_a_plain_server_generates(server: Any) -> None:
 def test_its_own_profiler_writes_as_many_steps_as_it_was_asked_for(server: Any, tmp_path: Path) -> None:
     body = {"output_dir": str(tmp_path / "own"), "profile_id": "plain", "activities": ["CPU"], "num_steps": 3}
     plain_http.post(f"{server.url}/start_profile", json=body).raise_for_status()
-    server.complete(tokens=8)  # the export precedes the steps after the third
+    server.complete(tokens=8)  # SGLang exports the trace before the fourth step
     with gzip.open(tmp_path / "own" / "plain-TP-0.trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
     steps = [event["name"] for event in events if event["name"].startswith("step[")]

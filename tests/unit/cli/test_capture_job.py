@@ -342,9 +342,9 @@ def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Say what to capture: --url URL, a server, or --run RUN, the directory of a running job."),
-        (["--run", "run", "--ranks", "0"], "--ranks is for servers, and needs --url."),
-        (["--run", "run", "--set", "a=1"], "--set is for servers, and needs --url."),
+        ([], "No server or job specified. Use --url URL for a server, or --run RUN for the directory of a running"),
+        (["--run", "run", "--ranks", "0"], "--ranks applies only to servers and requires --url."),
+        (["--run", "run", "--set", "a=1"], "--set applies only to servers and requires --url."),
         (["--url", "http://127.0.0.1:1", "--in", "2"], "--in is for jobs, and a server has no global steps."),
         (["--url", "http://127.0.0.1:1", "--steps", "1"], "--steps is for jobs, and a server has no global steps."),
     ],

@@ -1,4 +1,4 @@
-"""Clusters as plugins: the options that they add to commands, and the errors without a plugin or its library."""
+"""Tests for cluster plugins: command options, and errors if a plugin or its library is missing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def clean_cache() -> Iterator[None]:
 
 @pytest.fixture
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the clusters of all distributions."""
+    """Hide all installed cluster plugins."""
     of_group = metadata.entry_points
 
     def without(**select: str) -> metadata.EntryPoints:
@@ -59,7 +59,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a distribution with the cluster `yard`, and an object that is not a cluster."""
+    """Install a distribution with the cluster `yard` and an invalid entry point."""
     (tmp_path / "yard_cluster.py").write_text(YARD)
     about = tmp_path / "yard-1.0.dist-info"
     about.mkdir()
@@ -77,12 +77,12 @@ def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--actor", "rollout_*"], "--actor goes with --ray."),
-        (["--url", "http://127.0.0.1:1", "--ray-namespace", "jobs"], "--ray-namespace goes with --ray."),
-        (["stop", "--run", "run", "--actor", "a"], "--actor is for a start, and a stop has --run."),
-        (["stop", "--run", "run", "--ray"], "--ray is for a start, and a stop has --run."),
-        (["start"], "name them by --url, --router, --targets, --ray or --config."),
-        ([], "are named by several --url, by --router, --targets, --ray or --config."),
+        (["--actor", "rollout_*"], "--actor requires --ray."),
+        (["--url", "http://127.0.0.1:1", "--ray-namespace", "jobs"], "--ray-namespace requires --ray."),
+        (["stop", "--run", "run", "--actor", "a"], "--actor cannot be used with stop. Use --run to select"),
+        (["stop", "--run", "run", "--ray"], "--ray cannot be used with stop. Use --run to select"),
+        (["start"], "specify them with --url, --router, --targets, --ray or --config."),
+        ([], "For several servers, repeat --url or use --router, --targets, --ray or --config."),
     ],
 )
 def test_options_that_do_not_fit_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
@@ -103,8 +103,8 @@ def test_without_the_library_the_error_says_what_to_install(cli: Cli, tmp_path: 
 @pytest.mark.usefixtures("no_cluster")
 def test_without_a_plugin_commands_have_no_options_and_actors_are_rejected(cli: Cli) -> None:
     assert "No such option: --ray" in cli("capture", "--ray").stderr
-    assert "name them by --url, --router, --targets or --config." in cli("capture", "start").stderr
-    with pytest.raises(UnknownPluginError, match=r"targets\.actors: no plugin for actors is installed .*Install a"):
+    assert "specify them with --url, --router, --targets or --config." in cli("capture", "start").stderr
+    with pytest.raises(UnknownPluginError, match=r"targets\.actors: no cluster plugin is installed .*Install a"):
         Profiler.from_config(role="rollout", settings=ACTORS)
 
 
@@ -113,8 +113,8 @@ def test_a_package_adds_its_own_options(cli: Cli, caplog: pytest.LogCaptureFixtu
     text = cli("capture", "--help").stdout
     assert "--crane" in text
     assert "--actor" in text
-    assert f"'wrong' of {CLUSTERS} is " in caplog.text
-    with pytest.raises(ConfigError, match=r"several plugins for actors are installed: ray, yard\."):
+    assert f"'wrong' in {CLUSTERS} must be an instance of " in caplog.text
+    with pytest.raises(ConfigError, match=r"several cluster plugins are installed: ray, yard\."):
         Profiler.from_config(role="rollout", settings=ACTORS)
 
 

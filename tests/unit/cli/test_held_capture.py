@@ -87,9 +87,9 @@ def test_all_that_is_wrong_is_said_by_the_start(servers: list[SimulatedServer], 
     assert (none.returncode, "0 of 3 targets have started" in none.stderr) == (1, True)
     nothing = capture("stop", "--run", "profiles/none")
     assert (nothing.returncode, "no capture is held there" in nothing.stderr) == (2, True)
-    assert "is for a start" in capture("stop", "--run", "x", "--url", "http://127.0.0.1:1").stderr
+    assert "cannot be used with stop" in capture("stop", "--run", "x", "--url", "http://127.0.0.1:1").stderr
     assert "--run RUN" in capture("stop").stderr
-    assert "start is for servers" in capture("start", "--run", "x").stderr
+    assert "start requires servers" in capture("start", "--run", "x").stderr
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(

@@ -806,7 +806,7 @@ def test_what_a_config_cannot_mean(build: Build, settings: dict[str, Any], tmp_p
         (None, {}, {"urls": [url], "quorum": 2}, "quorum: it goes with policy: quorum"),
         (None, {}, {"urls": [url], "replicas": []}, "replicas: expected numbers from 0"),
         (None, {}, {"urls": [url], "worker_types": ["decoder"]}, "Did you mean 'decode'?"),
-        ([url], {"rollout.iterations": {"count": 1, "first": 0}}, {}, "iterations.first: the engine then captures by"),
+        ([url], {"rollout.iterations": {"count": 1, "first": 0}}, {}, "iterations.first: with this option, the"),
     ):
         with pytest.raises(ConfigError) as caught:
             build(handles, own, **targets)

@@ -1,4 +1,4 @@
-"""Engines that actors hold, without Ray: how they are found in an actor, called there, and what their callers see."""
+"""Tests for engines in actors, without Ray: discovery in an actor, calls, and the results for callers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from profdeck_ray.held_engines import PlacementGroup
 
 
 class Motor:
-    """An engine object; `awaited` ones are called in an event loop."""
+    """An engine object. If `awaited` is true, it is called in an event loop."""
 
     def __init__(self, *, awaited: bool = False) -> None:
         self.awaited = awaited
@@ -70,21 +70,21 @@ class MotorBackend(ControlBackend):
     name: ClassVar[str] = "motor"
 
     def connect(self, target: object) -> Engine:
-        assert not isinstance(target, str)  # which would be a URL
+        assert not isinstance(target, str)  # text would be a URL
         if not isinstance(target, Motor):
             raise ConfigError(f"target: {type(target).__name__} is no motor.")
         return MotorEngine(target)
 
 
 class Holder:
-    """An actor's instance with these attributes."""
+    """Actor instance with the given attributes."""
 
     def __init__(self, **attributes: object) -> None:
         vars(self).update(attributes)
 
 
 class MotorItself(Motor):
-    """An actor whose class is that of the engine."""
+    """Actor whose class is the engine class."""
 
 
 BACKEND = MotorBackend(EngineOptions())
@@ -92,7 +92,7 @@ BACKEND = MotorBackend(EngineOptions())
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the actor's side know its backend, and be in an actor without an event loop."""
+    """Simulate an actor without an event loop, in which the backend is installed."""
     monkeypatch.setattr(in_actor, "load_backend", lambda _: MotorBackend)
     monkeypatch.setattr(in_actor, "_event_loop", lambda: None)
     monkeypatch.setattr(in_actor, "_connected", {})
@@ -100,7 +100,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def actor_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEventLoop]:
-    """Be in an actor that has one, in a thread."""
+    """Simulate an actor with an event loop, which runs in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="loop")
     thread.start()
@@ -117,14 +117,14 @@ def call(method: str = "has_profdeck", *arguments: Any, **changes: Any) -> dict[
 
 
 def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
-    """Ask, and wait for the answer as callers do."""
+    """Call the engine and poll for the result, as callers do."""
     answer = in_actor.ask(instance, "ticket", call(*arguments, **changes))
     while "waiting" in answer:
         answer = in_actor.fetch_result(instance, "ticket")
     return answer
 
 
-# Where the engine is.
+# Discovery of the engine.
 
 
 def test_the_only_attribute_that_is_an_engine_is_it() -> None:
@@ -136,7 +136,7 @@ def test_the_only_attribute_that_is_an_engine_is_it() -> None:
 def test_the_actor_itself_counts_when_no_attribute_does() -> None:
     itself = MotorItself()
     assert in_actor.find(itself, BACKEND, None).target is itself
-    inner = vars(itself)["inner"] = Motor()  # an actor may have the methods of the engine that it holds
+    inner = vars(itself)["inner"] = Motor()  # an actor can have the same methods as its engine
     assert in_actor.find(itself, BACKEND, None).target is inner
 
 
@@ -149,12 +149,12 @@ def test_a_path_says_which_of_several_it_is() -> None:
         "2 attributes of Holder are engines of the backend 'motor': first (Motor), second (Motor)."
     )
     assert several.value.outcome is Outcome.REFUSED
-    assert several.value.fix == "Say in the role's targets which one: actor_attribute: first."
+    assert several.value.fix == "Select one in the role's targets, such as actor_attribute: first."
     assert in_actor.find(holder, BACKEND, "worker.motor").target is second
     for path, error, text in (
         ("worker.engine", NoEngineError, "Holder.worker has no attribute 'engine'."),
         ("worker", ConfigError, "target: Holder is no motor."),
-        ("worker.motor.__module__", ConfigError, "Holder.worker.motor.__module__ is text, "),
+        ("worker.motor.__module__", ConfigError, "Holder.worker.motor.__module__ is a string: "),
     ):
         with pytest.raises(error) as caught:
             in_actor.find(holder, BACKEND, path)
@@ -165,7 +165,7 @@ def test_an_actor_without_an_engine_says_what_it_has() -> None:
     with pytest.raises(NoEngineError) as caught:
         in_actor.find(Holder(engine=None, count=1), BACKEND, None)
     assert str(caught.value) == (
-        "Holder holds no engine of the backend 'motor'. Its attributes: engine (NoneType), count (int)."
+        "Holder does not hold an engine for the backend 'motor'. Its attributes: engine (NoneType), count (int)."
     )
     assert (caught.value.outcome, "actor_attribute" in caught.value.fix) == (Outcome.REFUSED, True)
     answer = asked(Holder())
@@ -179,7 +179,7 @@ def test_handles_of_other_actors_are_no_engines() -> None:
         in_actor.find(Holder(other=handle), BACKEND, None)
 
 
-# How it is called there.
+# Calls in the actor.
 
 
 def test_a_blocking_engine_is_called_at_once() -> None:
@@ -203,8 +203,8 @@ def test_an_awaited_engine_is_called_in_the_event_loop(actor_loop: asyncio.Abstr
         answer = in_actor.fetch_result(holder, "one")
     assert answer["value"]["frontends"] == {}
     assert [where for _, _, where in motor.calls] == ["loop"]
-    gone = in_actor.fetch_result(holder, "one")  # it is given once
-    assert (gone["outcome"], gone["error"]) == ("unreachable", "The actor was restarted while it was asked.")
+    gone = in_actor.fetch_result(holder, "one")  # a result can be fetched only once
+    assert (gone["outcome"], gone["error"]) == ("unreachable", "The actor restarted during the call.")
 
 
 def test_a_call_that_nobody_waits_for_goes_on(actor_loop: asyncio.AbstractEventLoop) -> None:
@@ -222,7 +222,7 @@ def test_a_call_that_nobody_waits_for_goes_on(actor_loop: asyncio.AbstractEventL
 def test_an_awaited_engine_in_an_actor_without_a_loop_is_refused() -> None:
     answer = asked(Holder(motor=Motor(awaited=True)))
     assert answer["outcome"] == "refused"
-    assert answer["error"] == "Motor has to be called in the event loop that it lives in, and the actor has none."
+    assert answer["error"] == "Motor must be called on its own event loop, but the actor has no event loop."
     assert "async methods" in answer["fix"]
 
 
@@ -253,11 +253,11 @@ def test_an_engine_keeps_what_it_was_asked_for_until_the_actor_makes_another() -
     assert [one.target for one in in_actor._connected.values()] == [second]
 
 
-# What callers see.
+# Results for callers.
 
 
 class SimulatedRay(ModuleType):
-    """What callers need of Ray besides a handle."""
+    """The parts of Ray that callers need in addition to a handle."""
 
     def __init__(self) -> None:
         super().__init__("ray")
@@ -268,7 +268,7 @@ class SimulatedRay(ModuleType):
 
 
 class SimulatedHandle:
-    """The handle of an actor of this very process; `busy` ones let their calls wait."""
+    """Handle of an actor in this process. If `busy` is true, calls wait."""
 
     def __init__(self, instance: object, *, busy: bool = False) -> None:
         self.instance, self.busy = instance, busy
@@ -373,7 +373,7 @@ def test_a_host_that_has_left_the_cluster_does_not_start_another(ray: SimulatedR
 
 def test_errors_come_through_with_their_codes(ray: SimulatedRay) -> None:
     engine = engine_of(SimulatedHandle(Holder()))
-    with pytest.raises(NoEngineError, match="^Holder holds no engine"):
+    with pytest.raises(NoEngineError, match="^Holder does not hold an engine"):
         asyncio.run(engine.has_profdeck())
     with pytest.raises(AttributeError):
         _ = engine._no_such
@@ -390,7 +390,7 @@ def test_only_what_is_of_ray_is_an_actor() -> None:
     assert one == RayActor(Motor(), "a1", None, "other")
     assert one != RayActor(Motor(), "a1", "worker", "one")
     client = type("ClientActorHandle", (), {"__module__": "ray.util.client.common"})()
-    with pytest.raises(ConfigError, match="Ray Client, which is not supported"):
+    with pytest.raises(ConfigError, match="Ray Client handle, which is not supported"):
         RayActor.of(client)
 
 
@@ -425,9 +425,9 @@ def test_which_names_match(patterns: list[str], names: list[str]) -> None:
 
 def test_actors_by_name_need_a_cluster(ray: SimulatedRay) -> None:
     ray.joined = False
-    with pytest.raises(TargetError, match="Actors are found by name in a Ray cluster, and this process is in none"):
+    with pytest.raises(TargetError, match="Looking up actors by name requires a Ray cluster, but this process has not"):
         asyncio.run(discover(TargetsConfig(actors=("replica_0",)), ReplicaNumbers(), _never))
-    with pytest.raises(TargetError, match="A placement group is looked up in a Ray cluster") as caught:
+    with pytest.raises(TargetError, match="Looking up a placement group requires a Ray cluster") as caught:
         asyncio.run(expand([PlacementGroup("b2")], ReplicaNumbers(), _never))
     assert (caught.value.outcome, "ray.init" in caught.value.fix) == (Outcome.UNREACHABLE, True)
 

@@ -1,4 +1,4 @@
-"""The first step of a recorder that did not warm up: it is shown, and statistics exclude it."""
+"""Tests for cold first steps: output marks them, and statistics exclude them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rules(run: RunSummary) -> list[str]:
 
 
 def screen(run: RunSummary) -> str:
-    return "\n".join(line.plain for line in page(run, [Path("run")], Screen(width=100, findings=None)))
+    return "\n".join(line.plain for line in page(run, [Path("run")], Screen(width=80, findings=None)))
 
 
 def test_statistics_are_those_of_the_other_steps(cold: RunSummary, warm: RunSummary) -> None:
@@ -94,9 +94,9 @@ def test_the_step_is_shown_and_marked(cold: RunSummary) -> None:
         (0, True),
         *((step, False) for step in range(1, 5)),
     ]
-    assert "global step (without step 0, the recorder's first)" in screen(cold)
+    assert "global step (without cold step 0)" in screen(cold)
     assert "ProfilerStep#0 (cold)" in "\n".join(line.plain for line in tables(cold, 200, None))
-    assert role_section(team_of(cold), 0, 1)["steps"][0][0].text == "global step (without step 0, the recorder's first)"
+    assert role_section(team_of(cold), 0, 1)["steps"][0][0].text == "global step (without cold step 0)"
 
 
 def test_totals_of_the_recording_include_the_step(cold: RunSummary) -> None:
@@ -115,16 +115,16 @@ def test_a_trace_with_only_this_step_is_not_judged(summary: Summaries, ranks: in
     assert rules(run) == ["cold-step"]
     text = run.findings[0].text
     assert text.startswith("The trace has only step 0, the" if ranks == 1 else "2 of 2 traces have only the")
-    assert "recorder's first step, which takes longer than other steps; its times are not judged." in text
+    assert "recorder's first step, which takes longer than other steps; its times are not evaluated." in text
     assert {stage.slowest for stage in team_of(run).stages} == {None}
-    assert "global step (the recorder's first)" in screen(run)
+    assert "global step (cold)" in screen(run)
 
 
 def test_a_stage_is_judged_with_a_note(summary: Summaries) -> None:
     run = summary("stage", cold=True, stage="update", steps=1)
     assert "one-kernel" in rules(run)
     assert rules(run)[-1] == "cold-step"
-    assert "their times include the start of the recorder" in run.findings[-1].text
+    assert "their times include the recorder's start-up" in run.findings[-1].text
 
 
 def test_a_role_is_described_by_its_other_captures(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_diff_compares_the_other_steps(cold: RunSummary, warm: RunSummary) -> 
         change.name: pytest.approx(0, abs=0.001) for change in changes if change.name != "idle"
     }
     assert {change.verdict for change in changes} == {"same"}
-    assert "Without the recorder's first steps: step 0 after." in role.notes
+    assert "Excluded the recorder's first steps: step 0 after." in role.notes
 
 
 def test_a_diff_does_not_compare_host_times_of_only_this_step_with_others(summary: Summaries, warm: RunSummary) -> None:
@@ -173,14 +173,14 @@ def test_a_diff_does_not_compare_host_times_of_only_this_step_with_others(summar
     assert role.iterations == role.operators == role.annotations == ()
     assert {change.name for change in role.overall} == {"kernels", "busy", "communication", "exposed communication"}
     assert role.regressions(0.05) == ()
-    assert role.notes[-1].startswith("Times of the host are not compared: after has only the recorder's first step")
+    assert role.notes[-1].startswith("Host times are not compared: side 'after' has only the recorder's first step")
 
 
 def test_a_diff_of_two_such_steps_says_so(summary: Summaries) -> None:
     first, second = (summary(name, cold=True, steps=1, cold_us=COLD_US) for name in ("first", "second"))
     (role,) = diff_runs(first, second).roles
     assert role.iterations[0].verdict == "same"
-    assert role.notes[-1].startswith("All steps are the first of their recorder")
+    assert role.notes[-1].startswith("All steps are first steps of a recorder")
 
 
 def test_a_diff_leaves_out_traces_with_only_this_step(tmp_path: Path, warm: RunSummary) -> None:
@@ -207,7 +207,7 @@ def test_a_trend_takes_the_other_steps(tmp_path: Path) -> None:
             first, second = series.points
             assert first.value == pytest.approx(second.value, rel=1e-3)
     assert (found.cold_left_out, found.cold_excluded) == (0, 1)
-    assert "without the recorder's first step in 1 trace" in trend_page(found, 200, 0.05)[0].plain
+    assert "recorder's first step excluded in 1 trace" in trend_page(found, 200, 0.05)[0].plain
 
 
 def test_a_trend_leaves_out_captures_with_only_this_step_if_there_are_others(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_trend_leaves_out_captures_with_only_this_step_if_there_are_others(tmp
     mixed = trend(write_run(tmp_path / "mixed", 4, lambda _: job, cold=lambda number: number == 0))
     assert [point.first_step for point in mixed.series[0].points] == [50, 100, 150]
     assert mixed.cold_left_out == 1
-    assert "1 trace left out: only the recorder's first step" in trend_page(mixed, 200, 0.05)[0].plain
+    assert "1 trace skipped: only the recorder's first step" in trend_page(mixed, 200, 0.05)[0].plain
     alike = trend(write_run(tmp_path / "alike", 4, lambda _: job, cold=lambda _: True))
     assert len(alike.series[0].points) == 4
     assert alike.cold_left_out == 0

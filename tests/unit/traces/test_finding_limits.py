@@ -146,6 +146,6 @@ def test_no_rule_is_without_a_trace_that_has_it() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(*findings.__path__).glob("*_rules.py"))
     rules = set(re.findall(r'(?:rule=|,\n\s+)"([a-z0-9-]+)",\n', sources)) | {"few-steps"}
     (pairs,) = [mark for mark in test_findings.test_each_rule_applies_from_its_threshold_on.pytestmark if mark.args]
-    shown = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]} | {"cold-step"}  # of a manifest: test_cold_steps
+    shown = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]} | {"cold-step"}  # see test_cold_steps
     assert len(rules) > 20
     assert rules - shown == set()

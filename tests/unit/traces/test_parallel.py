@@ -205,7 +205,7 @@ def test_workers_report_seldom_and_no_more_than_there_is() -> None:
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
-    # In a process of its own, because threads of other tests can still run here.
+    # Use a subprocess: threads of other tests may still be running in this process.
     code = """
 import threading
 from profdeck.traces import parallel

@@ -133,7 +133,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         return self.engine.late_fix
 
     def bind(self, target: object) -> str:
-        """Take the target; see `connect`. An actor's engine is connected to where it is."""
+        """Bind the target; see `connect`. An actor's engine is connected in the actor's process."""
         actor = as_cluster_target(target)
         if isinstance(actor, Actor):
             self._engine = actor.engine(backend=self.name, options=self.options)

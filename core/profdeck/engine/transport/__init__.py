@@ -1,1 +1,1 @@
-"""Transport of commands to an engine in another process over HTTP, and of files."""
+"""HTTP transport of commands to engines in other processes, and file transfer."""

@@ -60,13 +60,13 @@ class NameSums:
         per_step: Mapping[int, PerStep],
         cold_ns: Mapping[int, int],
     ) -> tuple[KernelSummary, ...]:
-        """Return what ran on devices.
+        """Return the kernels, copies and fills that ran on devices.
 
         Args:
             classes: Of each name.
-            types: The type of the operator that a kernel carries out, as far as that is known.
-            per_step: By the code of the name.
-            cold_ns: Times in excluded steps, by the code of the name.
+            types: Operator type of each kernel, if known.
+            per_step: Variation from step to step, by name code.
+            cold_ns: Time in excluded steps, in nanoseconds, by name code.
         """
         used = self._on_device & (self._counts > 0)
         all_ns = int(self._total_ns[used].sum())
@@ -95,7 +95,7 @@ class NameSums:
         Args:
             found: The names of the classes.
             number_of_name: Of each name, which of them it is of; ``len(found)`` for no kernel.
-            cold_ns: Times in excluded steps, by the code of the name.
+            cold_ns: Time in excluded steps, in nanoseconds, by name code.
         """
         used = self._on_device & (self._counts > 0)
         of_class = number_of_name[used]
@@ -133,8 +133,8 @@ class NameSums:
 
         Args:
             of_kind: Which names are theirs.
-            per_step: By the code of the name.
-            cold_ns: Times in excluded steps, by the code of the name.
+            per_step: Variation from step to step, by name code.
+            cold_ns: Time in excluded steps, in nanoseconds, by name code.
             on_host: Whether the host was read.
         """
         return tuple(

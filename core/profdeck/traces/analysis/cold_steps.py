@@ -1,4 +1,4 @@
-"""The recorder's cold first step: statistics exclude it if the trace has other steps."""
+"""Selection of cold steps, in which a recorder started. Statistics exclude them if a trace has other steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from profdeck.traces.analysis.model import RankSummary, StepSummary
 
 
 def warm_steps(steps: Sequence[StepSummary]) -> list[StepSummary]:
-    """Return the steps that are not cold, or all steps if all are cold."""
+    """Return all steps except cold ones, or all steps if every step is cold."""
     return [step for step in steps if not step.cold] or [*steps]
 
 
 def excluded_steps(steps: Sequence[StepSummary]) -> list[StepSummary]:
-    """Return the cold steps of each kind that has other steps."""
+    """Return the cold steps of each kind that also has warm steps."""
     kinds = {step.kind for step in steps if not step.cold}
     return [step for step in steps if step.cold and step.kind in kinds]
 
 
 def is_cold(rank: RankSummary) -> bool:
-    """Return whether a trace has steps and all of them are cold."""
+    """Return whether a trace has only cold steps."""
     return bool(rank.steps) and all(step.cold for step in rank.steps)

@@ -57,7 +57,7 @@ class Collectives:
     """The same text on the ranks that communicate with each other: of process groups the name or ranks; where the
     trace has neither, of streams. A text may come more than once."""
     warm_from_ns: int | None = None
-    """The start of the first step that is not cold; statistics exclude earlier calls. ``None`` to include all."""
+    """Start of the first warm step. Statistics exclude earlier calls. ``None`` includes all calls."""
     meant: Mapping[str, str] = attrs.field(factory=dict)
     """Which group is meant by one of ``groups`` where others have the same text; what is not known may be missing."""
     name: NDArray[np.integer]

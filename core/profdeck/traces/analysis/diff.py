@@ -59,9 +59,9 @@ def load_summary(path: Path) -> RunSummary:
 def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     """Compare two runs, rank by rank, and tell changes from noise.
 
-    A trace is compared with that of the same role, replica, rank and stage. Where one side does not know roles, ranks
-    pair by their number, and those without one by their position; a single trace pairs with a single trace. The times
-    of a role are means over its pairs.
+    A trace is compared with the trace of the same role, replica, rank and stage. If one side has no roles, traces are
+    paired by rank number, or by position if they have no rank number. A single trace is paired with a single trace. The
+    times of a role are means over its pairs.
 
     Times are the medians over the steps of a kind and stage, those without the kernel included, where both sides know
     them of the same steps. Else, as of what runs in few of the steps, they are the totals over the number of steps,
@@ -79,15 +79,15 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     than those of several. The error of a change is the root of the sum of the squares of both sides; that of a mean
     over ranks is taken as the mean of their errors, which it cannot exceed, however much they vary together.
 
-    Cold steps are excluded where a trace has other steps, and traces with only a cold step where a side has others. If
-    all traces of one side have only a cold step, times of the host are not compared.
+    Cold steps are excluded if a trace has other steps. Traces with only a cold step are excluded if their side has
+    other traces. If all traces of only one side have only a cold step, host times are not compared.
 
-    What varies from run to run (clocks, neighbours, placement) is in the noise only as far as it varies between the
-    traces of a side.
+    Effects that vary from run to run (clocks, neighbours, placement) are part of the noise only if they also vary
+    between the traces of a side.
 
     Args:
         before: The baseline.
-        after: What is compared with it.
+        after: The run to compare with the baseline.
 
     Raises:
         TraceError: The runs have no trace to compare.
@@ -124,7 +124,7 @@ class _Time:
     total_us: float
     per_step: PerStep | None = None
     cold_us: float = 0.0
-    """Part of ``total_us`` in an excluded cold step."""
+    """Portion of ``total_us`` in excluded cold steps."""
 
 
 class _Group(NamedTuple):
@@ -143,14 +143,14 @@ class _Times:
 
     by_key: dict[_Key, _Time]
     groups: Mapping[_Group, int]
-    """How many steps there are of each kind and stage; empty if totals are compared."""
+    """Number of steps of each kind and stage; empty if totals are compared."""
     steps: int
-    """How many are the basis; 1 if totals are compared."""
+    """Number of steps in the basis; 1 if totals are compared."""
     recorded_steps: int
-    """The same with excluded cold steps."""
+    """Number of steps in the basis, including excluded cold steps."""
 
     def calls(self, key: _Key) -> float:
-        """Return how often it ran per step."""
+        """Return the number of calls per step."""
         time = self.by_key.get(key)
         return (time.count or 0) / self.recorded_steps if time else 0.0
 
@@ -209,7 +209,7 @@ def _operators(rank: RankSummary) -> dict[_Key, _Time]:
 
 
 def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
-    """Read what the job marks, without the marks of steps, whose names hold numbers."""
+    """Return the job's annotations, except step annotations, whose names contain numbers."""
     marks = {step.name for step in rank.steps}
     return {
         _Key(mark.name, ""): _Time(None, mark.count, mark.total_us, mark.per_step, mark.cold_us)
@@ -219,7 +219,7 @@ def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
 
 
 def _overall(rank: RankSummary) -> dict[_Key, _Time]:
-    """Read the sums; what was not looked at is absent."""
+    """Return the sums of a trace. Sums that were not computed are absent."""
     cold = [of for step in excluded_steps(rank.steps) for of in step.devices]
     in_cold_step = {
         "kernels": sum(of.cold_us for of in rank.categories),
@@ -264,7 +264,7 @@ def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair]) ->
     basis = _basis([*sides[0], *sides[1]])
     before, after = (sum(_steps(trace, basis) for trace in side) for side in sides)
     on_host = all(trace.graph_launches is not None for side in sides for trace in side)
-    # The start of the recorder is in the times of the host only.
+    # Starting the recorder affects only host times.
     alike = len({all(map(is_cold, side)) for side in sides}) == 1
     return RoleDiff(
         role=role,
@@ -304,7 +304,7 @@ def _steps(trace: RankSummary, basis: Basis) -> int:
 
 
 def _without_cold(pair: RankPair) -> RankPair:
-    """Return a pair without the traces that have only a cold step, on each side that has others."""
+    """Remove the traces with only a cold step from each side that has other traces."""
     before, after = (tuple(trace for trace in side if not is_cold(trace)) or side for side in pair.sides)
     return attrs.evolve(pair, before=before, after=after)
 
@@ -354,7 +354,7 @@ def _measured(read: _Read, key: _Key, basis: Basis) -> Measured:
 
 
 def _sums(pairs: Sequence[RankPair], basis: Basis, *, alike: bool) -> tuple[Change, ...]:
-    """Compare the sums that all traces have; without those of the host if one side has only cold steps."""
+    """Compare the sums that all traces have. If only one side is entirely cold, host times are omitted."""
     read = _read(pairs, _overall, basis)
     every = [times.by_key for sides in read for side in sides for times in side]
     keys = [key for key in every[0] if all(key in by_key for by_key in every)]
@@ -420,7 +420,7 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
 
 
 def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> Iterator[str]:
-    """Yield what was excluded because the recorder started in it, and what could not be excluded."""
+    """Yield notes about excluded cold steps, and about cold steps that could not be excluded."""
     excluded = []
     for side, name in enumerate(_SIDES):
         traces = [trace for pair in pairs for trace in pair.sides[side]]
@@ -428,16 +428,16 @@ def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> It
             numbers = {step.step for trace in traces for step in trace.steps if step.cold and step.step is not None}
             excluded += [f"step{'s' if len(numbers) > 1 else ''} {ranges([*numbers])} {name}"] if numbers else []
     if excluded:
-        yield f"Without the recorder's first steps: {', '.join(excluded)}."
+        yield f"Excluded the recorder's first steps: {', '.join(excluded)}."
     cold = [name for name, side in zip(_SIDES, sides, strict=True) if all(map(is_cold, side))]
     if len(cold) == len(_SIDES):
-        yield "All steps are the first of their recorder, which take longer than other steps."
+        yield "All steps are first steps of a recorder, which take longer than other steps."
     elif cold:
-        yield f"Times of the host are not compared: {cold[0]} has only the recorder's first step, which takes longer."
+        yield f"Host times are not compared: side '{cold[0]}' has only the recorder's first step, which takes longer."
 
 
 def _batch(steps: Sequence[StepSummary]) -> float | None:
-    """Return the median of the tokens of the steps that tell."""
+    """Return the median token count of the steps that report one."""
     tokens = [
         (step.prefill_tokens or 0) + (step.decode_tokens or 0)
         for step in steps

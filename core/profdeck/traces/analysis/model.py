@@ -47,9 +47,9 @@ class KernelSummary:
     """Of the total of all kernels, copies and fills of the rank."""
     per_step: PerStep | None = None
     type: str | None = None
-    """The type of the operator that it carries out, where the recorder tells it, such as CANN's ``MatMulV2``."""
+    """Type of the operator that the kernel runs, if the recorder reports it, such as CANN's ``MatMulV2``."""
     cold_us: float = 0.0
-    """Part of ``total_us`` in a cold step, if statistics exclude this step."""
+    """Portion of ``total_us`` in cold steps that statistics exclude."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,9 +65,9 @@ class OperatorSummary:
     """Time from start to end, summed; a recursive operator counts its inner calls again."""
     max_us: float
     per_step: PerStep | None = None
-    """Of ``self_us``; of an annotation, of ``total_us``."""
+    """Variation of ``self_us`` (``total_us`` for annotations)."""
     cold_us: float = 0.0
-    """Part of ``self_us``, or of the ``total_us`` of an annotation, in a cold step, if statistics exclude this step."""
+    """Portion of ``self_us`` (``total_us`` for annotations) in cold steps that statistics exclude."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +81,7 @@ class CategorySummary:
     """Of the total of all classes; they may run at the same time, so this is no share of the busy time."""
     per_step: PerStep | None = None
     cold_us: float = 0.0
-    """Part of ``total_us`` in a cold step, if statistics exclude this step."""
+    """Portion of ``total_us`` in cold steps that statistics exclude."""
 
 
 @attrs.frozen(kw_only=True)
@@ -176,13 +176,13 @@ class StepSummary:
     devices: tuple[StepOfDevice, ...] = ()
     """What each device did in it: of the global steps, or of the iterations of a trace without global steps."""
     cold: bool = False
-    """Whether the recorder started in this step, without warm-up, so that it took longer. Statistics exclude a cold
-    step if the trace has other steps of its kind and stage."""
+    """True if the recorder started in this step, without warm-up; the step took longer. Statistics exclude a cold step
+    if the trace has other steps of the same kind and stage."""
 
 
 @attrs.frozen(kw_only=True)
 class IterationStatistics:
-    """The time of all steps of one kind and stage but cold ones. Percentiles are by linear interpolation."""
+    """Durations of all steps of one kind and stage, except cold steps. Percentiles use linear interpolation."""
 
     kind: str
     stage: str | None

@@ -74,7 +74,7 @@ def _pair(before: RankSummaries, after: RankSummaries) -> RankPair:
 
 
 def stage_of(rank: RankSummary) -> str | None:
-    """Return the stage or kind of batch that a capture is of, by its id."""
+    """Return the stage or batch kind in a trace's capture ID, or ``None``."""
     match = _CAPTURE.fullmatch(rank.capture or "")
     return match["stage"] if match else None
 

@@ -35,22 +35,22 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
-    """Summarise traces of any mixture of ranks, roles and engines; the answer does not depend on where it is made.
+    """Summarise traces of any mixture of ranks, roles and engines. The result does not depend on how they are read.
 
     Args:
         sources: The traces; :func:`profdeck.traces.sources.find_sources` finds them.
         devices_only: See :func:`profdeck.traces.analysis.summary.summarise_trace`.
         classifier: As there.
         buckets: As there; 0 for no pictures.
-        kept_buckets: The same of pictures that are kept for a later question, where this one wants none.
-        processes: How many traces are read at once, each in a process of its own if it is more than one; of one trace,
-            how many processes read it together.
-        executor: Reads the traces on other machines instead, which must see the files.
-        cache: Where results are kept: what did not change since it was read is not read again.
-        on_progress: Called with the bytes read so far and in all.
+        kept_buckets: Buckets of pictures to cache for later calls, if this call requests no pictures.
+        processes: Number of traces to read in parallel, each in its own process. A single trace is read by this number
+            of processes together.
+        executor: Reads the traces on other machines instead. They must have access to the files.
+        cache: Cache of results. Files that have not changed since they were read are not read again.
+        on_progress: Called with the number of bytes read so far and the total.
 
     Returns:
-        The summary of those that could be read, in the order of the sources, and why the others could not be read.
+        The summary of the readable traces, in the order of the sources, and the errors of the other traces.
     """
     how = _How(
         classifier or Classifier(),
@@ -72,7 +72,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
                 how = attrs.evolve(how, processes=processes)
             read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
         else:
-            # The nodes have caches of their own, or none that lasts: what they find is kept here.
+            # Nodes have separate or temporary caches, so results are cached here.
             before = [how.results.before(source.path) for source in to_read]
             on_nodes = attrs.evolve(how, cache=None)
             read = executor(on_nodes.read, to_read, sizes, on_progress=on_progress)

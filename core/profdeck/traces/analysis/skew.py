@@ -21,19 +21,25 @@ from profdeck.traces.analysis.model import CollectiveSkew, GroupSkew, RankSkew
 from profdeck.traces.reading.intervals import Int
 
 _NS_PER_US = 1000
-# Out of less nobody is called a straggler.
+# With fewer decisive collectives, a straggler cannot be distinguished from chance.
 _MIN_CONTESTS = 5
 _NO_TIMES = np.empty(0, dtype=np.int64)
 
 
 def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
-    """Return how the ranks of each role, replica and capture stood to each other, where they are two or more.
+    """Compute the collective skew of each role, replica and capture with at least two ranks.
 
-    A rank arrives at a collective when its kernel starts. A collective counts if all ranks of its process group that
-    are here took part, at the same time. The last to arrive is named only if it is later than the one before by more
-    than ends differ, and by 1 us: less is noise. A straggler was the last of at least five collectives, more often
-    than half-way between chance and always; or else by that much of the time for which the others waited for the last,
-    without the tenth of its waits that were longest. Collectives that began in a cold step of a rank are excluded.
+    A rank arrives at a collective when its kernel starts. A collective is included if all recorded ranks of its process
+    group took part and their calls overlap in time. Collectives that start in a rank's cold step are excluded.
+
+    A collective is decisive if the gap between the last two arrivals exceeds the noise. The noise is the largest spread
+    of the end times, and at least 1 us. The straggler is the rank whose share is more than halfway between chance and
+    always. The share is computed in one of two ways:
+
+    1. By count: the fraction of the rank's decisive collectives at which it arrived last. The rank must have taken part
+       in at least five decisive collectives.
+    2. By time, if no rank qualifies by count: the fraction of the total gap time that the rank caused, without the
+       longest tenth of its gaps. The rank must have arrived last at five or more decisive collectives.
     """
     teams: dict[RankTeam, list[Collectives]] = {}
     for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)):
@@ -81,7 +87,7 @@ def _skew(team: Sequence[Collectives]) -> GroupSkew:
 
 
 class _Tally:
-    """Adds up the collectives of process groups."""
+    """Sums skew over the collectives of process groups."""
 
     def __init__(self, ranks: int) -> None:
         self.calls = self.used = 0
@@ -92,13 +98,13 @@ class _Tally:
         self._contests = [0] * ranks
         self._by_chance = [0.0] * ranks
         self._margins_ns: list[list[Int]] = [[] for _ in range(ranks)]
-        """By how much each was later than the one before it, where it was the last."""
+        """Gaps to the previous arrival in decisive collectives at which the rank arrived last."""
         self._of_name: dict[str, list[float]] = {}
 
     def add(
         self, group: MatchedGroup, offset_ns: Sequence[int], noise_ns: int, warm_from_ns: Sequence[int | None]
     ) -> None:
-        """Add the collectives of a group."""
+        """Add the collectives of a process group."""
         self.calls += sum(len(calls.name) for calls in group.members.values())
         members = list(group.matched)
         if len(members) < 2:  # noqa: PLR2004 - a rank alone waits for nobody
@@ -142,7 +148,7 @@ class _Tally:
                 of_name[field] += float(values[code])
 
     def collectives(self) -> tuple[CollectiveSkew, ...]:
-        """Return the collectives by name, those with the most skew first."""
+        """Return the totals by collective name, sorted by skew, largest first."""
         found = [
             CollectiveSkew(
                 name=name, count=int(count), transfer_us=transfer_ns / _NS_PER_US, skew_us=skew_ns / _NS_PER_US
@@ -152,7 +158,7 @@ class _Tally:
         return tuple(sorted(found, key=lambda collective: -collective.skew_us))
 
     def straggler(self) -> int | None:
-        """Return which rank the others waited for."""
+        """Return the index of the straggler, or None. See `skew_of` for the criteria."""
         slow = [
             rank
             for rank, contests in enumerate(self._contests)
@@ -162,7 +168,7 @@ class _Tally:
 
     def _straggler_by_time(self) -> int | None:
         margins = [np.sort(np.concatenate([_NO_TIMES, *parts])) for parts in self._margins_ns]
-        # Once late by a second is no habit.
+        # A single long delay does not make a rank a straggler.
         made_wait_ns = [int(of_rank[: len(of_rank) - math.ceil(len(of_rank) / 10)].sum()) for of_rank in margins]
         all_ns = sum(made_wait_ns)
         for rank, (waited_ns, contests) in enumerate(zip(made_wait_ns, self._contests, strict=True)):

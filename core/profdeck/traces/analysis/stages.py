@@ -25,10 +25,11 @@ _NS_PER_US = 1000
 
 
 class StageTimes:
-    """Adds up what the host did in the steps of a trace and in their stages, slice by slice.
+    """Sums up host activity in a trace's steps and their stages, slice by slice.
 
-    A stage is whatever the job marks inside a step on the thread that marks the steps; marks inside of it are a part of
-    it. Of several such threads the one with the most time in steps counts. Excluded steps do not count.
+    A stage is an annotation inside a step, on the thread that annotates the steps. Nested annotations belong to the
+    outer stage. If several threads annotate steps, only the thread with the most time in steps counts. Excluded steps
+    are skipped.
     """
 
     def __init__(self, marks: Columns, is_stage: NDArray[np.bool_], steps: TraceSteps) -> None:
@@ -51,7 +52,7 @@ class StageTimes:
         own, step = own[step >= 0], step[step >= 0]
         start, end = own.start_ns, own.end_ns
         if self._steps is not None and self._steps.end_ns is not None:
-            # A mark that ends after its step belongs to it up to there.
+            # Clip annotations that end after their step.
             end = np.minimum(end, self._steps.end_ns[step])
         self._pictured = [marks.names[code] for code in own.name.tolist()], start, end
         if self._steps is not None and not (excluded := steps.excluded[self._steps.step]).all():
@@ -110,7 +111,7 @@ class StageTimes:
         )
 
     def marks(self, origin_ns: int) -> list[TimelineMark]:
-        """Return where the stages are, with times counted from an origin."""
+        """Return the positions of the stages, with times relative to an origin."""
         names, starts, ends = self._pictured
         rows = zip(names, starts.tolist(), ends.tolist(), strict=True)
         return [

@@ -19,7 +19,7 @@ from profdeck.traces.reading.intervals import Int
 # a median of 256 values is within a tenth of their spread of the true one.
 _SAMPLED_STEPS = 256
 _SEED = 0
-# How many sums of one step and name are made at once.
+# Number of sums per step and name that are computed at once.
 _BLOCK_SUMS = 1 << 20
 _CODES = 1 << 32
 _NS_PER_US = 1000
@@ -27,13 +27,13 @@ _NS_PER_S = 1_000_000_000
 
 
 class StepTimes:
-    """Adds up what the steps of a trace took.
+    """Sums up times in the steps of a trace.
 
-    An event belongs to the step of each kind in which it starts, on the host or on the device. How a time varies from
-    step to step is looked at over steps that do the same: for each name, over those of the kind and stage in which it
-    took the most time, and over global steps only where it took none in iterations. These must be two or more, and it
-    must take time in at least half of them; of more than 256 of one kind and stage, that many are looked at, drawn at
-    random. A cold step is excluded if there are other steps of its kind and stage.
+    An event belongs to the step of each kind in which it starts, on the host or on the device. The variation of a
+    name's time is computed over comparable steps: those of the kind and stage in which the name took the most time.
+    Global steps are used only if the name took no time in iterations. There must be at least two such steps, and the
+    name must take time in at least half of them. If there are more than 256, a random sample of 256 steps is used. Cold
+    steps are excluded if there are other steps of the same kind and stage.
     """
 
     def __init__(self, steps: TraceSteps) -> None:
@@ -57,7 +57,7 @@ class StepTimes:
         self._cold_annotations = _ColdTimes(steps, kind)
 
     def add_device(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
-        """Take kernels, copies and fills, or the parts of them in a slice of time.
+        """Add kernels, copies and fills, or the portions of them in a time slice.
 
         Args:
             start_ns: When each of them started, which for a part is before its slice.
@@ -74,21 +74,21 @@ class StepTimes:
             self._kernels.add(step, name, time_ns)
 
     def add_operators(self, start_ns: Int, name: NDArray[np.integer], self_ns: Int) -> None:
-        """Take operators, or parts of them, with their self time; arguments as above."""
+        """Add operators, or portions of them, with their self time; arguments as in `add_device`."""
         for kind, windows in self._steps.host.items():
             step = windows.of(start_ns)
             self._cold_operators.add(kind, step, name, self_ns)
             self._operators.add(step, name, self_ns)
 
     def add_annotations(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
-        """Take annotations, or parts of them, with all of their time; arguments as above."""
+        """Add annotations, or portions of them, with their total time; arguments as in `add_device`."""
         for kind, windows in self._steps.host.items():
             step = windows.of(start_ns)
             self._cold_annotations.add(kind, step, name, time_ns)
             self._annotations.add(step, name, time_ns)
 
     def kernels(self) -> dict[int, PerStep]:
-        """Return how the time of each kernel, copy and fill varies, by name."""
+        """Return the variation in time of each kernel, copy and fill, by name code."""
         return self._per_step(*self._kernels.totals())
 
     def classes(self, class_of_name: Int) -> dict[int, PerStep]:
@@ -105,23 +105,23 @@ class StepTimes:
         return self._per_step(*self._operators.totals())
 
     def annotations(self) -> dict[int, PerStep]:
-        """Return how the time of each annotation varies."""
+        """Return the variation in time of each annotation, by name code."""
         return self._per_step(*self._annotations.totals())
 
     def cold_kernels(self) -> dict[int, int]:
-        """Return the time of each kernel, copy and fill in excluded steps, in nanoseconds, by name."""
+        """Return the time of each kernel, copy and fill in excluded steps, in nanoseconds, by name code."""
         return self._cold_kernels.by_name
 
     def cold_operators(self) -> dict[int, int]:
-        """Return the self time of each operator in excluded steps."""
+        """Return the self time of each operator in excluded steps, in nanoseconds, by name code."""
         return self._cold_operators.by_name
 
     def cold_annotations(self) -> dict[int, int]:
-        """Return the time of each annotation in excluded steps."""
+        """Return the time of each annotation in excluded steps, in nanoseconds, by name code."""
         return self._cold_annotations.by_name
 
     def summaries(self, origin_ns: int) -> tuple[StepSummary, ...]:
-        """Return the steps, with times counted from an origin."""
+        """Return the steps, with times relative to an origin."""
         steps = self._steps
         device_ns = self._device_ns.tolist() if self._has_device else [None] * len(steps)
         rows = zip(
@@ -249,7 +249,7 @@ def _without_excluded(group: Int, excluded: NDArray[np.bool_], groups: int) -> I
 
 
 class _ColdTimes:
-    """Times by name in excluded steps of the kind that divides the trace."""
+    """Sums times by name code in the excluded steps. Only the step kind that divides the trace counts."""
 
     def __init__(self, steps: TraceSteps, kind: str | None) -> None:
         self.by_name: dict[int, int] = {}

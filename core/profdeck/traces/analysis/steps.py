@@ -46,29 +46,29 @@ class StepWindows:
 
 @attrs.frozen(eq=False)
 class TraceSteps:
-    """The steps of one trace, by their start on the host."""
+    """Steps of a trace, sorted by start time on the host."""
 
     names: tuple[str, ...]
     marks: tuple[StepName, ...]
-    """What each of ``names`` says."""
+    """Parsed form of each of ``names``."""
     name: Int
-    """Of each step: index into ``names``."""
+    """Index into ``names``, for each step."""
     pids: tuple[Id, ...]
     track: Int
-    """Of each step: that of its mark, as the columns number them."""
+    """Track of each step's annotation, as numbered by the columns."""
     start_ns: Int
     end_ns: Int
     host: dict[str, StepWindows]
-    """Of each kind of step: where its steps are on the host."""
+    """Host windows of the steps of each kind."""
     device: dict[str, StepWindows]
-    """Where they are on the device."""
+    """Device windows of the steps of each kind."""
     work: dict[str, StepWindows]
-    """Where the work is that was launched in them, from the first kernel to the last; without those that launched none
-    or of which that is not known."""
+    """Windows of the device work launched in the steps, from the first to the last kernel. Steps without known work are
+    omitted."""
     cold: NDArray[np.bool_]
-    """Whether the recorder started in a step."""
+    """For each step, whether the recorder started in it."""
     excluded: NDArray[np.bool_]
-    """Whether statistics exclude a step: it is cold, and there are other steps of its kind."""
+    """For each step, whether statistics exclude it because it is cold and its kind has other steps."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -84,24 +84,24 @@ def find_steps(
 ) -> TraceSteps:
     """Find the steps of a trace.
 
-    A mark inside another one of the same kind, on the same thread, is the same step: what drives an engine may mark
-    the iterations that the engine marks itself.
+    An annotation nested in another one of the same kind, on the same thread, is the same step: the caller of an engine
+    may annotate the iterations that the engine annotates itself.
 
-    Kineto shows next to the kernels where those lie that were launched in an annotation; it counts a kernel to the
-    innermost annotation of the launching thread only (``GenericTraceActivity`` and ``GpuUserEventMap`` in
-    pytorch/kineto), on each stream. The place of a step on the device thus reaches from the first to the last kernel
-    of all annotations that began in it, itself included. The ``External id`` connects an annotation with those that
-    show it on devices. Those without are told apart by their order among those of one name, where they are as many on
-    a stream as on the host. If that leaves a step of a kind without a place, the steps of that
-    kind begin on the device when they begin on the host, which counts kernels that were still queued then to the
-    next step. Of Ascend's kernels a table tells the step, so that the same is known of its marks.
+    For each annotation, Kineto writes the span of its kernels on each stream. It assigns a kernel only to the innermost
+    annotation of the launching thread (``GenericTraceActivity`` and ``GpuUserEventMap`` in pytorch/kineto). On the
+    device, a step therefore extends from the first to the last kernel of all annotations that start in it, including
+    its own. The ``External id`` connects an annotation with its device spans. Without it, spans are matched by their
+    order among annotations of the same name, if their number on a stream equals the number on the host. If a step of a
+    kind still has no device span, the steps of that kind start on the device when they start on the host. Kernels that
+    are still queued at that time then count towards the next step. For Ascend, a table contains the step of each
+    kernel, so that the spans are known, too.
 
     Args:
-        columns: All annotations of the trace, of host and devices, and the operators that are named like steps, which
-            is how Ascend marks them. Other events do no harm.
-        names: The names to look for.
-        external_ids: The ``External id`` of each annotation, -1 where it has none; of none, if not given.
-        cold_first_step: Whether the first step, and the iterations that begin in it, are cold.
+        columns: All annotations of the trace, on host and devices, and the operators with step names, which Ascend uses
+            as step annotations. Other events are ignored.
+        names: The names to search for.
+        external_ids: The ``External id`` of each annotation, -1 if it has none. By default, no annotation has one.
+        cold_first_step: Whether the first step and the iterations that start in it are cold.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
@@ -146,11 +146,13 @@ def find_steps(
 
 
 def _cold(steps: Columns, of_kind: dict[str, NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return the first global step, or else the first iteration, and the iterations that begin in it.
+    """Return a mask of the cold steps: the first step, and the iterations that start in it.
+
+    The first step is a global step if the trace has global steps, and an iteration otherwise.
 
     Args:
-        steps: The marks of the steps, by start.
-        of_kind: Of each kind, which of them are of it.
+        steps: Step annotations, sorted by start time.
+        of_kind: Mask of the steps of each kind.
     """
     in_order = np.flatnonzero(of_kind[GLOBAL_STEP] if of_kind[GLOBAL_STEP].any() else of_kind[ITERATION])
     if not len(in_order):

@@ -18,8 +18,8 @@ _NEAR = 0.1
 def candidates(rank: RankSummary) -> list[StepSummary]:
     """Return the steps that may be chosen, at most three: the middle one in time, and those half-way to the ends.
 
-    They depend on the number of steps alone, so that ranks which recorded the same steps have the same candidates. A
-    cold step is not a candidate if there are others.
+    They depend only on the number of steps, so ranks that recorded the same steps have the same candidates. Cold
+    steps are not candidates if there are other steps.
     """
     kinds = {step.kind for step in rank.steps}
     kind = GLOBAL_STEP if GLOBAL_STEP in kinds else next(iter(kinds), None)

@@ -20,9 +20,9 @@ _PAIR = 2
 
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
-    """Return what stands out in a run: what is missing first, then by what share of a step can be gained."""
+    """Return the findings of a run: first missing data, then findings sorted by the share of a step to be gained."""
     everyone = [view for view in views_of(run) if view.rank.span_us]
-    # No step precedes a stage: its recording cannot warm up, and its times are all that there is.
+    # Stages cannot warm up, because no step precedes them. Their cold times are the only ones available.
     views = [view for view in everyone if not view.is_cold or stage_of(view.rank)]
     typical = [view.typical() for view in views]
     drafts = [draft for view in typical for rule in device_rules.RULES for draft in rule(view)]

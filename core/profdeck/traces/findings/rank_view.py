@@ -45,17 +45,17 @@ class RankView:
 
     @functools.cached_property
     def steps(self) -> list[StepSummary]:
-        """Its steps of that kind, without a cold step if there are others."""
+        """Steps of that kind, without cold steps if there are others."""
         return warm_steps([step for step in self.rank.steps if step.kind == self.kind])
 
     @functools.cached_property
     def excluded(self) -> list[StepSummary]:
-        """The cold steps of that kind that `steps` does not have."""
+        """Cold steps of that kind that `steps` omits."""
         return [step for step in excluded_steps(self.rank.steps) if step.kind == self.kind]
 
     @property
     def is_cold(self) -> bool:
-        """Whether all steps are cold."""
+        """True if all steps are cold."""
         return is_cold(self.rank)
 
     @functools.cached_property
@@ -119,11 +119,11 @@ class RankView:
         return sum(of.total_us for of in self.rank.categories)
 
     def calls_per_step(self, count: int) -> float:
-        """Return the number of calls per step, from the number of calls in the recording."""
+        """Return the average number of calls per step, given the number of calls in the recording."""
         return count / (self.count + len(self.excluded))
 
     def per_step(self, total_us: float) -> float:
-        """Return what of a sum over all work of the devices belongs to a step: as much as of their busy time does."""
+        """Return the portion of a sum over all device work that belongs to a step, by its share of device busy time."""
         return total_us * self._share_of_steps / self.count
 
     @functools.cached_property
@@ -176,5 +176,5 @@ class RankView:
         return Evidence(path=self.rank.path, start_us=step.start_us, duration_us=step.duration_us)
 
     def of_kind(self, kind: str, stage: str) -> list[StepSummary]:
-        """Return the steps of a kind and stage, without a cold step if there are others."""
+        """Return the steps of a kind and stage, without cold steps if there are others."""
         return warm_steps([step for step in self.rank.steps if (step.kind, step.stage) == (kind, stage)])

@@ -46,7 +46,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
 
 
 def few_steps(views: Sequence[RankView]) -> Iterator[Finding]:
-    """Fewer than three steps, without cold steps."""
+    """Fewer than three steps, not counting cold steps."""
     counts: Counter[str] = Counter()  # of a rank, over its captures
     for view in views:
         if view.kind == GLOBAL_STEP:
@@ -69,14 +69,14 @@ def cold_steps(views: Sequence[RankView]) -> Iterator[Finding]:
         which = f"{len(steps)} of {plural(len(views), 'trace')} have only" if len(views) > 1 else "The trace has only"
         which += f" step {number}," if len(steps) == 1 and number is not None else ""
         yield _notice(
-            f"{which} {FIRST_STEP}, which takes longer than other steps; its times are not judged",
-            "record at least three steps in a row, or let the recorder warm up: `warmup_steps`",
+            f"{which} {FIRST_STEP}, which takes longer than other steps; its times are not evaluated",
+            "record at least three steps in a row, or set `warmup_steps`",
             rule="cold-step",
         )
     if len(cold) > len(steps):
         yield _notice(
-            "The stages were recorded without warm-up; their times include the start of the recorder",
-            "compare them with stages that were recorded alike",
+            "The stages were recorded without warm-up; their times include the recorder's start-up",
+            "compare them only with stages recorded without warm-up",
             rule="cold-step",
         )
 

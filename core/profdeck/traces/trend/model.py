@@ -83,11 +83,11 @@ class Trend:
     series: tuple[TrendSeries, ...]
     """By role and replica; first what decides how long it takes."""
     left_out: int
-    """Traces that are not whole, or have no step."""
+    """Number of traces skipped because they are incomplete or have no step."""
     cold_left_out: int = 0
-    """Traces with only a cold step, of roles that have others."""
+    """Number of traces skipped because they have only a cold step and the role has other traces."""
     cold_excluded: int = 0
-    """Traces whose numbers exclude a cold step."""
+    """Number of traces whose values exclude a cold step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trend as dicts, tuples and scalars."""

@@ -27,13 +27,13 @@ class RankNumbers:
     stages: Mapping[str, float]
     """Microseconds per step, without those in which a collective was open: these wait for other ranks."""
     classes: Mapping[str, float]
-    """Of kernels, microseconds per step."""
+    """Kernel time by class, in microseconds per step."""
     idle: Mapping[str, float]
-    """Idle time of devices by its cause, microseconds per step."""
+    """Device idle time by cause, in microseconds per step."""
     cold: bool = False
-    """Whether the trace has only a cold step."""
+    """True if the trace has only a cold step."""
     excludes_cold: bool = False
-    """Whether the numbers exclude a cold step."""
+    """True if the values exclude a cold step."""
 
 
 def numbers_of(rank: RankSummary) -> RankNumbers:

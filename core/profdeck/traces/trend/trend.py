@@ -40,8 +40,8 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, least: float = L
 
     Args:
         points: What each rank of each capture says.
-        left_out: Traces that say nothing.
-        least: Smaller changes are none, as a fraction of the level before.
+        left_out: Number of traces without usable values.
+        least: Smallest change to report, as a fraction of the previous level.
     """
     kept = _without_cold(points)
     lines = list(_lines(kept))
@@ -55,7 +55,7 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, least: float = L
 
 
 def _without_cold(points: Sequence[RankPoint]) -> list[RankPoint]:
-    """Return the points without traces that have only a cold step, if others of the same role and stage exist."""
+    """Remove traces with only a cold step if the same role and stage has other traces."""
     warm = {_team(point) for point in points if not point.numbers.cold}
     return [point for point in points if not point.numbers.cold or _team(point) not in warm]
 
