@@ -20,6 +20,8 @@ from profdeck.base.errors import CaptureError
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
+pytestmark = pytest.mark.long
+
 PROMPT = "hello world " * 12
 """Of more than 128 tokens, which are four blocks of keys and values."""
 StartRouter = Callable[..., Server]

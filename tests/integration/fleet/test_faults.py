@@ -384,6 +384,7 @@ def router(workers: tuple[Server, Server], victim: Server, start_router: Callabl
     return start_router("vllm-router", "--policy", "round_robin", *checks, "--worker-urls", *urls)
 
 
+@pytest.mark.long
 def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_starts(
     workers: tuple[Server, Server], victim: Server, router: Server, root: Path, rollouts: Rollouts
 ) -> None:

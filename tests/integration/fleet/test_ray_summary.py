@@ -155,6 +155,7 @@ def damaged(paths: list[Path], directory: Path) -> list[Path]:
 
 
 @pytest.mark.shared_data
+@pytest.mark.long
 def test_real_and_damaged_traces_are_summarised_alike_in_each_way(drive, tmp_path) -> None:
     paths = [*sorted(DATA.glob("gpu/*.json.gz"))]
     if not paths:
@@ -191,6 +192,7 @@ def test_a_killed_worker_costs_its_own_item_only(drive) -> None:
     assert killed.startswith("Cannot read kill: its Ray worker died (WorkerCrashedError).")
 
 
+@pytest.mark.long
 def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
     done = subprocess.run(
         [
@@ -209,6 +211,7 @@ def test_a_node_that_dies_costs_a_retry(tmp_path_factory) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == {"found": ["a", "wait_once", "b", "c", "d"], "waited": 1}
 
 
+@pytest.mark.long
 def test_a_cluster_without_a_cpu_is_not_waited_for_without_end(environ, tmp_path_factory) -> None:
     with ray_cluster(tmp_path_factory.mktemp("ray"), environ, cpus=0) as empty:
         code = """

@@ -121,6 +121,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_an_engine_that_generates_in_the_trainers_process(tmp_path: Path) -> None:
     """As that of TRL, ``trainer.vllm_generation.llm``."""
     script = tmp_path / "job.py"

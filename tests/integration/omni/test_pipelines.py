@@ -63,6 +63,7 @@ def test_a_stage_that_is_not_there_is_refused(two_stages: Any) -> None:
     assert "options.stages: [2]: this pipeline has the stages 0 to 1." in two_stages.log
 
 
+@pytest.mark.long
 def test_a_pipeline_in_an_event_loop(run_job: Callable[..., Any]) -> None:
     job = run_job("asynchronous", PROFDECK__ON_DEMAND="true")
     assert job.results["capture"] == {"status": "complete", "problems": [], "expected": [0]}
@@ -71,7 +72,7 @@ def test_a_pipeline_in_an_event_loop(run_job: Callable[..., Any]) -> None:
     assert job.results["frontend"] == {"status": None}
 
 
-@pytest.mark.parametrize("form", ["gzip", "plain"])
+@pytest.mark.parametrize("form", ["gzip", pytest.param("plain", marks=pytest.mark.long)])
 def test_its_own_profiler_where_profdeck_is_not_loaded(run_job: Callable[..., Any], form: str) -> None:
     job = run_job("native", form)
     report = read_run(job.output / "run")

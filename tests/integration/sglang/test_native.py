@@ -14,6 +14,8 @@ from sglang_traces import names, processes, spans
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
+pytestmark = pytest.mark.long
+
 TOKENS = 10
 
 

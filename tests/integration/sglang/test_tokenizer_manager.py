@@ -12,11 +12,13 @@ from sglang_traces import spans
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
+pytestmark = pytest.mark.long
+
 TOKENS = 6
 """What each request of the job generates."""
 
 
-@pytest.fixture(scope="module", params=["tokenizer_manager", pytest.param("engine", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["tokenizer_manager", "engine"])
 def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
     done = run_job("tokenizer_manager", request.param, SGLANG_PLUGINS="profdeck,torchcpu")
     # The first one is of an engine that is given tokens and gives tokens.

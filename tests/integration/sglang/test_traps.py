@@ -11,6 +11,8 @@ import pytest
 from servers import TOKEN, busy, call
 from sglang_traces import spans
 
+pytestmark = pytest.mark.long
+
 PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
 
 
@@ -170,7 +172,6 @@ def test_profdeck_is_refused_while_it_records_or_waits(server: Any, tmp_path: Pa
     assert (answer["captures"][0]["status"], answer["iterations"]) == ("complete", 2)
 
 
-@pytest.mark.long
 def test_the_second_profiler_refuses_what_it_cannot_do(second: Any, tmp_path: Path) -> None:
     assert start(second, tmp_path) == 500
     assert start(second, tmp_path, num_steps=2) == 500
@@ -182,7 +183,6 @@ def test_the_second_profiler_refuses_what_it_cannot_do(second: Any, tmp_path: Pa
     assert files(tmp_path) == []
 
 
-@pytest.mark.long
 def test_the_second_profiler_records_by_stage_undisturbed(second: Any, tmp_path: Path) -> None:
     assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
     second.complete(tokens=3)
@@ -195,7 +195,6 @@ def test_the_second_profiler_records_by_stage_undisturbed(second: Any, tmp_path:
     assert spans(tmp_path / "own-TP-0-decode.trace.json.gz") == ["DECODE", "DECODE"]
 
 
-@pytest.mark.long
 def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path: Path) -> None:
     assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
     before = log_of(second)
@@ -205,7 +204,6 @@ def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path
     assert files(tmp_path) == []
 
 
-@pytest.mark.long
 def test_profdeck_records_in_a_server_with_the_second_profiler(second: Any, root: Path) -> None:
     assert call(second, "POST", "start", {"id": "v2", "run": "v2", "iterations": {"count": 4}}).is_success
     assert second.complete(tokens=8)

@@ -13,6 +13,8 @@ import pytest
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def job(run_job: Callable[..., Any]) -> Any:

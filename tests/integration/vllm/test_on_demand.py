@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_run
+
+pytestmark = pytest.mark.long
 
 
 def test_two_engines_and_the_loop_that_drives_them(run_job: Callable[..., Any]) -> None:
