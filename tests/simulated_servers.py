@@ -35,7 +35,7 @@ from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.http_engine import About, HttpEngine
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
-from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.capture import Capture
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
@@ -169,7 +169,7 @@ class RecordingEngine:
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Carry out start, stop or status."""
-        return [plain(handle(command, payload, one, one.start, one.stop)) for one in self.ranks]
+        return [reply_data(handle_command(command, payload, one, one.start, one.stop)) for one in self.ranks]
 
     def iterate(self, count: int) -> None:
         """Run some iterations."""

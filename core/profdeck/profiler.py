@@ -95,10 +95,10 @@ class Profiler:
 
             if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
                 return RoleGroup()  # at no cost to the many jobs that only might be profiled
-            from profdeck.config.sources import load
+            from profdeck.config.sources import load_config
             from profdeck.lifecycle import opening
 
-            loaded = load(config, settings=settings).config
+            loaded = load_config(config, settings=settings).config
             return opening.open_group(
                 loaded, role=role, identity=identity, target=target, targets=targets, listeners=listeners
             )

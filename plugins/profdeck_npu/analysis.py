@@ -28,7 +28,7 @@ import attrs
 import msgspec
 
 from profdeck import Capture
-from profdeck.base.errors import CaptureError, ProfdeckError, TraceError, describe
+from profdeck.base.errors import CaptureError, ProfdeckError, TraceError, describe_error
 from profdeck.base.processes import process_started, start_detached
 from profdeck_npu.options import Export, NpuOptions
 from profdeck_npu.process_group import Cancellation, Ended, run_group
@@ -153,7 +153,7 @@ def analyse(
             return _analyse(directory, state, log, run)
     except OSError as error:
         advice = "; copy it to where you may write, and analyse the copy" if error.errno in _NOT_ALLOWED else ""
-        return fail(directory, f"it cannot be analysed: {describe(error)}{advice}", state)
+        return fail(directory, f"it cannot be analysed: {describe_error(error)}{advice}", state)
 
 
 def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> AnalysisState:
@@ -189,10 +189,10 @@ def request(directories: Sequence[Path], capture: Capture, options: NpuOptions) 
     try:
         _start_supervisor(directories, order)
     except Exception as error:  # noqa: BLE001  # nothing may come of it in the job
-        _log.warning("The analysis of %s cannot be started: %s", directories[0], describe(error))
+        _log.warning("The analysis of %s cannot be started: %s", directories[0], describe_error(error))
         for directory in directories:
             with suppress(Exception):
-                fail(directory, f"it could not be started: {describe(error)}")
+                fail(directory, f"it could not be started: {describe_error(error)}")
 
 
 def _start_supervisor(directories: Sequence[Path], order: Order) -> None:
@@ -220,7 +220,7 @@ def _analyse(directory: Path, state: AnalysisState, log: BinaryIO, run: Callable
             begun = ended.begun
             problems = _problems(directory, state, ended)
     except BaseException as error:
-        fail(directory, describe(error) if isinstance(error, Exception) else "it was interrupted", state)
+        fail(directory, describe_error(error) if isinstance(error, Exception) else "it was interrupted", state)
         raise
     if begun:
         new = {*directory.glob(f"{_LOGS}/*")} - logs

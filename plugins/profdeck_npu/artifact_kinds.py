@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from profdeck.base.errors import TraceError
-from profdeck.base.files import size_of
+from profdeck.base.files import file_size
 from profdeck.base.progress import Progress
 from profdeck.traces.kinds import ArtifactCheck, ArtifactKind, PendingWork, StepOnDevice
 
@@ -113,7 +113,7 @@ class KernelTableKind(ArtifactKind):
 
     def size_to_read(self, path: Path) -> int:
         """Return its size."""
-        return size_of(path)
+        return file_size(path)
 
     def read(self, path: Path, *, devices_only: bool, **how: Any) -> Trace:
         """Read its kernels."""

@@ -79,7 +79,7 @@ def analyse(  # noqa: PLR0913  # the options of a command line
         typer.Option(help="What to write, instead of what the capture was configured for; may be given again."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Also what has been analysed: its results go.")] = False,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Make timelines and tables of what torch_npu recorded.
 
@@ -164,7 +164,7 @@ def _analyse(directories: Sequence[Path], processes: int, timeout_s: float, expo
     with (
         terminable(),
         closing(Cancellation()) as cancellation,
-        kit.progress("Analysing") as on_progress,
+        kit.show_progress("Analysing") as on_progress,
         ThreadPoolExecutor(processes) as pool,
     ):
         work = partial(_analyse_one, export=export, timeout_s=timeout_s, cancellation=cancellation)
@@ -202,16 +202,16 @@ def _plain(result: _Result) -> dict[str, Any]:
 
 
 def _show(results: Sequence[_Result]) -> None:
-    console = kit.stdout()
-    table = kit.table("outcome", "seconds", "directory", numbers=("seconds",))
+    console = kit.stdout_console()
+    table = kit.make_table("outcome", "seconds", "directory", numbers=("seconds",))
     for result in results:
         duration = "" if result.duration_s is None else f"{result.duration_s:,.1f}"
-        table.add_row(Text(result.outcome, style=_STYLES[result.outcome]), duration, kit.short(result.directory))
+        table.add_row(Text(result.outcome, style=_STYLES[result.outcome]), duration, kit.short_path(result.directory))
     console.print(table)
     console.print()
     for result in results:
         for problem in result.problems:
-            console.print(f"{kit.short(result.directory)}: {problem}", soft_wrap=True)
+            console.print(f"{kit.short_path(result.directory)}: {problem}", soft_wrap=True)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in results).items())
     console.print(f"{len(results)} director{'y' if len(results) == 1 else 'ies'}: {counts}")
     if any(result.outcome is AnalysisOutcome.FAILED for result in results):

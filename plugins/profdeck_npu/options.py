@@ -13,7 +13,7 @@ import attrs
 from attrs import validators
 
 from profdeck import Activity, CommonOptions
-from profdeck.base.structuring import duration
+from profdeck.base.structuring import duration_validator
 
 SUPPORTED = (Activity.CPU, Activity.NPU)
 
@@ -128,7 +128,7 @@ class NpuOptions(CommonOptions):
     """Analyse captures in a process of its own, once all ranks of this host have ended them. Default: on. Off leaves
     raw data, for `profdeck npu analyse`."""
 
-    analyse_timeout_s: float = attrs.field(default=1800.0, validator=duration(validators.gt(0.0)))
+    analyse_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """How long the analysis of one rank may take, in seconds. Default: 1800. When it passes, the analysis is ended with
     all its processes, and the raw data stay."""
 

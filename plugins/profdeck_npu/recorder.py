@@ -29,10 +29,10 @@ from torch_npu.profiler._profiler_path_creator import ProfPathCreator
 from torch_npu.profiler.scheduler import ProfilerAction
 
 from profdeck import Activity, Artifact, Capture
-from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, recording_metadata
 from profdeck.backends.rival_profilers import RivalWatch
-from profdeck.base.errors import CaptureError, describe
-from profdeck.base.files import size_of_tree
+from profdeck.base.errors import CaptureError, describe_error
+from profdeck.base.files import directory_size
 from profdeck.config.schedule import WindowPhase
 from profdeck.records.artifact import Output
 from profdeck_npu import experimental
@@ -153,7 +153,7 @@ class NpuRecorder:
         return Artifact(
             path=path,
             kind=AscendDirectoryKind.name,
-            size_bytes=size_of_tree(path),
+            size_bytes=directory_size(path),
             whole=problem is None,
             problem=problem,
             iterations=part.iterations,
@@ -195,13 +195,13 @@ class _Cycle:
             with_modules=self._options.with_modules,
             experimental_config=self._config,
         )
-        self._profile.add_metadata_json("profdeck", origin(self._capture, self._options))
+        self._profile.add_metadata_json("profdeck", recording_metadata(self._capture, self._options))
         self._profile.step_num = self._position  # its marks say ProfilerStep#<step_num>
         try:
             self._call(profile.start)
         except Exception as error:
             self._give_up()
-            raise CaptureError(f"The profiler of torch_npu did not start: {describe(error)}") from error
+            raise CaptureError(f"The profiler of torch_npu did not start: {describe_error(error)}") from error
         self.directory = self._made()
         if self.directory is None:
             self._give_up()
@@ -224,7 +224,7 @@ class _Cycle:
             self._end()
         except Exception as error:  # noqa: BLE001  # what is on the disk is still worth to be kept
             self._profile.stopped = True  # its destructor would stop it, from any thread
-            self.failure = f"the recording could not be ended: {describe(error)}"
+            self.failure = f"the recording could not be ended: {describe_error(error)}"
             _unended.append(f"capture {self._capture.id}: {self.failure}")
             if self.first is None:  # there will be no artifact to say it
                 self._capture.problems.append(self.failure)
@@ -299,7 +299,7 @@ class _Cycle:
             if ProfPathCreator().is_prof_inited:  # else it failed before the driver heard of it
                 self._end()
         except Exception as error:  # noqa: BLE001  # the start's own error is what is raised
-            _unended.append(f"capture {self._capture.id}: {describe(error)}")
+            _unended.append(f"capture {self._capture.id}: {describe_error(error)}")
         self._profile.stopped = True
         self.discard()
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from profdeck.base import leases
-from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe
+from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe_error
 from profdeck.base.json_files import JsonKind
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck_npu.analysis import AnalysisUnderWayError, Order, analyse, default_processes, fail
@@ -54,7 +54,7 @@ def carry_out(order: Order) -> None:
                 left.pop(0)
     except BaseException as error:
         _log.exception("The analysis ends")
-        why = describe(error) if isinstance(error, Exception) else "it was interrupted"
+        why = describe_error(error) if isinstance(error, Exception) else "it was interrupted"
         for directory in filter(_is_ours, left):
             fail(directory, why)
         if not isinstance(error, Exception):

@@ -20,14 +20,14 @@ from typing import Any
 import attrs
 
 from profdeck import __version__
-from profdeck.base.errors import ConfigError, ProfdeckError, TargetError, describe
+from profdeck.base.errors import ConfigError, ProfdeckError, TargetError, describe_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.clusters import Actor, NoEngineError
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.file_parts import FilePart, PartedFiles
-from profdeck.records.host_clock import Times, better, compare
+from profdeck.records.host_clock import HostTimes, better_clock, compare_clocks
 from profdeck.records.request import Answer
 from profdeck_ray import in_actor
 
@@ -224,8 +224,8 @@ class RayEngine(Engine):
         except Exception as error:
             raise self._failed(error) from error
         if "times" in answer:  # other versions may omit them
-            times = Times(*answer["times"])
-            self.clock = better(self.clock, compare(answer["host"], sent_ns, times, time.time_ns()))
+            times = HostTimes(*answer["times"])
+            self.clock = better_clock(self.clock, compare_clocks(answer["host"], sent_ns, times, time.time_ns()))
         return answer
 
     def _failed(self, error: Exception) -> TargetError:
@@ -243,7 +243,7 @@ class RayEngine(Engine):
                 Outcome.NOT_ENABLED,
                 f"Install profdeck {__version__} on the actor's node or in its runtime_env.",
             )
-        return TargetError(f"{self.name}: {describe(cause)}", Outcome.REFUSED)
+        return TargetError(f"{self.name}: {describe_error(cause)}", Outcome.REFUSED)
 
 
 @attrs.frozen

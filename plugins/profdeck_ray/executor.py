@@ -19,7 +19,7 @@ import attrs
 from profdeck import __version__
 from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
 from profdeck.base.progress import Progress
-from profdeck.traces.parallel import Function, R, ReportResult, T, TraceJob, TraceResult, attempt
+from profdeck.traces.parallel import R, ReportResult, T, TraceFunction, TraceJob, TraceResult, run_item
 
 _CONNECT_S = 5.0
 LOOK_S = 10.0
@@ -43,7 +43,7 @@ class RayExecutor:
 
     def __call__(
         self,
-        function: Function[T, R],
+        function: TraceFunction[T, R],
         items: Sequence[T],
         sizes_bytes: Sequence[int],
         *,
@@ -109,7 +109,7 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
     )
 
 
-def _run_on_cluster(ray: Any, function: Function[T, R], job: TraceJob[T, R], *, cancels: bool) -> None:
+def _run_on_cluster(ray: Any, function: TraceFunction[T, R], job: TraceJob[T, R], *, cancels: bool) -> None:
     # Ray must not retry: whatever killed the worker, such as lack of memory, would also kill the next one.
     task = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_task)
     streams: dict[Any, int] = {}
@@ -172,7 +172,7 @@ def _lost(item: T, error: Exception) -> TraceError:
     )
 
 
-def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> Iterator[ReportResult[R]]:  # noqa: FBT001
+def _task(function: TraceFunction[T, R], item: T, reporting: bool, version: str) -> Iterator[ReportResult[R]]:  # noqa: FBT001
     node = platform.node()
     if version != __version__:
         yield ProfdeckError(f"The Ray node {node} has profdeck {__version__}, but this machine has {version}.")
@@ -180,7 +180,7 @@ def _task(function: Function[T, R], item: T, reporting: bool, version: str) -> I
     reports: SimpleQueue[ReportResult[R]] = SimpleQueue()
 
     def work() -> None:
-        report = attempt(function, item, reports.put if reporting else None)
+        report = run_item(function, item, reports.put if reporting else None)
         if isinstance(report, TraceResult) and isinstance(report.value, TraceError):
             report = TraceResult(_located(report.value, node))
         reports.put(report)

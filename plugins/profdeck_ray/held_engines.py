@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from profdeck.base.blocking import in_thread
+from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import CaptureError, ConfigError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import TargetsConfig
@@ -141,7 +141,7 @@ async def _query(call: Callable[..., T], *arguments: Any) -> T:
     """
     try:
         async with asyncio.timeout(_CLUSTER_TIMEOUT_S):
-            return await in_thread(call, *arguments)
+            return await run_in_thread(call, *arguments)
     except TimeoutError:
         text = f"The Ray cluster did not respond within {_CLUSTER_TIMEOUT_S:g} seconds."
         raise TargetError(text, Outcome.TIMED_OUT, "Check with 'ray status' that the head node is running.") from None

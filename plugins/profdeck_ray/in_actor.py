@@ -23,7 +23,7 @@ import attrs
 
 from profdeck import __version__
 from profdeck.backends.plugins import load_backend
-from profdeck.base.blocking import drive
+from profdeck.base.blocking import run_without_loop
 from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
@@ -70,7 +70,7 @@ def ask(instance: object, ticket: str, call: Mapping[str, Any]) -> dict[str, Any
         loop = _event_loop()
         work = _called(engine, call)
         if loop is None:
-            return _reply(called_ns, value=drive(work))
+            return _reply(called_ns, value=run_without_loop(work))
         _pending[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
     except BaseException as error:  # noqa: BLE001  # it would kill the actor, or Ray would wrap it
         return _failure(called_ns, error)

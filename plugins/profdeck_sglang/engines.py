@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profdeck.base.blocking import drive
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
+from profdeck.base.blocking import run_without_loop
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.engine.engine import Engine
@@ -195,7 +195,7 @@ class SglangObject(SglangEngine):
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"The engine does not answer: {describe(error)}") from error
+            raise CaptureError(f"The engine does not answer: {describe_error(error)}") from error
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run what belongs to the engine's event loop, with the time limit."""
@@ -284,7 +284,7 @@ class SglangObject(SglangEngine):
 
     def _save_before_shutdown(self) -> None:
         if self.blocking:
-            drive(self._save())
+            run_without_loop(self._save())
         elif self._loop is not None and self._loop is not _running_loop():
             asyncio.run_coroutine_threadsafe(self._save(), self._loop).result(_SAVE_S)
         # On the loop's own thread nothing can be waited for: await the stop of a capture before such a shutdown.
@@ -338,7 +338,7 @@ class SglangObject(SglangEngine):
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"SGLang's profiler: {describe(error)}") from error
+            raise CaptureError(f"SGLang's profiler: {describe_error(error)}") from error
 
     async def launched_with(self) -> Mapping[str, Any]:
         """Read the engine's arguments."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.engine.engine_config import EngineConfig
 from profdeck_sglang import guard, protocol
 from profdeck_sglang.installed import DETOKENIZER, MANAGERS, PROFILES, SCHEDULER, TOKENIZER, applied
@@ -96,7 +96,7 @@ def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> P
         objection = _objection(owner, request)
     except Exception as error:  # whatever is wrong here must not end the server
         logger.exception("profdeck could not handle a request to the profiler")
-        return ProfileReqOutput(success=False, message=f"profdeck: {describe(error)}")
+        return ProfileReqOutput(success=False, message=f"profdeck: {describe_error(error)}")
     if objection is not None:
         logger.error("profdeck refused a request to SGLang's own profiler: %s", objection)
         return ProfileReqOutput(success=False, message=objection)
@@ -114,7 +114,7 @@ def _objection(owner: Any, request: ProfileReq) -> str | None:
         own = guard.objection(owner, request, capturing=_agent is not None and _agent.recorder.active)
     except Exception as error:  # the other ranks wait for the answer of this one
         logger.exception("profdeck could not check a request to the profiler")
-        own = describe(error)
+        own = describe_error(error)
     return guard.agreed(owner, own) if _one_host else own
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from packaging.version import InvalidVersion, Version
 
 from profdeck import Activity, Capture
-from profdeck.base.errors import CaptureError, describe
+from profdeck.base.errors import CaptureError, describe_error
 from profdeck.base.structuring import unstructure
 from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin
 from profdeck.records.request import CaptureRequest
@@ -122,7 +122,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
             self._staging = Path(tempfile.mkdtemp(prefix="sglang-", dir=root))
             self._staging.chmod(0o777)  # the server may be another user's
         except OSError as error:
-            raise CaptureError(f"Nothing can be written to {root}: {describe(error)}") from error
+            raise CaptureError(f"Nothing can be written to {root}: {describe_error(error)}") from error
         return self._staging
 
     def _refusals(self, environ: Mapping[str, str]) -> Iterator[str]:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.errors import describe
-from profdeck.base.files import replace
+from profdeck.base.errors import describe_error
+from profdeck.base.files import replace_file
 from profdeck.base.structuring import structure, unstructure
 from profdeck.records.request import Reply
 
@@ -36,7 +36,7 @@ def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> Prof
     """Put a command into a request of SGLang.
 
     Args:
-        command: see `profdeck.engine.worker.recorder.handle`.
+        command: see `profdeck.engine.worker.recorder.handle_command`.
         payload: the same.
         replies: the directory where every process leaves its reply; None if only those of the first ranks are needed.
     """
@@ -87,11 +87,11 @@ def rank_name(rank: int) -> str:
 def leave_reply(directory: Path, name: str, reply: Reply) -> None:
     """Leave a reply in the directory of replies, at once whole; a process that cannot stays silent."""
     try:
-        replace(directory / name, json.dumps(unstructure(reply)).encode(), durable=False)
+        replace_file(directory / name, json.dumps(unstructure(reply)).encode(), durable=False)
     except FileNotFoundError:  # the directory is gone: nobody waits for this reply
         pass
     except OSError as error:
-        logger.warning("The reply of %s cannot be left: %s", name, describe(error))
+        logger.warning("The reply of %s cannot be left: %s", name, describe_error(error))
 
 
 def take_reply(directory: Path, name: str) -> Reply | None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from profdeck.base.errors import CaptureError, describe
+from profdeck.base.errors import CaptureError, describe_error
 from profdeck.base.identity import Identity
-from profdeck.engine.worker.recorder import EngineRecorder, handle
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command
 from profdeck.records.request import CaptureRequest, Reply
 from profdeck_sglang import guard, protocol
 from profdeck_sglang.iterations import kind, runs
@@ -50,7 +50,7 @@ class SchedulerAgent:
 
     def handle(self, request: ProfileReq, command: str, payload: dict[str, Any], replies: Path | None) -> Reply:
         """Carry out a command, leave the reply where all do, and pass the command on to the detokenizer."""
-        reply = handle(command, payload, self.recorder, self.start, self.stop)
+        reply = handle_command(command, payload, self.recorder, self.start, self.stop)
         concerned = self._detokenizer
         if command == "start":  # a start that is refused here must not reach what records there
             concerned = reply.error is None and bool(payload.get("engine", {}).get(protocol.DETOKENIZER))
@@ -98,7 +98,7 @@ class SchedulerAgent:
         try:
             channels.send_to_detokenizer.send_output(request, request)
         except Exception as error:  # noqa: BLE001  # the detokenizer stays silent
-            logger.warning("The detokenizer cannot be reached: %s", describe(error))
+            logger.warning("The detokenizer cannot be reached: %s", describe_error(error))
 
     def _from_forward_pass(self, request: CaptureRequest, first: int) -> CaptureRequest:
         done = int(self._scheduler.forward_ct)
@@ -158,7 +158,7 @@ class SchedulerAgent:
             if self._min_decode_batch and batch_kind == "decode" and batch.batch_size() < self._min_decode_batch:
                 batch_kind = None
         except Exception as error:  # noqa: BLE001  # an SGLang of which we know too little
-            self.recorder.stop(f"The batch cannot be read: {describe(error)}.")
+            self.recorder.stop(f"The batch cannot be read: {describe_error(error)}.")
             return False
         # SGLang marks every forward pass in the trace by itself, as step[DECODE bs=2].
         self.recorder.begin(batch_kind, "")

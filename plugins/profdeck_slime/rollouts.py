@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 
 from profdeck import ProfdeckError, Profiler
-from profdeck.base.errors import ConfigError, describe
+from profdeck.base.errors import ConfigError, describe_error
 from profdeck.config.model import Config, Mode
-from profdeck.config.sources import load
+from profdeck.config.sources import load_config
 from profdeck.config.targets import TargetsConfig
 
 logger = logging.getLogger("profdeck")
@@ -55,7 +55,7 @@ def profiler_of(args: Any) -> Profiler | None:
     """Return what captures the engines; None if the config has no such role, or they cannot be captured (logged)."""
     router = router_of(args)
     if router not in _of_routers:
-        config = load().config
+        config = load_config().config
         _of_routers[router] = _profiler(config, router) if ROLE in config.roles else None
     return _of_routers[router]
 
@@ -70,7 +70,7 @@ def _profiler(config: Config, router: str) -> Profiler | None:
         # Generating is one stage, also where each stage of the training is a capture.
         return Profiler.of(attrs.evolve(config, roles=roles, mode=Mode.CONTINUOUS), role=ROLE)
     except ProfdeckError as error:
-        logger.warning("profdeck: no rollout is captured: %s", describe(error))
+        logger.warning("profdeck: no rollout is captured: %s", describe_error(error))
         return None
 
 
@@ -98,7 +98,7 @@ def own_function() -> Any:
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            tried.append(f"{path} ({describe(error)})")
+            tried.append(f"{path} ({describe_error(error)})")
     raise ConfigError(
         f"There is no function that generates rollouts: tried {', '.join(tried) or 'slime and vime'}. Name it by "
         f"{VARIABLE}, such as package.module.generate_rollout."

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError, describe
-from profdeck.config.sources import load
+from profdeck.base.errors import ConfigError, describe_error
+from profdeck.config.sources import load_config
 
 logger = logging.getLogger("profdeck")
 
@@ -85,7 +85,7 @@ def init(args: Any) -> None:
     Raises:
         ConfigError: profdeck's config is wrong, slime's own profiler is on as well, or this is no process of slime.
     """
-    load()  # what is wrong is said before anything is trained
+    load_config()  # what is wrong is said before anything is trained
     if getattr(args, "use_pytorch_profiler", False):
         raise ConfigError(
             "--use-pytorch-profiler: profdeck is to record in the same process, and torch records once. Leave it out: "
@@ -131,7 +131,7 @@ def _guarded(call: str, *arguments: Any) -> None:
     try:
         getattr(Training.of_process, call)(*arguments)
     except Exception as error:  # noqa: BLE001  # see above
-        logger.warning("profdeck: this process records no more: %s", describe(error))
+        logger.warning("profdeck: this process records no more: %s", describe_error(error))
         Training.of_process = None
 
 

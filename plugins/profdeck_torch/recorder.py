@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
-from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, origin
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, recording_metadata
 from profdeck.backends.rival_profilers import RivalWatch
 from profdeck.base.errors import TraceError
 from profdeck.config.schedule import WindowPhase
@@ -112,7 +112,7 @@ class TorchRecorder:
 
     def _make(self, position: int) -> _Cycle:
         other_profilers.ensure_none()
-        self._cycle = _Cycle(self._profile(), position, origin(self._capture, self._options))
+        self._cycle = _Cycle(self._profile(), position, recording_metadata(self._capture, self._options))
         return self._cycle
 
     def _profile(self) -> profile:

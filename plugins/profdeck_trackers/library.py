@@ -13,7 +13,7 @@ from typing import Any
 
 from profdeck import Capture
 from profdeck.base.errors import MissingLibraryError
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.traces import load
 
 
@@ -35,7 +35,7 @@ def note(run: Path | Capture, name: str, about: Mapping[str, str]) -> None:
     """
     if isinstance(run, Capture):
         run = run.directory.parents[0 if run.identity.replica is None else 1].parent
-    replace(run / name, json.dumps(about).encode(), durable=False)
+    replace_file(run / name, json.dumps(about).encode(), durable=False)
 
 
 def noted(run: Path, name: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck import Capture, hookimpl
-from profdeck.base.files import locked
+from profdeck.base.files import lock_directory
 from profdeck.traces.trend.of_capture import CaptureNumbers, numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require
 
@@ -51,7 +51,7 @@ class MlflowListener:
 
         directory = Path(manifest["directory"])
         numbers = numbers_of_capture(manifest)
-        with locked(directory.parent):  # or each would make a run of its own
+        with lock_directory(directory.parent):  # or each would make a run of its own
             about = noted(directory.parent, _FILE)
             client = MlflowClient(tracking_uri=about.get("tracking_uri"))
             run_id = about.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _own_run(client, directory.parent)

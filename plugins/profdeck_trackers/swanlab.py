@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from profdeck import Capture, hookimpl
-from profdeck.base.files import locked
+from profdeck.base.files import lock_directory
 from profdeck.traces.trend.of_capture import numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require, run_beside
 
@@ -53,7 +53,7 @@ class SwanLabListener:
         numbers, about = numbers_of_capture(manifest), noted(run, _FILE)
         mode = about.get("mode") or os.environ.get("SWANLAB_MODE") or _ONLINE
         same = {"id": run_beside(run), "resume": "allow"} if mode == _ONLINE else {}
-        with locked(run), page_of(manifest) as page:
+        with lock_directory(run), page_of(manifest) as page:
             made = swanlab.init(
                 project=about.get("project") or os.environ.get("SWANLAB_PROJECT") or "profdeck",
                 name=f"{run.name} profdeck",

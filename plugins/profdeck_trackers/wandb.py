@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profdeck import Capture, hookimpl
-from profdeck.base.files import locked
+from profdeck.base.files import lock_directory
 from profdeck.traces.trend.of_capture import numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require, run_beside
 
@@ -46,7 +46,7 @@ class WandbListener:
 
         directory = Path(manifest["directory"])
         numbers, about = numbers_of_capture(manifest), noted(directory.parent, _FILE)
-        with locked(directory.parent), page_of(manifest) as page:
+        with lock_directory(directory.parent), page_of(manifest) as page:
             run = wandb.init(
                 project=about.get("project") or os.environ.get("WANDB_PROJECT") or "profdeck",
                 entity=about.get("entity"),

@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from profdeck.config.sources import variables
+from profdeck.config.sources import settings_environ
 from profdeck_verl.settings import gathered
 from profdeck_verl.words import TOOL
 
@@ -21,7 +21,7 @@ def put_in_place(module: ModuleType) -> None:
             return own(config) if config is not None else own()  # without a parameter before 0.9.1
         environment = own(_as_torch(config))
         found, _ = gathered(config)  # the trainer says the notes
-        chosen = variables({"run": found.run, "output": str(found.output)})
+        chosen = settings_environ({"run": found.run, "output": str(found.output)})
         environment["env_vars"] = {**environment["env_vars"], **chosen}
         return environment
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from profdeck import PlacedEngine, ProfdeckError, Profiler
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.base.structuring import structure
 from profdeck.config.model import Config, Mode
 from profdeck.config.targets import TargetsConfig
@@ -134,7 +134,7 @@ class Rollouts:
         try:
             return Profiler.of(config, role=name, target=[*map(_placed, self._manager.rollout_replicas)])
         except ProfdeckError as error:
-            logger.warning("profdeck: no rollout is captured: %s", describe(error))
+            logger.warning("profdeck: no rollout is captured: %s", describe_error(error))
             return None
 
 

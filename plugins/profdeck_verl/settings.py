@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from profdeck.config.model import Config
-from profdeck.config.sources import Draft, gather
+from profdeck.config.sources import ConfigDraft, load_draft
 from profdeck.records.run_directory import run_name
 from profdeck_verl.words import ENGINES, TOOL, plain
 
@@ -50,7 +50,7 @@ def gathered(config: Any) -> tuple[Config, list[str]]:
     Raises:
         ConfigError: a key or value is wrong.
     """
-    draft, notes, data = gather(), [], plain(config)
+    draft, notes, data = load_draft(), [], plain(config)
     for setting in itertools.chain(settings(data), _finish(data, draft)):
         kept = draft.get(*_key(setting.key))
         if kept is None:
@@ -94,7 +94,7 @@ def settings(config: Mapping[str, Any]) -> Iterator[Setting]:
     yield from _of_rollout(workers.get("rollout") or {}, profiler)
 
 
-def _finish(config: Mapping[str, Any], draft: Draft) -> Iterator[Setting]:
+def _finish(config: Mapping[str, Any], draft: ConfigDraft) -> Iterator[Setting]:
     """Yield verl's finish hook, with the variables that it gets from verl; the output must be known."""
     profiler = config.get("global_profiler") or {}
     if command := profiler.get("finish_hook_cmd"):
@@ -176,7 +176,7 @@ def _key(dotted: str) -> list[str]:
     return ["roles", role, *rest.split(".")] if role in {"trainer", "rollout"} else dotted.split(".")
 
 
-def _backends(draft: Draft, config: Mapping[str, Any]) -> None:
+def _backends(draft: ConfigDraft, config: Mapping[str, Any]) -> None:
     """Choose the backends of roles that name none: that of the device, and the engine of the rollouts."""
     rollout = ((config.get("actor_rollout_ref") or {}).get("rollout") or {}).get("name")
     for role in draft.get("roles") or ():

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from profdeck import ProfdeckError, Profiler
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.base.structuring import structure
 from profdeck.config.model import Config
 from profdeck_verl import sft, steps
@@ -94,5 +94,5 @@ def _joined(own: Mapping[str, Any] | None) -> Profiler | None:
         config = structure(plain(own[CONFIG]), Config, where="tool_config.profdeck.config")
         return Profiler.of(config, role=str(own[ROLE]), shared=True)
     except ProfdeckError as error:
-        logger.warning("profdeck: this worker records nothing: %s", describe(error))
+        logger.warning("profdeck: this worker records nothing: %s", describe_error(error))
         return None

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from profdeck.base.errors import CaptureError, ConfigError, describe
+from profdeck.base.errors import CaptureError, ConfigError, describe_error
 from profdeck.base.structuring import structure
 from profdeck.engine.engine import Engine
 from profdeck.engine.worker.frontend import FrontendRecorder
@@ -140,7 +140,7 @@ class VllmObject(VllmEngine):
             if inspect.isawaitable(answers):
                 answers = await answers
         except Exception as error:
-            raise CaptureError(f"The engine does not answer: {describe(error)}") from error
+            raise CaptureError(f"The engine does not answer: {describe_error(error)}") from error
         return flat(answers)
 
     def call_workers(self, *arguments: Any) -> Any:
@@ -200,7 +200,7 @@ class VllmObject(VllmEngine):
             if inspect.isawaitable(result):
                 result = await result
         except Exception as error:
-            raise CaptureError(f"{self.name}.{method.__name__}: {describe(error)}") from error
+            raise CaptureError(f"{self.name}.{method.__name__}: {describe_error(error)}") from error
         # vLLM-Omni returns failures of its stages.
         failed = [str(item.get("error")) for item in flat(result or ()) if isinstance(item, dict) and item.get("error")]
         if failed:

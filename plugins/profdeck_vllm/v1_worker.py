@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.errors import describe as describe_error
+from profdeck.base.errors import describe_error
 from profdeck.base.identity import Identity
 from profdeck.records.request import CaptureRequest
 from profdeck_vllm import worker
-from profdeck_vllm.iterations import describe
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import attrs
 
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.base.identity import Identity
 from profdeck.engine.engine_config import EngineConfig
-from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
 from profdeck_vllm.library import LIBRARY
 
@@ -94,10 +94,10 @@ class WorkerAgent(ABC):
         return own if stage is None else attrs.evolve(own, parallel={"stage": int(stage), **own.parallel})
 
     def handle(self, command: str, payload: Mapping[str, Any]) -> Any:
-        """Carry out a command and answer in plain data; see `profdeck.engine.worker.recorder.handle`."""
+        """Carry out a command and answer in plain data; see `profdeck.engine.worker.recorder.handle_command`."""
         if command == SEAT:
             return self.seat
-        return plain(handle(command, payload, self.recorder, self.start, self.stop))
+        return reply_data(handle_command(command, payload, self.recorder, self.start, self.stop))
 
     def start(self, request: CaptureRequest) -> None:
         """Take a request and watch the iterations until it has ended.
@@ -119,7 +119,7 @@ class WorkerAgent(ABC):
         try:
             self.start(request)
         except Exception as error:  # noqa: BLE001  # the engine serves on
-            logger.warning("The capture that the config arms cannot start: %s", describe(error))
+            logger.warning("The capture that the config arms cannot start: %s", describe_error(error))
 
     def stop(self, reason: str | None) -> None:
         """End the request and leave the worker as it was, now or, if that must wait, at its next iteration."""
@@ -169,8 +169,8 @@ def install(base: type, agent: type[WorkerAgent]) -> None:
         try:
             answer = agent.of(worker).handle(command, payload)
         except Exception as error:  # noqa: BLE001  # see the head of this module
-            text, idle = describe(error), RequestState.IDLE
-            answer = plain(Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=idle, error=text))
+            text, idle = describe_error(error), RequestState.IDLE
+            answer = reply_data(Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=idle, error=text))
         return agent.answers(answer)
 
     setattr(base, METHOD, command)

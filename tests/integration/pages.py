@@ -28,7 +28,7 @@ import attrs
 
 from processes import command_path, python_path
 from profdeck.backends.building import build_backend
-from profdeck.config.sources import load
+from profdeck.config.sources import load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,7 @@ class Shell:
         if block.file:
             (self.directory / block.file).write_text(block.text, encoding="utf-8")
             if block.file.endswith((".yaml", ".toml")) and "roles" in block.text:
-                config = load(self.directory / block.file, environ={}).config
+                config = load_config(self.directory / block.file, environ={}).config
                 assert [build_backend(config, role).name for role in config.roles] == ["torch"] * len(config.roles)
         elif block.language == "python":
             script = self.directory / f"block_{block.line}.py"

@@ -1,4 +1,4 @@
-"""Tests of `in_thread` and `in_threads`."""
+"""Tests of `run_in_thread` and `run_in_threads`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from profdeck.base import blocking
-from profdeck.base.blocking import in_thread, in_threads
+from profdeck.base.blocking import run_in_thread, run_in_threads
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000])
@@ -21,7 +21,7 @@ def test_in_threads_calls_each_item_once(count: int) -> None:
         done.append(item)
         threads.add(threading.get_ident())
 
-    asyncio.run(in_threads(call, range(count)))
+    asyncio.run(run_in_threads(call, range(count)))
     assert sorted(done) == [*range(count)]
     assert len(threads) <= 16
     assert threading.get_ident() not in threads
@@ -34,12 +34,12 @@ def test_in_threads_starts_more_threads_if_the_first_blocks() -> None:
     def call(_: int) -> None:
         here.wait(30)
 
-    asyncio.run(in_threads(call, range(4)))
+    asyncio.run(run_in_threads(call, range(4)))
 
 
 def test_in_threads_raises_the_error_of_an_item() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        asyncio.run(in_threads(int, ["1", "x", "2"]))
+        asyncio.run(run_in_threads(int, ["1", "x", "2"]))
 
 
 def test_concurrent_calls_share_threads() -> None:
@@ -50,7 +50,7 @@ def test_concurrent_calls_share_threads() -> None:
         return number * 2
 
     async def main() -> list[int]:
-        return await asyncio.gather(*(in_thread(call, number) for number in range(1000)))
+        return await asyncio.gather(*(run_in_thread(call, number) for number in range(1000)))
 
     assert asyncio.run(main()) == [number * 2 for number in range(1000)]
     assert len(threads) <= 16
@@ -60,9 +60,9 @@ def test_concurrent_calls_share_threads() -> None:
 def test_a_blocked_call_does_not_delay_others() -> None:
     async def main() -> None:
         go_on = threading.Event()
-        others = [asyncio.create_task(in_thread(int)) for _ in range(100)]
-        waiting = asyncio.create_task(in_thread(go_on.wait, 30))
-        await asyncio.gather(*others, *(in_thread(int) for _ in range(100)))
+        others = [asyncio.create_task(run_in_thread(int)) for _ in range(100)]
+        waiting = asyncio.create_task(run_in_thread(go_on.wait, 30))
+        await asyncio.gather(*others, *(run_in_thread(int) for _ in range(100)))
         assert not waiting.done()
         go_on.set()
         assert await waiting
@@ -72,7 +72,7 @@ def test_a_blocked_call_does_not_delay_others() -> None:
 
 def test_an_error_is_raised_by_its_own_call() -> None:
     async def main() -> None:
-        found = await asyncio.gather(in_thread(int, "x"), in_thread(int, "1"), return_exceptions=True)
+        found = await asyncio.gather(run_in_thread(int, "x"), run_in_thread(int, "1"), return_exceptions=True)
         assert isinstance(found[0], ValueError)
         assert found[1] == 1
 
@@ -82,13 +82,13 @@ def test_an_error_is_raised_by_its_own_call() -> None:
 def test_a_cancelled_call_does_not_affect_later_calls() -> None:
     async def main() -> None:
         done = threading.Event()
-        waiting = asyncio.create_task(in_thread(done.wait, 30))
+        waiting = asyncio.create_task(run_in_thread(done.wait, 30))
         await asyncio.sleep(0.02)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         done.set()
-        assert await in_thread(int) == 0
+        assert await run_in_thread(int) == 0
 
     asyncio.run(main())
 
@@ -106,11 +106,11 @@ def test_calls_run_in_this_thread_if_no_thread_can_start(monkeypatch: pytest.Mon
         return submit(*arguments)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    asyncio.run(in_threads(done.append, range(50)))
+    asyncio.run(run_in_threads(done.append, range(50)))
     assert sorted(done) == [*range(50)]
 
     async def main() -> list[int]:
-        return await asyncio.gather(*(in_thread(int, number) for number in range(50)))
+        return await asyncio.gather(*(run_in_thread(int, number) for number in range(50)))
 
     assert asyncio.run(main()) == [*range(50)]
 
@@ -121,7 +121,7 @@ def test_successive_runs_complete_all_calls(monkeypatch: pytest.MonkeyPatch, gat
 
     async def call(count: int) -> list[int]:
         async with asyncio.timeout(10):
-            return await asyncio.gather(*(in_thread(abs, -number) for number in range(count)))
+            return await asyncio.gather(*(run_in_thread(abs, -number) for number in range(count)))
 
     with asyncio.Runner() as runner:
         for count in (1, 2, 100):

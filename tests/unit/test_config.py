@@ -14,7 +14,7 @@ from profdeck.base.errors import ConfigError
 from profdeck.base.structuring import structure, unstructure
 from profdeck.config.model import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.config.options import CommonOptions
-from profdeck.config.sources import load, parse_setting
+from profdeck.config.sources import load_config, parse_setting
 
 ROLE = {"backend": "torch"}
 
@@ -40,7 +40,7 @@ def test_a_full_config_is_read(tmp_path: Path) -> None:
           rollout: {backend: vllm, ranks: [0, 8]}
         """
     )
-    config = load(file, environ={}).config
+    config = load_config(file, environ={}).config
     assert config.output == Path("elsewhere")
     assert (config.mode, config.on_error, config.final_step) == (Mode.DISCRETE, OnError.RAISE, 2000)
     assert [step for step in range(1001) if step in config.steps] == [10, 20, 21, 22, 500, 1000]
@@ -59,7 +59,7 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
     yaml, toml = tmp_path / "a.yaml", tmp_path / "a.toml"
     yaml.write_text('steps: [1, "3..4"]\nroles: {trainer: {backend: torch, options: {with_stack: true}}}')
     toml.write_text('steps = [1, "3..4"]\n[roles.trainer]\nbackend = "torch"\noptions.with_stack = true')
-    assert load(yaml, environ={}).config == load(toml, environ={}).config
+    assert load_config(yaml, environ={}).config == load_config(toml, environ={}).config
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_the_strongest_layer_wins_and_its_source_is_known(tmp_path: Path) -> Non
     file.write_text(
         "steps: [1]\nmode: discrete\nroles: {Trainer: {backend: a, ranks: all, options: {with_flops: true}}}"
     )
-    loaded = load(
+    loaded = load_config(
         settings=dict([parse_setting("Trainer.options.with_stack=true"), parse_setting("mode=continuous")]),
         settings_source="--set",
         environ={
@@ -252,15 +252,15 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message) as caught:
-        load(file, environ={})
+        load_config(file, environ={})
     assert str(file) in str(caught.value)
 
 
 def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        load(tmp_path / "none.yaml", environ={})
+        load_config(tmp_path / "none.yaml", environ={})
     (tmp_path / "empty.yaml").touch()
-    assert load(tmp_path / "empty.yaml", environ={}).config == Config()
+    assert load_config(tmp_path / "empty.yaml", environ={}).config == Config()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
 )
 def test_a_wrong_setting_is_explained(setting: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(settings=dict([parse_setting(setting)]), environ={})
+        load_config(settings=dict([parse_setting(setting)]), environ={})
     assert message in str(caught.value)
 
 
@@ -283,7 +283,7 @@ def test_a_setting_below_a_value_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("roles: {trainer: {backend: torch, options: [1]}}")
     with pytest.raises(ConfigError, match="cannot be set, since 'options' is"):
-        load(file, settings={"trainer.options.x": 1}, environ={})
+        load_config(file, settings={"trainer.options.x": 1}, environ={})
 
 
 def test_a_plugin_own_options_are_strict_too(tally: ModuleType) -> None:
@@ -297,4 +297,4 @@ def test_a_plugin_own_options_are_strict_too(tally: ModuleType) -> None:
 )
 def test_ranges_of_ranks(ranks: object, expected: object) -> None:
     settings = {"trainer.backend": "torch", "trainer.ranks": ranks}
-    assert load(settings=settings).config.roles["trainer"].ranks == expected
+    assert load_config(settings=settings).config.roles["trainer"].ranks == expected

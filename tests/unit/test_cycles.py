@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profdeck.backends.device_recording import CaptureCycles, CyclePart, origin
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, recording_metadata
 from profdeck.base.identity import Identity
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import Window, WindowPhase
@@ -199,7 +199,7 @@ def test_a_cycle_that_does_not_start_is_no_cycle() -> None:
 
 def test_a_recording_says_what_it_is_of() -> None:
     found = make(identity=Identity(role="ref", rank=1, world_size=2, host="h", pid=1))
-    assert origin(found.capture, CommonOptions(with_stack=True)).startswith(
+    assert recording_metadata(found.capture, CommonOptions(with_stack=True)).startswith(
         '{"capture": "c", "role": "ref", "rank": 1,'
     )
-    assert '"with_stack": true' in origin(found.capture, CommonOptions(with_stack=True))
+    assert '"with_stack": true' in recording_metadata(found.capture, CommonOptions(with_stack=True))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from profdeck.base.documents import parse_yaml
 from profdeck.base.errors import ConfigError
-from profdeck.config.sources import load
+from profdeck.config.sources import load_config
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
@@ -91,20 +91,20 @@ def test_what_is_wrong_is_a_sentence(tmp_path: Path, text: str, said: str) -> No
     (tmp_path / "a.yaml").write_text(text)
     before_s = time.process_time()
     with pytest.raises(ConfigError, match=said) as caught:
-        load(tmp_path / "a.yaml")
+        load_config(tmp_path / "a.yaml")
     assert time.process_time() - before_s < 10
     assert len(str(caught.value)) < 700
     if len(text) < 100 and "\n" not in text:  # the same by the environment
         key, _, value = text.partition(": ")
         with pytest.raises(ConfigError):
-            load(environ={f"PROFDECK__{key.upper()}": value})
+            load_config(environ={f"PROFDECK__{key.upper()}": value})
 
 
 def test_toml_is_bounded_as_well(tmp_path: Path) -> None:
     for number, text in enumerate(("final_step = " + "9" * 5000, "steps = " + "[" * 3000, "run = 1979-05-27")):
         (tmp_path / f"{number}.toml").write_text(text)
         with pytest.raises(ConfigError):
-            load(tmp_path / f"{number}.toml")
+            load_config(tmp_path / f"{number}.toml")
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e10", "-1", "0"])

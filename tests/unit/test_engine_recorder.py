@@ -27,7 +27,7 @@ from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
 from profdeck.engine.worker import file_writer
 from profdeck.engine.worker.device import device_backend
-from profdeck.engine.worker.recorder import EngineRecorder, plain
+from profdeck.engine.worker.recorder import EngineRecorder, reply_data
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.verification.reading import read_run
 
@@ -819,8 +819,8 @@ def test_replies_are_plain_data(tally: ModuleType, recorder: EngineRecorder, ask
     replies.append(whole(recorder))
     assert [reply.state for reply in replies] == [*RequestState]
     for reply in replies:
-        assert structure(json.loads(json.dumps(plain(reply))), Reply, where="") == reply
-    assert plain(replies[0])["error"] == "it is refused"
+        assert structure(json.loads(json.dumps(reply_data(reply))), Reply, where="") == reply
+    assert reply_data(replies[0])["error"] == "it is refused"
     (recorded,) = replies[-1].captures
     assert isinstance(recorded, Recorded)
     assert (recorded.status, recorded.events, recorded.size_bytes > 0) == (Status.PARTIAL, 2, True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.files import append_file, new_file, size_of, size_of_tree, write_all
+from profdeck.base.files import append_file, directory_size, file_size, new_file, write_all
 
 
 def test_a_new_file_appears_at_the_end(tmp_path: Path) -> None:
@@ -85,5 +85,5 @@ def test_the_size_of_a_tree_is_that_of_its_own_files(tmp_path: Path) -> None:
     (tree / "nowhere").symlink_to("nothing")
     os.mkfifo(tree / "pipe")
 
-    assert size_of_tree(tree) == 310
-    assert size_of_tree(tmp_path / "none") == size_of(tmp_path / "none") == 0
+    assert directory_size(tree) == 310
+    assert directory_size(tmp_path / "none") == file_size(tmp_path / "none") == 0

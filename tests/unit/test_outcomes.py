@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from profdeck import Capture, Identity
-from profdeck.base.errors import CaptureError, LeaseError, TargetError, describe, target_error
+from profdeck.base.errors import CaptureError, LeaseError, TargetError, describe_error, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.config.schedule import Iterations
@@ -26,7 +26,7 @@ from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOri
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.http_engine import HttpEngine
-from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
 from profdeck_sglang.server import SglangServer
 from profdeck_vllm.server import VllmServer
@@ -46,7 +46,7 @@ def test_an_error_about_a_target_crosses_processes() -> None:
         assert (str(same), same.outcome, same.fix) == ("It does not.", Outcome.ALREADY_ACTIVE, error.fix)
     assert error.fix == "Wait until the other capture has ended, or stop it."
     assert TargetError("", Outcome.REFUSED, "Do this.").fix == "Do this."
-    assert describe(error) == "It does not."
+    assert describe_error(error) == "It does not."
 
 
 def test_the_code_survives_what_it_is_wrapped_into() -> None:
@@ -82,8 +82,8 @@ def test_a_process_refuses_with_a_code(tally: ModuleType, tmp_path: Path) -> Non
     request = {"id": "step1", "output": str(tmp_path), "run": "run", "role": "rollout"}
 
     def command(name: str, payload: Any) -> tuple[Outcome | None, bool]:
-        answer = handle(name, payload, recorder, recorder.start, recorder.stop)
-        assert structure(plain(answer), Reply, where="") == answer
+        answer = handle_command(name, payload, recorder, recorder.start, recorder.stop)
+        assert structure(reply_data(answer), Reply, where="") == answer
         return answer.refusal, answer.error is not None
 
     assert command("start", request | {"options": {"fail_at_all": 1}}) == (Outcome.REFUSED, True)

@@ -154,7 +154,7 @@ def backend(name: str) -> Backend:
 
 def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
     with pytest.raises(PluginError) as error:
-        building.prepare(backend("ink"))
+        building.run_preflight(backend("ink"))
     assert str(error.value) == f"The backend 'ink' cannot be used in this process: {CAUSE}."
     assert str(error.value.__cause__) == "Failed to load the extension: ink."
 
@@ -162,7 +162,7 @@ def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
 @pytest.mark.usefixtures("blotter")
 def test_another_backend_may_know_what_is_wrong() -> None:
     with pytest.raises(PluginError) as error:
-        building.prepare(backend("ink"))
+        building.run_preflight(backend("ink"))
     assert str(error.value) == f"The backend 'ink' cannot be used in this process: {REMEDY}"
 
 
@@ -180,7 +180,7 @@ def test_a_host_learns_it_before_it_trains(
 def test_a_library_that_has_failed_is_not_loaded_again(ink: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(PluginError, match=r"libink\.so"):
-            building.prepare(backend("ink"))
+            building.run_preflight(backend("ink"))
     with pytest.raises(PluginError, match=r"libink\.so"):
         building.resolve_identity("trainer", backend("ink"))
     assert ink.IMPORTS == ["ink_library"]
@@ -189,15 +189,15 @@ def test_a_library_that_has_failed_is_not_loaded_again(ink: ModuleType) -> None:
 def test_nor_that_of_a_backend_which_explains_itself(ink: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(MissingLibraryError, match=r"^The pen is empty\.$"):
-            building.prepare(backend("pen"))
+            building.run_preflight(backend("pen"))
     assert ink.IMPORTS == ["ink_library"]
 
 
 def test_what_fails_after_another_import_names_that_one_too() -> None:
     with pytest.raises(PluginError):
-        building.prepare(backend("ink"))
+        building.run_preflight(backend("ink"))
     with pytest.raises(MissingLibraryError) as error:
-        building.prepare(backend("pen"))
+        building.run_preflight(backend("pen"))
     first = f"The backend 'ink' cannot be used in this process: {CAUSE}."
     assert str(error.value) == f"The pen is empty. Before that failed in this process: {first}"
 
@@ -205,15 +205,15 @@ def test_what_fails_after_another_import_names_that_one_too() -> None:
 def test_what_fails_without_an_import_may_work_later(ink: ModuleType) -> None:
     ink.FAILURES.append(OSError("the device is busy"))
     with pytest.raises(PluginError, match=r"'quill' cannot be used in this process: OSError: the device is busy\."):
-        building.prepare(backend("quill"))
-    building.prepare(backend("quill"))
+        building.run_preflight(backend("quill"))
+    building.run_preflight(backend("quill"))
 
 
 def test_what_a_backend_says_itself_is_left_as_it_is(ink: ModuleType) -> None:
     ink.FAILURES += [ConfigError("Sharpen it."), PluginError("It is a feather.")]
     for text in ("It is a feather.", "Sharpen it."):
         with pytest.raises((ConfigError, PluginError)) as error:
-            building.prepare(backend("quill"))
+            building.run_preflight(backend("quill"))
         assert str(error.value) == text
 
 

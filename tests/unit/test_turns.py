@@ -20,7 +20,7 @@ from profdeck.base.errors import CaptureError, LeaseError
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
-from profdeck.engine.worker.recorder import EngineRecorder, plain
+from profdeck.engine.worker.recorder import EngineRecorder, reply_data
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
 from profdeck.verification.reading import read_run
@@ -430,7 +430,7 @@ def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorde
         engine.start(ask(2, 1))
         reply = engine.reply()
         assert (reply.state, reply.waits_for, engine.active) == (RequestState.ARMED, held, True)
-        assert structure(json.loads(json.dumps(plain(reply))), Reply, where="") == reply
+        assert structure(json.loads(json.dumps(reply_data(reply))), Reply, where="") == reply
         assert manifests(tmp_path, "rollout")["step1"].waits_for == held
         iterate(engine, D, D, D)
         assert engine.reply().iterations == 0

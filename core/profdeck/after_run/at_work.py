@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from profdeck.after_run.record import read_record
-from profdeck.base.errors import ProfdeckError, TraceError, describe
+from profdeck.base.errors import ProfdeckError, TraceError, describe_error
 from profdeck.records.manifest import Manifest
 from profdeck.records.status import Status
 from profdeck.traces.kinds import kind_of
@@ -28,7 +28,7 @@ def finish_at_work(file: Path) -> str | None:
     try:
         record = read_record(file)
     except (OSError, ProfdeckError) as error:
-        return describe(error)
+        return describe_error(error)
     return f"its finish is {record.state}" if not record.over and record.by.alive is not False else None
 
 

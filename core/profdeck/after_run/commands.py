@@ -19,7 +19,7 @@ from profdeck.after_run.record import (
 )
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.backends.plugins import load_listener
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 
 OUTPUT_BYTES = 16 << 10
 """How much of the output of a command or a listener is kept: its end."""
@@ -64,7 +64,7 @@ def run_part(
         exit_code = process.wait(timeout_s)
         problem = _how_it_ended(exit_code)
     except (OSError, ValueError) as error:
-        problem = f"cannot be started: {describe(error)}"
+        problem = f"cannot be started: {describe_error(error)}"
     except BaseException as error:
         assert process is not None  # noqa: S101  # a signal is held back until then
         exit_code = _end_group(process)

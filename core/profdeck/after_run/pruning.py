@@ -15,8 +15,8 @@ from pathlib import Path
 import attrs
 
 from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
-from profdeck.base.errors import ConfigError, ProfdeckError, describe, nearest
-from profdeck.base.files import size_of_tree
+from profdeck.base.errors import ConfigError, ProfdeckError, describe_error, did_you_mean
+from profdeck.base.files import directory_size
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import ASIDE, PrunedStep, read_pruned, write_pruned
 from profdeck.records.run_directory import step_directories
@@ -86,7 +86,7 @@ def prune(run: Path, limits: Limits, *, role: str | None = None, is_trial: bool 
         try:
             _delete(run, step)
         except OSError as error:
-            raise ProfdeckError(f"{step.directory} cannot be deleted: {describe(error)}") from None
+            raise ProfdeckError(f"{step.directory} cannot be deleted: {describe_error(error)}") from None
     kept = tuple(step for step in steps if step not in chosen)
     return Pruned(deleted=tuple(chosen), kept=kept, over=tuple(over))
 
@@ -98,7 +98,7 @@ def _steps(run: Path, role: str | None) -> Iterator[StepOnDisk]:
         return
     found = [path for step in steps for path in step.iterdir() if path.is_dir() and not path.is_symlink()]
     if role not in (roles := sorted({path.name for path in found})):
-        hint = nearest(role, roles) or f" It has {', '.join(roles) or 'none'}."
+        hint = did_you_mean(role, roles) or f" It has {', '.join(roles) or 'none'}."
         raise ConfigError(f"{run} has no captures of a role '{role}'.{hint}")
     yield from (_look(path, role, path.parent) for path in found if path.name == role)
 
@@ -148,7 +148,7 @@ def _look(directory: Path, role: str | None = None, step: Path | None = None) ->
         last_step=max([first, *(one.last_step for one in manifests)]),
         role=role,
         captures=tuple(sorted({one.capture for one in manifests})),
-        size_bytes=size_of_tree(directory),
+        size_bytes=directory_size(directory),
     )
     ended_ns = max([one.ended_ns or one.started_ns for one in manifests], default=time.time_ns())
     return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=why[0] if why else None)
@@ -181,7 +181,7 @@ def _complete(run: Path) -> None:
                 write_pruned(run, _look(aside, role or None, run / step).pruned)
             _remove(aside)
         except OSError as error:
-            raise ProfdeckError(f"{aside} cannot be deleted: {describe(error)}") from None
+            raise ProfdeckError(f"{aside} cannot be deleted: {describe_error(error)}") from None
 
 
 def _remove(aside: Path) -> None:

@@ -14,7 +14,7 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import ProfdeckError
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
@@ -169,7 +169,7 @@ def write_record(path: Path, record: FinishRecord) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    replace(path, encode(record), durable=record.over)
+    replace_file(path, encode(record), durable=record.over)
 
 
 def encode(record: FinishRecord) -> bytes:

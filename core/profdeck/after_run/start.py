@@ -36,7 +36,7 @@ from profdeck.after_run.record import (
     record_path,
     write_record,
 )
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.base.files import write_new
 from profdeck.base.processes import start_detached
 from profdeck.config.model import FinishConfig
@@ -112,12 +112,12 @@ def _begin(path: Path, record: FinishRecord) -> None:
         _check_in_time(path)
         return
     except OSError as error:
-        logger.warning("Nothing is run at the end of %s: %s", record.capture, describe(error))
+        logger.warning("Nothing is run at the end of %s: %s", record.capture, describe_error(error))
         return
     try:
         news = _start(path)
     except (OSError, subprocess.SubprocessError) as error:
-        _give_up(path, record, FinishState.FAILED, f"its process could not be started: {describe(error)}")
+        _give_up(path, record, FinishState.FAILED, f"its process could not be started: {describe_error(error)}")
         return
     _running[path] = running = _Running(path, news, record.longest_s)
     running.watch()
@@ -203,7 +203,7 @@ def _log(path: Path, said: str) -> None:
     try:
         record = read_record(path)
     except (FileNotFoundError, ProfdeckError) as error:
-        logger.warning("What came of a finish cannot be known: %s", describe(error))
+        logger.warning("What came of a finish cannot be known: %s", describe_error(error))
         return
     if not record.over and said:
         last = said.rpartition("\n")[2]

@@ -28,8 +28,8 @@ from profdeck.after_run.record import (
     read_record,
 )
 from profdeck.after_run.waiting import Participants, wait
-from profdeck.base.errors import describe
-from profdeck.base.files import replace
+from profdeck.base.errors import describe_error
+from profdeck.base.files import replace_file
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
 from profdeck.verification.reading import read_about, read_run
@@ -57,7 +57,7 @@ def main() -> None:
         carry_out(Path(sys.argv[1]))
     except Exception as error:  # noqa: BLE001  # there is nobody else to tell
         with suppress(OSError):
-            os.write(news, describe(error).encode())
+            os.write(news, describe_error(error).encode())
 
 
 def carry_out(path: Path) -> None:
@@ -77,7 +77,7 @@ def carry_out(path: Path) -> None:
         own = isinstance(error, Exception)
         desk.say(
             state=FinishState.FAILED if own else FinishState.INTERRUPTED,
-            problem=describe(error) if own else "its process was ended by SIGTERM",
+            problem=describe_error(error) if own else "its process was ended by SIGTERM",
             ended_ns=time.time_ns(),
         )
         if not own:
@@ -92,7 +92,7 @@ def _finish(desk: RecordFile) -> None:
     report = read_run(directory.parent, only=others.counts, within=directory.name)
     document = handed_over(record.capture, directory, report, missing)
     given = input_path(desk.path)
-    replace(given, json.dumps(document, indent=1).encode(), durable=False)
+    replace_file(given, json.dumps(document, indent=1).encode(), durable=False)
     desk.say(status=document["status"])
     environment = {
         **os.environ,

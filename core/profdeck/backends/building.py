@@ -15,7 +15,7 @@ from profdeck.backends.plugins import (
     load_backend,
 )
 from profdeck.base.entry_points import installed
-from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe
+from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
 from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import launcher_identity
 from profdeck.base.structuring import structure
@@ -122,7 +122,7 @@ def _identify(backend: Backend) -> Identity | None:
         return backend.identify()
 
 
-def prepare(backend: Backend) -> None:
+def run_preflight(backend: Backend) -> None:
     """Check that a backend can record in this process, and let it import what it needs.
 
     Raises:
@@ -156,7 +156,7 @@ def _usable(backend: Backend) -> Iterator[None]:
 
 
 def _told(backend: Backend, error: Exception) -> PluginError:
-    why = _diagnose(error) or ", from ".join(describe(link).rstrip(".") for link in _chain(error)) + "."
+    why = _diagnose(error) or ", from ".join(describe_error(link).rstrip(".") for link in _chain(error)) + "."
     return PluginError(f"The backend '{backend.name}' cannot be used in this process: {why}")
 
 

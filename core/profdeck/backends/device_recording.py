@@ -90,7 +90,7 @@ class OneAtATime:
                 self._active = None
 
 
-def origin(capture: Capture, options: CommonOptions) -> str:
+def recording_metadata(capture: Capture, options: CommonOptions) -> str:
     """Say in JSON what a recording is of and what it was made with, to be put into it."""
     about = {"capture": capture.id, **unstructure(capture.identity), "options": unstructure(options)}
     return json.dumps(about)

@@ -22,7 +22,7 @@ from profdeck.backends.plugin_manager import (
     plugin_manager,
 )
 from profdeck.backends.plugins import RECORDING_HOOKS
-from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe
+from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe_error
 from profdeck.base.identity import Identity
 from profdeck.base.interruptions import raise_of_signal
 from profdeck.base.operations import Operation
@@ -151,7 +151,7 @@ class Invocation:
                     for awaitable in self.returned.pending[:]:
                         if not awaitable.started:
                             yield awaitable
-            except Exception as failure:  # noqa: BLE001  # `describe` adds it
+            except Exception as failure:  # noqa: BLE001  # `describe_error` adds it
                 raise_of_signal(failure)
             raise
 
@@ -165,15 +165,15 @@ class Invocation:
     def describe(self, error: BaseException) -> str:
         """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""
         if self.raised(error):
-            return f"{self.call}: {describe(error)}"
+            return f"{self.call}: {describe_error(error)}"
         wrapper = self.call.failed_wrapper(error)
         if wrapper is None and isinstance(error, ProfdeckError) and str(self.call) in str(error):  # raised by `run`
             return str(error)
         subject = f"The wrapper of {wrapper}" if wrapper else "A wrapper"
-        reason = f"{subject} failed around {self.call}: {describe(error)}"
+        reason = f"{subject} failed around {self.call}: {describe_error(error)}"
         if self.returned is None or self.returned.error is None:
             return reason
-        return f"{reason}. {self.call} failed: {describe(self.returned.error)}"
+        return f"{reason}. {self.call} failed: {describe_error(self.returned.error)}"
 
     def raised(self, error: BaseException) -> bool:
         """Return whether the implementation raised an error, or one of its awaitables did."""

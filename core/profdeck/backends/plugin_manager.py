@@ -30,7 +30,7 @@ from profdeck.backends.plugins import (
     hook_names,
     listener_name,
 )
-from profdeck.base.errors import BrokenPluginError, PluginError, describe
+from profdeck.base.errors import BrokenPluginError, PluginError, describe_error
 from profdeck.base.interruptions import raise_of_signal
 from profdeck.records.capture import Capture
 
@@ -276,7 +276,7 @@ def _isolated(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001  # a plugin must not prevent the job
             raise_of_signal(error)
-            logger.warning("The plugin %s failed at profiler_opened: %s", name, describe(error))
+            logger.warning("The plugin %s failed at profiler_opened: %s", name, describe_error(error))
 
     return call
 

@@ -18,8 +18,8 @@ from profdeck.base.errors import (
     ConfigError,
     PluginError,
     UnknownPluginError,
-    describe,
-    nearest,
+    describe_error,
+    did_you_mean,
 )
 from profdeck.base.structuring import structure
 from profdeck.config.options import COMMON_OPTIONS
@@ -92,13 +92,13 @@ def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
                 continue
             raise BrokenPluginError(
                 f"The {kind} '{name}' implements '{item.hook}', which is not a hook of profdeck."
-                f"{nearest(item.hook, hook_names())} The hooks are {', '.join(hook_names())}."
+                f"{did_you_mean(item.hook, hook_names())} The hooks are {', '.join(hook_names())}."
             )
         accepted = tuple(caller.spec.argnames)
         if unknown := [argument for argument in item.parameters if argument not in accepted]:
             raise BrokenPluginError(
                 f"The {kind} '{name}': {item.hook} has no argument {', '.join(map(repr, unknown))}."
-                f"{nearest(unknown[0], accepted)} Its arguments are {', '.join(accepted)}."
+                f"{did_you_mean(unknown[0], accepted)} Its arguments are {', '.join(accepted)}."
             )
         if item.wraps and not inspect.isgeneratorfunction(getattr(plugin, item.attribute)):
             raise BrokenPluginError(f"The {kind} '{name}': {item.attribute} is a wrapper and needs one yield.")
@@ -185,7 +185,8 @@ def check_backend(cls: type[Backend]) -> list[Implementation]:
     if unknown := sorted(set(cls.common_options) - COMMON_OPTIONS):
         raise BrokenPluginError(
             f"The backend '{cls.name}': common_options contains {', '.join(map(repr, unknown))}, which is not a common "
-            f"option.{nearest(unknown[0], COMMON_OPTIONS)} The common options are {', '.join(sorted(COMMON_OPTIONS))}."
+            f"option.{did_you_mean(unknown[0], COMMON_OPTIONS)} "
+            f"The common options are {', '.join(sorted(COMMON_OPTIONS))}."
         )
     return implemented
 
@@ -225,7 +226,7 @@ def load_listener(name: str, options: Mapping[str, Any]) -> object:
     except PluginError:
         raise
     except Exception as error:
-        raise BrokenPluginError(f"The listener '{name}' cannot be created: {describe(error)}") from error
+        raise BrokenPluginError(f"The listener '{name}' cannot be created: {describe_error(error)}") from error
 
 
 def listener_options(name: str, plugin: object) -> type | None:

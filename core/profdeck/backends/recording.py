@@ -11,7 +11,7 @@ from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases
-from profdeck.base.errors import CaptureError, LeaseError, describe
+from profdeck.base.errors import CaptureError, LeaseError, describe_error
 from profdeck.base.interruptions import is_interruption
 from profdeck.base.operations import Operation
 from profdeck.base.words import sentence
@@ -34,7 +34,7 @@ def reserve(capture: Capture, directory: run_directory.RunDirectory, recorder: m
     except (OSError, CaptureError) as error:
         where = capture.directory
         raise CaptureError(
-            f"Step {capture.current_step}: nothing can be written to {where}: {describe(error)}"
+            f"Step {capture.current_step}: nothing can be written to {where}: {describe_error(error)}"
         ) from error
     capture.move_to(CaptureState.STARTING)
 
@@ -104,7 +104,7 @@ class Recording:
                     else:
                         self._started.add(call.plugin)
         except BaseException as error:
-            reason = self._start_failure or describe(error)
+            reason = self._start_failure or describe_error(error)
             began = yield from self._end_failed_start(reason)
             if is_interruption(error):
                 raise
@@ -202,7 +202,7 @@ class Recording:
                     raise
                 wrapper = call.failed_wrapper(error)
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
-                self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe(error)}")
+                self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe_error(error)}")
 
     def _stop_plugin(self, call: HookCall) -> Operation[tuple[Output, ...]]:
         """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
@@ -345,14 +345,14 @@ class Recording:
             finally:  # if this operation is closed in a listener, the backend must be stopped
                 self._outputs = yield from self._stop_plugin(calls[backend])
         except GeneratorExit as error:  # nothing can be awaited any more
-            capture.problems.append(f"The stop was interrupted: {describe(error)}")
+            capture.problems.append(f"The stop was interrupted: {describe_error(error)}")
             capture.conclude(self._artifacts(self._outputs))
             self._write()
             raise
         finally:
             self._turn.release()
         if self._interruption is not None:
-            capture.problems.append(f"The stop was interrupted: {describe(self._interruption)}")
+            capture.problems.append(f"The stop was interrupted: {describe_error(self._interruption)}")
             yield from self.write()
 
     def write(self) -> Operation[None]:
@@ -374,7 +374,7 @@ class Recording:
             try:
                 artifacts.append(self._artifact(output))
             except BaseException as error:  # noqa: BLE001  # the manifest must be written in any case
-                self.capture.problems.append(f"A file could not be written: {describe(error)}")
+                self.capture.problems.append(f"A file could not be written: {describe_error(error)}")
                 if is_interruption(error):
                     self._interruption = self._interruption or error
         return tuple(artifacts)

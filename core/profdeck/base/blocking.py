@@ -24,7 +24,7 @@ _GATHER_S = 0.5
 first, as threads that run meanwhile take more from the loop than they gain."""
 
 
-async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
+async def run_in_thread(call: Callable[..., T], *arguments: Any) -> T:
     """Call what blocks, such as a file system, while the event loop goes on.
 
     Calls that are made at once share threads: for those of a fleet, a thread each costs more than most of them take.
@@ -41,7 +41,7 @@ async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
     return await called
 
 
-async def in_threads(call: Callable[[T], None], items: Collection[T]) -> None:
+async def run_in_threads(call: Callable[[T], None], items: Collection[T]) -> None:
     """Call what blocks for each item, while the event loop goes on; returns when all has been done.
 
     Args:
@@ -170,7 +170,7 @@ async def wait_for(event: asyncio.Event, limit_s: float) -> None:
             await event.wait()
 
 
-def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends, without an event loop."""
     try:
         coroutine.send(None)

@@ -6,7 +6,7 @@ import logging
 from importlib import metadata
 from typing import Any, TypeVar
 
-from profdeck.base.errors import BrokenPluginError, PluginError, UnknownPluginError, nearest
+from profdeck.base.errors import BrokenPluginError, PluginError, UnknownPluginError, did_you_mean
 
 T = TypeVar("T")
 logger = logging.getLogger("profdeck")
@@ -27,7 +27,7 @@ def load(group: str, name: str) -> Any:
     found = installed(group)
     if name not in found:
         kind, listed = _kind(group), ", ".join(found) or "none"
-        raise UnknownPluginError(f"There is no {kind} '{name}'.{nearest(name, found)} Installed: {listed}.")
+        raise UnknownPluginError(f"There is no {kind} '{name}'.{did_you_mean(name, found)} Installed: {listed}.")
     return _load(found[name])
 
 

@@ -86,13 +86,13 @@ class TraceError(ProfdeckError):
     """A trace file cannot be read."""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string."""
     found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{found[0]}'?" if found else ""
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Say an error in one line: our own as they are, others with their type."""
     if isinstance(error, ProfdeckError):
         return str(error)
@@ -106,6 +106,6 @@ def target_error(error: BaseException) -> TargetError:
         if isinstance(cause, TargetError):
             return cause
         if isinstance(cause, TimeoutError):
-            return TargetError(describe(error), Outcome.TIMED_OUT)
+            return TargetError(describe_error(error), Outcome.TIMED_OUT)
         cause = cause.__cause__
-    return TargetError(describe(error), Outcome.REFUSED)
+    return TargetError(describe_error(error), Outcome.REFUSED)

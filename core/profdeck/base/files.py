@@ -17,7 +17,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV
 _COPY_BYTES = 1 << 20
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Return the size of a file in bytes, 0 if there is none: its reader reports that."""
     try:
         return path.stat().st_size
@@ -25,7 +25,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def size_of_tree(path: Path) -> int:
+def directory_size(path: Path) -> int:
     """Return the size in bytes of all files below a directory; links and what has vanished count nothing."""
     return sum(
         size
@@ -120,7 +120,7 @@ def write_new(path: Path, content: bytes) -> None:
         publish(temporary, path)
 
 
-def replace(path: Path, content: bytes, *, durable: bool) -> None:
+def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
     """Write a file in the place of the one that may be there.
 
     Args:
@@ -152,7 +152,7 @@ def link_or_copy(source: Path, path: Path) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Generator[None, None, None]:
+def lock_directory(directory: Path) -> Generator[None, None, None]:
     """Wait until no other process is in a block for this directory, as far as its file system has locks.
 
     Raises:

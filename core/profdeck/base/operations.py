@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import attrs
 
 from profdeck.base import ctrl_c
-from profdeck.base.blocking import drive
+from profdeck.base.blocking import run_without_loop
 from profdeck.base.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def run_without_waiting(operation: Operation[T]) -> T:
     Raises:
         RuntimeError: a hook returned an awaitable that waits.
     """
-    return drive(run(operation))
+    return run_without_loop(run(operation))
 
 
 class Blocker:

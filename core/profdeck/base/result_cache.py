@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 
 logger = logging.getLogger("profdeck")
 
@@ -82,7 +82,7 @@ class ResultCache:
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             checksum = zlib.crc32(key.encode() + content).to_bytes(4, "little")
-            replace(path, b"".join((_MAGIC, checksum, content)), durable=False)
+            replace_file(path, b"".join((_MAGIC, checksum, content)), durable=False)
         except OSError as error:
             logger.debug("A result is not kept: %s", error)
 

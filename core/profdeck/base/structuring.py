@@ -20,7 +20,7 @@ import attrs
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
-from profdeck.base.errors import ConfigError, nearest
+from profdeck.base.errors import ConfigError, did_you_mean
 from profdeck.base.interruptions import raise_of_signal
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def unstructure(value: Any) -> Any:
     return value
 
 
-def duration(least: Any) -> Any:
+def duration_validator(least: Any) -> Any:
     """Return a validator of seconds; longer ones than a year overflow the timers of the system.
 
     Args:
@@ -206,7 +206,7 @@ def _is_enum(cls: Any) -> bool:
 def _enum(value: Any, cls: type[Enum]) -> Enum:
     allowed = [str(member.value) for member in cls]
     if value not in allowed:
-        hint = _meant(value, cls) or nearest(value, allowed) if isinstance(value, str) else ""
+        hint = _meant(value, cls) or did_you_mean(value, allowed) if isinstance(value, str) else ""
         raise _Wrong(f"expected one of {', '.join(allowed)}, got {show(value)}.{hint}")
     return cls(value)
 
@@ -242,7 +242,7 @@ def _instead(key: str, allowed: list[str]) -> str:
         return f" It was renamed to '{renamed}'."
     if key in _OF_OTHERS:
         return f" Here that is {_OF_OTHERS[key]}."
-    return nearest(key, allowed)
+    return did_you_mean(key, allowed)
 
 
 def _is_tuple(cls: Any) -> bool:

@@ -27,16 +27,16 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
     """
     if not any(rank.events for capture in found.captures for rank in capture.ranks):
         if page is not None:
-            kit.warn(f"{kit.short(page)} is not written: there are no events.")
+            kit.warn(f"{kit.short_path(page)} is not written: there are no events.")
         return
     if quiet and page is None:
         return
     traces = sum(len(capture.ranks) for capture in found.captures) if page is not None else 0
     run, problems = _trace_options.summarise_paths(paths, traces=traces)
     if not quiet:
-        kit.stdout().print()
+        kit.stdout_console().print()
         summary.show(run, paths, top=8)
     if page is not None:
-        report.write([run], [", ".join(map(kit.short, paths))], page)
-        kit.say(f"{kit.short(page)}: {kit.size(page.stat().st_size)}")
+        report.write([run], [", ".join(map(kit.short_path, paths))], page)
+        kit.print_stderr(f"{kit.short_path(page)}: {kit.size(page.stat().st_size)}")
     summary.tell(run, problems)

@@ -12,7 +12,7 @@ import attrs
 import typer
 
 from profdeck.after_run import record
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
 from profdeck.base.words import sentence
 from profdeck.cli import _after_capture, kit, ls
 from profdeck.cli.kit import ExitCode
@@ -61,7 +61,7 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
         try:
             there = _processes(store)
         except OSError as error:
-            raise CaptureError(f"The job cannot be asked: {describe(error)}") from error
+            raise CaptureError(f"The job cannot be asked: {describe_error(error)}") from error
         if not there:
             raise _nobody(wish.run, store, about)
         request = requests.ask(store, _in_steps(wish, there), wish.steps)
@@ -69,8 +69,8 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
             _capture(wish, store, there, request, json=json)
         except OSError as error:
             raise CaptureError(
-                f"The job was asked, and cannot be reached any more: {sentence(describe(error))} "
-                f"What it captured on this host: profdeck ls {kit.short(wish.run)}"
+                f"The job was asked, and cannot be reached any more: {sentence(describe_error(error))} "
+                f"What it captured on this host: profdeck ls {kit.short_path(wish.run)}"
             ) from error
 
 
@@ -95,10 +95,10 @@ def _capture(
         report = _read(wish.run, request, plan, processes)
         if all(map(waiting.is_over, processes)):
             requests.forget(store, request)
-            with kit.progress("Waiting for the finish"):
+            with kit.show_progress("Waiting for the finish"):
                 record.await_finishes(report)
         else:
-            _say(f"The capture goes on. See it later with: profdeck ls {kit.short(wish.run)}")
+            _say(f"The capture goes on. See it later with: profdeck ls {kit.short_path(wish.run)}")
     left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
     left_out |= {process: elsewhere[process.name] for process in processes if process.name in elsewhere}
     complete = report.status is Status.COMPLETE and not left_out
@@ -117,7 +117,7 @@ def _capture(
         ls.show(report)
         for process, reason in left_out.items():
             if process.name in elsewhere or not process.captures:  # else its manifest says it
-                kit.stdout().print(f"{process.name}, {process.at}: {reason}.")
+                kit.stdout_console().print(f"{process.name}, {process.at}: {reason}.")
     _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
@@ -126,7 +126,7 @@ def _capture(
 def _processes(store: Store) -> list[JobProcess]:
     """Return the processes that can be asked; those of a store join some seconds after the job has made it."""
     until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
-    with kit.progress("Looking for the processes of the job") as on_progress:
+    with kit.show_progress("Looking for the processes of the job") as on_progress:
         while True:
             there = [process for process in requests.read_processes(store) if not process.gone]
             if there or time.monotonic() >= until_s:
@@ -201,8 +201,8 @@ class _Waiting:
     def for_plan(self) -> StepPlan | None:
         """Wait until the steps are agreed on; None if the time is over before, or the job."""
         request = self.request
-        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {kit.short(self.wish.run)}.")
-        with kit.progress("Waiting for a global step to begin") as on_progress:
+        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {kit.short_path(self.wish.run)}.")
+        with kit.show_progress("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
@@ -214,7 +214,7 @@ class _Waiting:
         """Wait until the capture is over in all processes, or the time is."""
         steps = _steps(plan)
         _say(f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}.")
-        with kit.progress(f"Capturing {steps}") as on_progress:
+        with kit.show_progress(f"Capturing {steps}") as on_progress:
             while True:
                 late, processes = self._is_late(), self.processes()
                 over = sum(map(self.is_over, processes))
@@ -245,15 +245,15 @@ class _Waiting:
             if requests.withdraw(self.store, self.request):
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
-            return f"The request cannot be withdrawn: {describe(error)}"
-        return f"The capture has begun, and goes on. See it with: profdeck ls {kit.short(run)}"
+            return f"The request cannot be withdrawn: {describe_error(error)}"
+        return f"The capture has begun, and goes on. See it with: profdeck ls {kit.short_path(run)}"
 
     def fetched(self, processes: list[JobProcess]) -> dict[str, str]:
         """Bring the files of all processes here; returns by name why some are not."""
         from profdeck.on_demand.gathering import gather
 
         done = [process for process in processes if _captured(process, self.request)]
-        with kit.progress("Fetching the files"):
+        with kit.show_progress("Fetching the files"):
             found = asyncio.run(gather(self.store, self.wish.run, done, limit_s=_FETCH_S))
         return {one.name: one.problem for one in found if one.problem}
 
@@ -354,4 +354,4 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _say(text: str) -> None:
     """Tell how it goes on stderr: stdout has the result."""
-    kit.say(text)
+    kit.print_stderr(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.errors import CaptureError, ConfigError, describe, nearest
+from profdeck.base.errors import CaptureError, ConfigError, describe_error, did_you_mean
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
 from profdeck.base.structuring import structure
@@ -18,7 +18,7 @@ from profdeck.cli import _checked_servers, _warm_up, kit
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import Config
-from profdeck.config.sources import Draft, gather
+from profdeck.config.sources import ConfigDraft, load_draft
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.clusters import the_cluster
 from profdeck.lifecycle.opening import open_roles
@@ -127,7 +127,7 @@ async def capture(given: ServerOptions, stopped: Stopped | None = None) -> Serve
 
 
 async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped: contextlib.ExitStack) -> ServerCapture:
-    draft = gather(given.config, settings=given.settings, settings_source=kit.SOURCE)
+    draft = load_draft(given.config, settings=given.settings, settings_source=kit.SETTINGS_SOURCE)
     roles = [await _role(given, draft, name, until_stopped) for name in _names(given, draft)]
     # The other roles are left out: this capture is all that its run has, and nobody is to miss or await them.
     draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
@@ -150,7 +150,7 @@ async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped:
     except CaptureError as error:
         run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
-            error = CaptureError(f"{error} What came of each: profdeck ls {kit.short(run)}")
+            error = CaptureError(f"{error} What came of each: profdeck ls {kit.short_path(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
     made = tuple(captures.values())
     return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), sent=sent, error=None)
@@ -169,7 +169,7 @@ def _plain(servers: Iterable[CheckedServer]) -> list[dict[str, Any]]:
 # What is to be captured.
 
 
-def _names(given: ServerOptions, draft: Draft) -> list[str]:
+def _names(given: ServerOptions, draft: ConfigDraft) -> list[str]:
     """Return the roles whose servers are to be captured."""
     if given.names_servers:
         return [given.role or _ROLE]
@@ -177,7 +177,7 @@ def _names(given: ServerOptions, draft: Draft) -> list[str]:
     found = [name for name, role in roles.items() if role.targets and role.targets.discovers]
     if given.role is not None and given.role not in found:
         raise ConfigError(
-            f"--role {given.role}: the config names no servers for it under targets.{nearest(given.role, found)}"
+            f"--role {given.role}: the config names no servers for it under targets.{did_you_mean(given.role, found)}"
         )
     if not found:
         raise ConfigError(
@@ -187,7 +187,7 @@ def _names(given: ServerOptions, draft: Draft) -> list[str]:
     return found if given.role is None else [given.role]
 
 
-async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: contextlib.ExitStack) -> _Role:
+async def _role(given: ServerOptions, draft: ConfigDraft, name: str, until_stopped: contextlib.ExitStack) -> _Role:
     """Find a role's servers, and join the cluster if some of them are actors.
 
     Raises:
@@ -207,7 +207,7 @@ async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: co
     _set(draft, {f"roles.{name}.{key}": value for key, value in given.own.items()})
     _set(draft, {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()})
     for key, value in given.settings.items():  # the strongest
-        draft.set(key, value, kit.SOURCE)
+        draft.set(key, value, kit.SETTINGS_SOURCE)
     roles = draft.get("roles") or {}
     if name not in roles and any(str(role).lower() == name.lower() for role in roles):
         raise ConfigError(f"--role {name}: the config writes it otherwise; it has the roles {', '.join(roles)}.")
@@ -225,7 +225,7 @@ async def _role(given: ServerOptions, draft: Draft, name: str, until_stopped: co
     backends = _checked_servers.engine_backends(backend)
     found, notes = await discover(targets, ReplicaNumbers(), _checked_servers.asking_by(backends))
     for note in notes:
-        kit.say(note)
+        kit.print_stderr(note)
     servers = [CheckedServer.found(name, target, targets, backend) for target in found]
     return _Role(name=name, alone=False, servers=servers)
 
@@ -248,22 +248,22 @@ async def _router(given: str | None) -> str | None:
     if given is None or not is_to_be_found(given):
         return given
     url = await find_router(given)
-    kit.say(f"The router is {url}.")
+    kit.print_stderr(f"The router is {url}.")
     return url
 
 
-def _set(draft: Draft, values: Mapping[str, Any]) -> None:
+def _set(draft: ConfigDraft, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         draft.set(key, value, _COMMAND)
 
 
-def _backend(given: ServerOptions, draft: Draft, name: str) -> str | None:
+def _backend(given: ServerOptions, draft: ConfigDraft, name: str) -> str | None:
     """Return the backend that servers are said to have; None if they have to be asked.
 
     That of a config is of other targets than those of the command line.
     """
     backend = draft.get("roles", name, "backend")
-    if given.names_servers and draft.sources.get(("roles", name, "backend")) not in {kit.SOURCE, _COMMAND}:
+    if given.names_servers and draft.sources.get(("roles", name, "backend")) not in {kit.SETTINGS_SOURCE, _COMMAND}:
         return None
     _checked_servers.engine_backend(backend)
     return str(backend)
@@ -327,12 +327,12 @@ async def _recorded(
                         profiler, given.timeout_s, stopped and stopped(_run(captures), _plain(servers), len(recording))
                     )
                 except CaptureError as error:  # none answers any more; what is there counts
-                    lost = describe(error)
+                    lost = describe_error(error)
             phase.stopping = True
             with contextlib.suppress(CaptureError):  # what is incomplete is in the report
                 await (profiler.astop() if lost is None else profiler.aclose(lost))
     except asyncio.CancelledError:
-        kit.say("Stopping what records. Press Ctrl-C again to leave its files to the servers.")
+        kit.print_stderr("Stopping what records. Press Ctrl-C again to leave its files to the servers.")
         raise
     finally:
         await profiler.aclose("interrupted")  # the servers must not go on recording

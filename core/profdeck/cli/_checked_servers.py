@@ -216,7 +216,7 @@ async def check_all(servers: Sequence[CheckedServer]) -> None:
         await server.check({} if server.backend else backends)
         on_progress(done := done + 1, len(servers))
 
-    with kit.progress(f"Checking {plural(len(servers), 'server')}") as on_progress:
+    with kit.show_progress(f"Checking {plural(len(servers), 'server')}") as on_progress:
         on_progress(done, len(servers))
         results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
     for server, result in zip(servers, results, strict=True):
@@ -373,7 +373,7 @@ def show(servers: Sequence[CheckedServer]) -> None:
     }
     told = {name: cells for name, cells in columns.items() if any(cells)}
     if shown:
-        table = kit.table(*told)
+        table = kit.make_table(*told)
         table.columns[0].no_wrap = True
         for row in zip(*told.values(), strict=True):
             table.add_row(*row)

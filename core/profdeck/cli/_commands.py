@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from profdeck.base.errors import BrokenPluginError, PluginError, ProfdeckError, nearest
+from profdeck.base.errors import BrokenPluginError, PluginError, ProfdeckError, did_you_mean
 from profdeck.cli import kit
 from profdeck.cli.kit import ExitCode, exit_code
 
@@ -82,7 +82,7 @@ class Commands(TyperGroup):
         if args[0] in _REPLACED:
             ctx.fail(f"No such command '{args[0]}'. Use 'profdeck {_REPLACED[args[0]]}'.")
         if self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command '{args[0]}'.{nearest(args[0], self.list_commands(ctx))}")
+            ctx.fail(f"No such command '{args[0]}'.{did_you_mean(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -93,7 +93,7 @@ class Commands(TyperGroup):
             typer.echo("error: " + str(error).replace("\n", "\n       "), err=True)
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
-            kit.say("interrupted")
+            kit.print_stderr("interrupted")
             ctx.exit(ExitCode.INTERRUPTED)
 
 

@@ -28,14 +28,14 @@ def words(config: Config, role: str) -> str:
     """
     cost = cost_below(config.output.absolute(), role)
     if cost is None:
-        return f"not known before a run in {kit.short(config.output)} has two captures of whole steps"
+        return f"not known before a run in {kit.short_path(config.output)} has two captures of whole steps"
     shares = "; ".join(f"{one.spec}: {_share(cost, one)}" for one in _standing(config))
     many = f"{plural(cost.captures, 'capture')} of {plural(cost.steps, 'step')}"
     spread = f"{_time(cost.least_s)} to {_time(cost.most_s)}"
     step = "" if cost.step_s is None else f"; a step takes {_time(cost.step_s)}"
     others = _differing(cost.options, unstructure(build_backend(config, role).options))
     with_others = f" Other options then: {', '.join(others)}." if others else ""
-    each = f"Each of {many} in {kit.short(cost.run)} cost {_time(cost.capture_s)} ({spread}){step}."
+    each = f"Each of {many} in {kit.short_path(cost.run)} cost {_time(cost.capture_s)} ({spread}){step}."
     return f"{shares}. {each}{with_others}"
 
 

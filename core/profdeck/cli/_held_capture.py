@@ -25,8 +25,8 @@ import attrs
 
 from profdeck.after_run import start as finishes
 from profdeck.base import ctrl_c
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
-from profdeck.base.files import replace
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
+from profdeck.base.files import replace_file
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.processes import ProcessId, start_detached
 from profdeck.base.structuring import structure, unstructure
@@ -93,18 +93,18 @@ def stop(run: Path, timeout_s: float) -> list[dict[str, Any]]:
     try:
         held = structure(JSON_OBJECT.read(run / _FILE), _Held, where=str(run / _FILE))
     except FileNotFoundError:
-        raise ConfigError(f"{kit.short(run)}: no capture is held there, as by 'profdeck capture start'.") from None
+        raise ConfigError(f"{kit.short_path(run)}: no capture is held there, as by 'profdeck capture start'.") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run / _FILE} cannot be read: {error}.") from None
-    replace(run / _STOP, b"", durable=False)
+    replace_file(run / _STOP, b"", durable=False)
     until = time.monotonic() + timeout_s
-    with kit.progress("Stopping"):
+    with kit.show_progress("Stopping"):
         while (run / _FILE).exists():
             if held.process.alive is False:
                 (run / _FILE).unlink(missing_ok=True)
                 raise CaptureError(
                     f"The capture was held by {held.process}, which has ended: the servers stop by themselves, after "
-                    f"max_capture_s, or when they are asked for another capture. See profdeck ls {kit.short(run)}"
+                    f"max_capture_s, or when they are asked for another capture. See profdeck ls {kit.short_path(run)}"
                 )
             if time.monotonic() > until:
                 raise CaptureError(f"{held.process} has not stopped the capture in {timeout_s:g} seconds; try again.")
@@ -122,7 +122,7 @@ class Holder:
         """Say that some servers record, and wait until somebody wants them to stop."""
         held = _Held(process=ProcessId(), servers=tuple(servers))
         (run / _STOP).unlink(missing_ok=True)
-        replace(run / _FILE, json.dumps(unstructure(held)).encode(), durable=False)
+        replace_file(run / _FILE, json.dumps(unstructure(held)).encode(), durable=False)
         self._run = run
         _say({"run": str(run), "servers": servers, "recording": recording})
         while not (run / _STOP).exists():  # noqa: ASYNC110  # there is no event in a directory that hosts share
@@ -157,7 +157,7 @@ def main() -> None:
             raise captured.error
         finishes.await_own()
     except ProfdeckError as error:
-        _say({"error": describe(error), "wrong": isinstance(error, ConfigError)})
+        _say({"error": describe_error(error), "wrong": isinstance(error, ConfigError)})
     finally:
         holder.end()
 

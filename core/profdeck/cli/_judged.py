@@ -74,7 +74,7 @@ class Judgement:
             problems: Why traces could not be read.
         """
         for lack in self.undecided:
-            kit.say(f"error: {lack}")
+            kit.print_stderr(f"error: {lack}")
         if problems or self.undecided:
             raise typer.Exit(ExitCode.UNREADABLE)
         if self.regressions:

@@ -114,7 +114,7 @@ def write(merge: Merge, destination: Path) -> Merged:
     if len(shifts.unknown) == len(sources):
         how = Alignment.NONE  # what was asked for found nothing
     pieces = list(map(_Piece, sources, shifts.shift_ns, _selections(sources, merge.part)))
-    with kit.progress("Merging the traces") as on_progress, _trace_part.writing(destination):
+    with kit.show_progress("Merging the traces") as on_progress, _trace_part.writing(destination):
         written = (_write_slim if slim else _write_chrome)(pieces, destination, count, on_progress)
     unaligned = len(shifts.unknown) if how is not Alignment.NONE else 0
     return Merged(
@@ -158,7 +158,7 @@ def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
     kept = [source for source in sources if source.is_json]
     for source in sources:
         if not source.is_json:
-            kit.warn(f"{kit.short(source.path)} is left out: only a slim trace (.pftrace) can have it.")
+            kit.warn(f"{kit.short_path(source.path)} is left out: only a slim trace (.pftrace) can have it.")
     if not kept:
         raise TraceError("There is no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others.")
     return kept
@@ -179,10 +179,10 @@ def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
 def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> Shifts:
     from profdeck.traces.analysis.alignment import align
 
-    with kit.progress("Aligning the clocks") as on_progress:
+    with kit.show_progress("Aligning the clocks") as on_progress:
         shifts = align(sources, how, processes=processes, on_progress=on_progress)
     for source in shifts.unknown:
-        kit.warn(f"{kit.short(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
+        kit.warn(f"{kit.short_path(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
     return shifts
 
 
@@ -192,7 +192,7 @@ def _selections(sources: Sequence[TraceSource], part: _trace_part.TracePart) -> 
     from profdeck.base.progress import Meter
 
     selections: list[Selection | None] = []
-    with kit.progress("Looking for what to keep") as on_progress:
+    with kit.show_progress("Looking for what to keep") as on_progress:
         meter = Meter(sum(source.size_bytes for source in sources), on_progress)
         for source in sources:
             selections.append(part.selection(source.path, meter.within))

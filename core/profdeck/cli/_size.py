@@ -29,7 +29,9 @@ def words(config: Config, name: str, targets: int) -> str:
     within = ""
     if budget_gb is not None:
         within = f"; {size.fitting(budget_gb, targets)} of {targets} fit into budget_gb: {budget_gb:g}"
-    each = f"{kit.size(round(size.target_bytes))} each, by {plural(size.targets, 'target')} in {kit.short(size.run)}"
+    each = (
+        f"{kit.size(round(size.target_bytes))} each, by {plural(size.targets, 'target')} in {kit.short_path(size.run)}"
+    )
     iterations = "" if window is None else f" of {plural(window.count, 'iteration')}"
     return f"{kit.size(round(targets * size.target_bytes))} for {plural(targets, 'target')}{iterations}: {each}{within}"
 
@@ -68,4 +70,4 @@ def measure(name: str, file: Path, settings: Mapping[str, Any]) -> str:
     if problems := [problem for capture in captured.captures for problem in capture.problems]:
         idle = f"It waited {_MEASURE_S:g} s at most, and an idle engine has no iterations."
         raise CaptureError(" ".join(["Nothing was measured.", *problems, idle]))
-    return f"one iteration of a target, in {kit.short(captured.run)}"
+    return f"one iteration of a target, in {kit.short_path(captured.run)}"

@@ -76,7 +76,7 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
 
 
 def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width: int) -> list[Text]:
-    names = ", ".join(kit.short(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")  # noqa: PLR2004
+    names = ", ".join(map(kit.short_path, paths[:3])) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")  # noqa: PLR2004
     lines = wrapped(f"{names}: {about(run, teams)}", width, indent="  ", first="")
     for line in lines[:1]:
         line.stylize("bold", 0, len(names))

@@ -49,7 +49,7 @@ def _of_rank(rank: RankSummary, label: str, width: int, limit: int | None) -> _T
     about.append("devices only" if rank.events is None else f"{rank.events:,} events")
     if rank.graph_launches:
         about.append(f"{rank.graph_launches:,} launches of graphs")
-    lines = [Text(kit.printable(kit.short(Path(rank.path))), style="bold"), Text(", ".join(about))]
+    lines = [Text(kit.printable(kit.short_path(Path(rank.path))), style="bold"), Text(", ".join(about))]
     for device in rank.devices:
         lines += _device(device, rank.span_us)
     makers: tuple[Callable[[RankSummary, int, int | None], _Table], ...] = (

@@ -48,7 +48,7 @@ def cores(processes: int) -> int:
 
 def left_out(path: Path, why: str) -> None:
     """Warn of a file below a directory that is passed over."""
-    kit.warn(f"{kit.short(path)} {why}.")
+    kit.warn(f"{kit.short_path(path)} {why}.")
 
 
 def summarise_paths(  # noqa: PLR0913 - the options of commands
@@ -82,7 +82,7 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     from profdeck.traces.analysis.pictures import buckets_of
     from profdeck.traces.loading import summarise
 
-    with kit.progress("Reading the traces") as on_progress:
+    with kit.show_progress("Reading the traces") as on_progress:
         summary, errors = summarise(
             paths,
             devices_only=devices_only,

@@ -168,7 +168,7 @@ def new_file(destination: Path) -> Path:
     for parent in destination.resolve().parents:
         if (parent / RUN_FILE).exists():
             raise ConfigError(
-                f"{kit.short(destination.absolute())} would lie in the run {parent}, and be taken for one of its "
+                f"{kit.short_path(destination.absolute())} would lie in the run {parent}, and be taken for one of its "
                 "traces: choose an --output elsewhere."
             )
     return destination

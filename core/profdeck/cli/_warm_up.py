@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.errors import CaptureError, ConfigError, describe
+from profdeck.base.errors import CaptureError, ConfigError, describe_error
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.targets import WorkerType
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
@@ -92,7 +92,7 @@ async def sending(count: int | None, servers: Sequence[CheckedServer], timeout_s
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
-                sent.fail(describe(result))
+                sent.fail(describe_error(result))
 
 
 @attrs.frozen

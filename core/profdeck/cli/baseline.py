@@ -57,9 +57,9 @@ def save(
         if capture.status != "complete"
     ]
     if problems:
-        raise TraceError(f"{kit.short(run)} is no baseline, as it is not complete. {problems[0]}")
+        raise TraceError(f"{kit.short_path(run)} is no baseline, as it is not complete. {problems[0]}")
     kit.write_file(file, msgspec.json.encode(_without_pictures(summary).to_dict()), durable=True)
-    typer.echo(f"{kit.short(file)}: {plural(len(summary.ranks), 'trace')}, {kit.size(file.stat().st_size)}")
+    typer.echo(f"{kit.short_path(file)}: {plural(len(summary.ranks), 'trace')}, {kit.size(file.stat().st_size)}")
 
 
 @command.command()
@@ -81,7 +81,7 @@ def check(  # noqa: PLR0913 - the options of the command line
     ] = None,
     processes: _trace_options.Processes = 0,
     cache: _trace_options.Cache = True,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Compare a run with the baseline NAME; exit with 5 if it got slower by more than --fail-over, 5% if not given."""
     from profdeck.cli.diff import warn
@@ -89,16 +89,18 @@ def check(  # noqa: PLR0913 - the options of the command line
 
     file, limit = _file(directory, name), 0.05 if fail_over is None else fail_over
     if not file.exists():
-        raise ConfigError(f"There is no baseline {name} in {kit.short(directory)}. Make it: profdeck baseline save")
+        raise ConfigError(
+            f"There is no baseline {name} in {kit.short_path(directory)}. Make it: profdeck baseline save"
+        )
     before = load_summary(file)
     after, problems = _trace_options.summarise_paths([run], processes=processes, cache=cache)
     for problem in problems:
-        kit.say(f"error: {problem}")
+        kit.print_stderr(f"error: {problem}")
     diff = diff_runs(before, after)
     warn(diff, (before, after), (file, run))
     judgement = _judged.judge(diff, limit, fail_on)
     if not diff.roles:
-        judgement.undecided.append(f"{kit.short(run)} and the baseline {name} have no role in common.")
+        judgement.undecided.append(f"{kit.short_path(run)} and the baseline {name} have no role in common.")
     if json:
         kit.print_json(
             {
@@ -110,7 +112,7 @@ def check(  # noqa: PLR0913 - the options of the command line
             }
         )
     else:
-        console = kit.stdout()
+        console = kit.stdout_console()
         width = _page.width_of(console, full_names=False)
         lines: list[Text] = []
         for role in diff.roles:

@@ -16,7 +16,7 @@ from profdeck.base import ctrl_c
 from profdeck.base.errors import CaptureError, ConfigError
 from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls
 from profdeck.cli._cluster_options import ClusterOptions
-from profdeck.cli.kit import ExitCode, Settings
+from profdeck.cli.kit import ExitCode, SettingsOption
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, SampleBy, WorkerType
 from profdeck.engine.clusters import ActorSelection
@@ -185,10 +185,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     output: _Output = None,
     backend: _Backend = None,
     config: _Config = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     timeout: _Timeout = None,
     page: _after_capture.Page = None,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Capture running servers or a job; exit with 1 if incomplete."""
     if stage:
@@ -310,8 +310,8 @@ def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
         return
     count, recording = len(started["servers"]), started["recording"]
     of = "" if recording == count else f" of {count}"
-    kit.say(f"{recording}{of} server{'' if count == 1 else 's'} recording. To stop and see what came of it:")
-    kit.stdout().print(f"profdeck capture stop --run {kit.short(Path(started['run']))}")
+    kit.print_stderr(f"{recording}{of} server{'' if count == 1 else 's'} recording. To stop and see what came of it:")
+    kit.stdout_console().print(f"profdeck capture stop --run {kit.short_path(Path(started['run']))}")
 
 
 def _stop(run: str, timeout: float | None, page: Path | None, *, json: bool) -> None:
@@ -333,9 +333,9 @@ class Report:
 
 def _report(captured: Report, page: Path | None, *, json: bool) -> None:
     if captured.sent is not None:
-        kit.say(str(captured.sent))
+        kit.print_stderr(str(captured.sent))
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
-    with kit.progress("Waiting for the finish"):
+    with kit.show_progress("Waiting for the finish"):
         start.await_own()
     whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures or ())
     complete = whole and report is not None and report.status is Status.COMPLETE

@@ -14,15 +14,22 @@ from rich.text import Text
 
 from profdeck.backends import plugins
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, prepare, resolve_identity
+from profdeck.backends.building import build_backend, resolve_identity, run_preflight
 from profdeck.backends.plugin_manager import PluginManager
 from profdeck.base import entry_points
-from profdeck.base.errors import CaptureError, ConfigError, MissingLibraryError, ProfdeckError, describe, nearest
+from profdeck.base.errors import (
+    CaptureError,
+    ConfigError,
+    MissingLibraryError,
+    ProfdeckError,
+    describe_error,
+    did_you_mean,
+)
 from profdeck.cli import _cost, _size, kit
-from profdeck.cli.kit import SOURCE, ExitCode, Settings, exit_code
+from profdeck.cli.kit import SETTINGS_SOURCE, ExitCode, SettingsOption, exit_code
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.schedule import GRAMMAR
-from profdeck.config.sources import load, parse_setting
+from profdeck.config.sources import load_config, parse_setting
 from profdeck.replicas.discovery import Target, sampled
 
 HOSTS = "profdeck.hosts"
@@ -43,7 +50,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config, a YAML or TOML file.")],
     *,
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
     connect: Annotated[
         bool,
@@ -53,7 +60,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         bool, typer.Option("--measure", help="With --connect: record an iteration of one target first.")
     ] = False,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Check a config before the job starts; show what is wrong."""
     if measure and not connect:
@@ -71,14 +78,14 @@ def command(  # noqa: PLR0913 - the options of the command line
 
 
 def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
-    table = kit.table("", "checked", "")
+    table = kit.make_table("", "checked", "")
     for check in checks:
         state = Text("failed", style="red") if check.code else Text("ok", style="green")
         table.add_row(state, check.what, check.detail)
-    console = kit.stdout()
+    console = kit.stdout_console()
     console.print(table)
     console.print(
-        f"{kit.short(file)}: {len(checks)} checked, {f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
+        f"{kit.short_path(file)}: {len(checks)} checked, {f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
     )
 
 
@@ -90,9 +97,9 @@ def _checks(  # noqa: PLR0913 - as above
         try:
             key, settings[key] = parse_setting(text)
         except ConfigError as error:
-            yield Check(SOURCE, str(error), ExitCode.USAGE)
+            yield Check(SETTINGS_SOURCE, str(error), ExitCode.USAGE)
     try:
-        config = load(file, settings=settings, settings_source=SOURCE).config
+        config = load_config(file, settings=settings, settings_source=SETTINGS_SOURCE).config
     except ConfigError as error:
         yield Check("config", str(error), ExitCode.USAGE)
         return
@@ -120,7 +127,7 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
     except ProfdeckError as error:
         return Check(what, str(error), exit_code(error))
     except Exception as error:  # noqa: BLE001  # plugins run here, and one that fails must not hide other problems
-        return Check(what, describe(error), ExitCode.PLUGIN)
+        return Check(what, describe_error(error), ExitCode.PLUGIN)
 
 
 def _host(name: str) -> str:
@@ -163,7 +170,7 @@ def _output_directory(output: Path) -> str:
             (Path(probe) / "file").write_bytes(b"profdeck")
     except OSError as error:
         raise ConfigError(f"{existing} cannot be written: {error.strerror}. Choose another output.") from None
-    return f"{kit.short(output)} can be written" + ("" if existing == output else "; it does not exist yet")
+    return f"{kit.short_path(output)} can be written" + ("" if existing == output else "; it does not exist yet")
 
 
 def _listener(name: str, options: Mapping[str, Any]) -> str:
@@ -175,7 +182,7 @@ def _listener(name: str, options: Mapping[str, Any]) -> str:
 def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     role, path = config.roles.get(name), f"roles.{name}"
     if role is None:
-        hint = f"{nearest(name, config.roles)} It has: {', '.join(config.roles) or 'none'}."
+        hint = f"{did_you_mean(name, config.roles)} It has: {', '.join(config.roles) or 'none'}."
         yield Check(path, f"The config has no such role.{hint}", ExitCode.USAGE)
         return
     ranks = role.ranks if isinstance(role.ranks, str) else ", ".join(map(str, role.ranks))
@@ -220,7 +227,7 @@ def _here(config: Config, name: str) -> str:
     identity = resolve_identity(name, backend)
     if identity.world_size > 1 and not config.roles[name].expected_ranks(identity.world_size):
         raise ConfigError(f"None of its ranks is in this job, whose ranks are 0 to {identity.world_size - 1}.")
-    prepare(backend)
+    run_preflight(backend)
     return "can record"
 
 
@@ -233,7 +240,7 @@ def _targets(config: Config, name: str, reached: list[Target]) -> str:
     assert targets is not None  # noqa: S101  # the caller has looked
     found = asyncio.run(reach_all(type(backend), backend.options, targets))
     reached += [target for target, error in found if error is None]
-    silent = [f"{target.handle}: {describe(error)}" for target, error in found if error is not None]
+    silent = [f"{target.handle}: {describe_error(error)}" for target, error in found if error is not None]
     if silent:
         raise CaptureError(f"{len(silent)} of {len(found)} cannot be reached. {' '.join(silent)}")
     return f"{len(found)} of {len(found)} answer"

@@ -11,7 +11,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.base.words import plural, sentence
 from profdeck.cli import kit
 from profdeck.cli._cluster_options import ClusterOptions
@@ -42,7 +42,7 @@ def command(
     with contextlib.ExitStack() as until_done:
         find_actors = of_clusters.selected()
         actors = find_actors and find_actors(until_done)
-        on_progress = until_done.enter_context(kit.progress("Asking engines"))
+        on_progress = until_done.enter_context(kit.show_progress("Asking engines"))
         of_engines = asyncio.run(collect_run(run, limit_s=timeout_s, actors=actors, on_progress=on_progress))
     if no_job and read_run(run, contents=False).status is Status.COMPLETE:
         no_job = None  # whoever took part is here
@@ -50,14 +50,14 @@ def command(
     for one in found:
         typer.echo(f"{one.who}: {one.came}")
         for problem in one.problems:
-            kit.say(f"error: {problem}")
+            kit.print_stderr(f"error: {problem}")
     left = sum(bool(one.problems) for one in found)
     if found:
-        typer.echo(f"{len(found) - left} of {len(found)} complete. Next: profdeck ls {kit.short(run)}")
+        typer.echo(f"{len(found) - left} of {len(found)} complete. Next: profdeck ls {kit.short_path(run)}")
     elif not no_job:
         typer.echo("Nothing is missing that a server could send.")
     if no_job:
-        kit.say(f"error: {no_job}")
+        kit.print_stderr(f"error: {no_job}")
     if left or no_job:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
@@ -89,6 +89,6 @@ def _of_job(run: Path, limit_s: float) -> tuple[list[Gathered], str | None]:
         try:
             there = [process for process in read_processes(store) if not process.gone]
         except OSError as error:
-            return [], sentence(f"The job of this run cannot be asked, and may have ended: {describe(error)}")
-        with kit.progress("Asking the job"):
+            return [], sentence(f"The job of this run cannot be asked, and may have ended: {describe_error(error)}")
+        with kit.show_progress("Asking the job"):
             return asyncio.run(gather(store, run, there, limit_s=limit_s, everything=True)), None

@@ -14,8 +14,8 @@ from profdeck.backends.building import build_backend
 from profdeck.base.errors import ProfdeckError
 from profdeck.base.structuring import unstructure
 from profdeck.cli import kit
-from profdeck.cli.kit import SOURCE, Settings
-from profdeck.config.sources import Loaded, load, parse_setting
+from profdeck.cli.kit import SETTINGS_SOURCE, SettingsOption
+from profdeck.config.sources import Loaded, load_config, parse_setting
 
 command = typer.Typer(help="Show the config.", no_args_is_help=True)
 
@@ -36,21 +36,21 @@ def show(
         typer.Argument(metavar="FILE", help="The config; without it, the file that PROFDECK_CONFIG names."),
     ] = None,
     *,
-    settings: Settings = None,
-    json: kit.Json = False,
+    settings: SettingsOption = None,
+    json: kit.JsonOption = False,
 ) -> None:
     """Show every value of the config and where it comes from."""
-    loaded = load(file, settings=dict(map(parse_setting, settings or ())), settings_source=SOURCE)
+    loaded = load_config(file, settings=dict(map(parse_setting, settings or ())), settings_source=SETTINGS_SOURCE)
     notes: list[str] = []
     rows = list(_rows(loaded, notes))
     if json:
         kit.print_json({"values": [attrs.asdict(row) for row in rows], "notes": notes})
         return
-    table = kit.table("key", "value", "source")
+    table = kit.make_table("key", "value", "source")
     for row in rows:
         value = row.value if isinstance(row.value, str) else jsonlib.dumps(row.value)
         table.add_row(row.key, value, row.source, style="dim" if row.source == "default" else None)
-    kit.stdout().print(table)
+    kit.stdout_console().print(table)
     for note in notes:
         kit.warn(note)
 

@@ -49,7 +49,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 8,
     full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
     cache: _trace_options.Cache = True,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Compare two runs: what got slower or faster.
 
@@ -65,7 +65,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         runs.append(run)
         problems += of_path
     for problem in problems:
-        kit.say(f"error: {problem}")
+        kit.print_stderr(f"error: {problem}")
     diff = diff_runs(*runs)
     warn(diff, runs, (before, after))
     judgement = _judged.judge(diff, fail_over, fail_on)
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0913 - the options of the command line
             {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": found}
         )
     else:
-        console = kit.stdout()
+        console = kit.stdout_console()
         width = _page.width_of(console, full_names=full_names)
         lines: list[Text] = []
         for role, change in judgement.regressions:
@@ -103,11 +103,11 @@ def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> No
     for run in runs:
         for rank in run.ranks:
             if rank.problem:
-                kit.warn(f"{kit.short(Path(rank.path))}: {rank.problem} What is compared is what can be read.")
+                kit.warn(f"{kit.short_path(Path(rank.path))}: {rank.problem} What is compared is what can be read.")
     for path, alone in zip(paths, (diff.only_before, diff.only_after), strict=True):
         if alone:
-            names = ", ".join(kit.short(Path(name)) for name in alone)
-            kit.warn(f"{kit.short(path)}: the other side has no counterpart of {names}")
+            names = ", ".join(kit.short_path(Path(name)) for name in alone)
+            kit.warn(f"{kit.short_path(path)}: the other side has no counterpart of {names}")
 
 
 def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:

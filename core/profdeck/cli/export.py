@@ -50,7 +50,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     except OSError as error:
         raise ConfigError(f"{error.filename or run} cannot be written: {error.strerror or error}.") from error
     for problem in problems:
-        kit.say(f"error: {problem}")
+        kit.print_stderr(f"error: {problem}")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 
@@ -66,7 +66,7 @@ def _write_parquet(run: RunSummary, directory: Path) -> None:
         file = directory / f"{name}.parquet"
         if table.num_rows:
             pq.write_table(table, file)
-            typer.echo(f"{kit.short(file)}: {table.num_rows:,} rows")
+            typer.echo(f"{kit.short_path(file)}: {table.num_rows:,} rows")
         else:
             file.unlink(missing_ok=True)  # of an earlier export
 
@@ -77,11 +77,11 @@ def _write_speedscope(run: RunSummary, file: Path) -> None:
     Raises:
         TraceError: There are no stacks.
     """
-    from profdeck.base.files import replace
+    from profdeck.base.files import replace_file
     from profdeck.traces.tables.speedscope import speedscope
 
     document = speedscope(run)
     if document is None:
         raise TraceError("No trace has stacks. Record them: with_stack is an option of the recorder.")
-    replace(file, json.dumps(document, separators=(",", ":")).encode(), durable=False)
-    typer.echo(f"{kit.short(file)}: {len(document['profiles'])} profiles, {kit.size(file.stat().st_size)}")
+    replace_file(file, json.dumps(document, separators=(",", ":")).encode(), durable=False)
+    typer.echo(f"{kit.short_path(file)}: {len(document['profiles'])} profiles, {kit.size(file.stat().st_size)}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _REFRESH_EVERY_S = 0.1
 _ENDS = re.compile(" +$", re.MULTILINE)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 _CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-def stdout() -> Console:
+def stdout_console() -> Console:
     """Return a console for stdout that prints text as it is: brackets in names are not markup.
 
     In a pipe or a file nothing is folded, so that a search finds it in one line, and no line ends in spaces.
@@ -77,17 +77,17 @@ def print_json(document: Any) -> None:
         _leave()
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print a line to stderr."""
     typer.echo(printable(text), err=True)
 
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    say(f"warning: {text}")
+    print_stderr(f"warning: {text}")
 
 
-def table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table:
+def make_table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table:
     """Make a table without lines, whose cells fold instead of losing their end.
 
     Args:
@@ -105,7 +105,7 @@ def table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
     """Show progress on stderr, if that is a terminal, until the block ends.
 
     Yields:
@@ -158,7 +158,7 @@ def run_path(text: str | Path) -> Path:
     output = path.parent if len(path.parts) > 1 else RUNS
     runs = runs_below(output)
     if not runs:
-        raise typer.BadParameter(f"There is no run in {short(output)}, so there is no latest one.")
+        raise typer.BadParameter(f"There is no run in {short_path(output)}, so there is no latest one.")
     return runs[0]
 
 
@@ -188,13 +188,13 @@ def source_path(text: str | Path) -> Path:
     from profdeck.remote.urls import shown
 
     url = str(text)
-    with progress("Fetching") as on_progress:
+    with show_progress("Fetching") as on_progress:
         path = fetch(url, on_progress=on_progress)
     _copied[path] = f"{shown(url).rstrip('/').rpartition('/')[0]}/{path.name}"
     return path
 
 
-def short(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Write a path relative to the current directory, if it lies below; of a copy, the URL that it is from."""
     for copy, url in _copied.items():
         if path.is_relative_to(copy):
@@ -255,12 +255,12 @@ def exit_code(error: ProfdeckError) -> ExitCode:
             return ExitCode.UNREADABLE
 
 
-SOURCE = "--set"
+SETTINGS_SOURCE = "--set"
 
-Settings = Annotated[
+SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
-        SOURCE,
+        SETTINGS_SOURCE,
         metavar="KEY=VALUE",
         help="Set a config value over file and environment, such as trainer.options.with_stack=true. Repeatable.",
     ),
@@ -273,10 +273,10 @@ def write_file(file: Path, content: bytes, *, durable: bool = False) -> None:
     Raises:
         ProfdeckError: It cannot be written.
     """
-    from profdeck.base.files import replace
+    from profdeck.base.files import replace_file
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, content, durable=durable)
+        replace_file(file, content, durable=durable)
     except OSError as error:
         raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error

@@ -46,7 +46,7 @@ def command(
     *,
     processes: _trace_options.Processes = 0,
     cache: _trace_options.Cache = True,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """List a run's captures, or the runs; exit with 1 if incomplete."""
     if not (run / RUN_FILE).exists() and (runs := runs_below(run)):
@@ -76,7 +76,7 @@ def read(
         ProfdeckError: it cannot be read, or is not a run.
     """
     try:
-        with kit.progress("Reading the traces") as on_progress:
+        with kit.show_progress("Reading the traces") as on_progress:
             cores = _trace_options.cores(processes)
             return read_run(run, only=only, cache=cache, processes=cores, on_progress=on_progress)
     except OSError as error:
@@ -98,15 +98,17 @@ def _list(runs: list[Path], *, as_json: bool) -> None:
     if as_json:
         kit.print_json({"runs": found})
         return
-    table = kit.table("begun", "run", "captures", "size", "status", numbers=("captures", "size"))
+    table = kit.make_table("begun", "run", "captures", "size", "status", numbers=("captures", "size"))
     for one in found:
         begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_ns"] / 1e9))
         state = Text(one["status"], style=_STYLES[one["status"]])
-        table.add_row(begun, kit.short(Path(one["path"])), str(one["captures"]), kit.size(one["size_bytes"]), state)
-    console = kit.stdout()
+        table.add_row(
+            begun, kit.short_path(Path(one["path"])), str(one["captures"]), kit.size(one["size_bytes"]), state
+        )
+    console = kit.stdout_console()
     console.print(table)
     console.print()
-    newest = kit.short(runs[0])
+    newest = kit.short_path(runs[0])
     console.print(f"Only sizes were compared; to read the files: profdeck ls {newest}")
 
 
@@ -118,7 +120,7 @@ def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
 
 def show(report: RunReport) -> None:
     """Print a report."""
-    console = kit.stdout()
+    console = kit.stdout_console()
     _show_ranks(report, console)
     for capture, rank in _ranks(report):
         notes = [f"{artifact.path.name}: {note}" for artifact in rank.artifacts for note in artifact.notes]
@@ -140,7 +142,7 @@ def show(report: RunReport) -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
     amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"
     captures = plural(counted["captures"], "capture")
-    console.print(f"{kit.short(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+    console.print(f"{kit.short_path(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
     if unread := counted["not_read_again"]:
         files = "file was" if unread == 1 else "files were"
         console.print(f"{unread} {files} proved before and did not change since; to read them again: --no-cache")
@@ -168,14 +170,14 @@ def _show_ranks(report: RunReport, console: Console) -> None:
     files = [_files(rank, report.path) for _, rank in ranks]
     widths = (max(len(str(row[place])) for row in (columns, *rows)) + 2 for place in range(len(columns)))
     fits = sum(widths) + max(map(len, files)) <= console.width
-    table = kit.table(*columns, *(("file",) if fits else ()), numbers=("size", "events"))
+    table = kit.make_table(*columns, *(("file",) if fits else ()), numbers=("size", "events"))
     for row, file in zip(rows, files, strict=True):
         table.add_row(*row, *((file,) if fits else ()))
     console.print(table)
     console.print()
     if not fits:
         for file in filter(None, files):
-            console.print(kit.short(report.path / file))
+            console.print(kit.short_path(report.path / file))
         console.print()
 
 
@@ -216,7 +218,7 @@ def _of_finish(finish: FinishReport) -> str | None:
     if what is None:
         return None
     by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
-    see = f" See {kit.short(finish.record)}" if finish.record else ""
+    see = f" See {kit.short_path(finish.record)}" if finish.record else ""
     return f"Finish of {finish.capture}{by}: {what}.{see}"
 
 

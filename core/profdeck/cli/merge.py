@@ -31,7 +31,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     time: _trace_part.Time = None,
     category: _trace_part.Category = None,
     processes: _trace_options.Processes = 0,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Merge traces into one that Perfetto opens.
 
@@ -70,4 +70,4 @@ def _report(destination: Path, written: _merged.Merged, *, json: bool) -> None:
     error = "" if written.clock_error_ns is None else f" within {written.clock_error_ns / 1e3:,.0f} us"
     but = f", but {written.unaligned} of them" if written.unaligned else ""
     about = f"{len(sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}"
-    kit.stdout().print(f"{destination}: {about}; clocks aligned by: {written.how}{error}{but}", soft_wrap=True)
+    kit.stdout_console().print(f"{destination}: {about}; clocks aligned by: {written.how}{error}{but}", soft_wrap=True)

@@ -25,13 +25,12 @@ from profdeck.backends.plugins import (
     require_libraries,
 )
 from profdeck.base import entry_points
-from profdeck.base.errors import PluginError, UnknownPluginError, nearest
-from profdeck.base.errors import describe as describe_error
+from profdeck.base.errors import PluginError, UnknownPluginError, describe_error, did_you_mean
 from profdeck.base.launchers import LAUNCHERS, Launcher
 from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
-from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
+from profdeck.config.options import COMMON_OPTIONS, OptionDoc, json_schema
 from profdeck.engine.clusters import CLUSTERS, Cluster
 from profdeck.on_demand.stores import GROUP as STORES
 from profdeck.traces.analysis.step_names import TRACE_NAMES
@@ -150,13 +149,13 @@ def command(
         str | None, typer.Argument(metavar="NAME", help="Print the hooks and options of this plugin.")
     ] = None,
     *,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """List the installed plugins, or print the options of one."""
     points = [(kind, point) for kind, group in GROUPS.items() for point in entry_points.installed(group).values()]
     names = {point.name for _, point in points}
     if name is not None and name not in names:
-        raise UnknownPluginError(f"There is no plugin '{name}'.{nearest(name, names)} List all: profdeck plugins")
+        raise UnknownPluginError(f"There is no plugin '{name}'.{did_you_mean(name, names)} List all: profdeck plugins")
     plugins = [InstalledPlugin.load(kind, point) for kind, point in points if name in {None, point.name}]
     if json:
         kit.print_json({"plugins": [_document(plugin, explain=name is not None) for plugin in plugins]})
@@ -175,11 +174,11 @@ def _document(plugin: InstalledPlugin, *, explain: bool) -> dict[str, Any]:
 
 
 def _list(plugins: list[InstalledPlugin]) -> None:
-    console = kit.stdout()
+    console = kit.stdout_console()
     if not plugins:
         console.print("No plugins are installed. profdeck's own come with it: reinstall profdeck.")
         return
-    table = kit.table("kind", "name", "provided by", "hooks", "usable")
+    table = kit.make_table("kind", "name", "provided by", "hooks", "usable")
     for plugin in plugins:
         usable = "no" if plugin.problem else "yes"
         table.add_row(plugin.kind, plugin.name, plugin.provider, "\n".join(_hook_texts(plugin)), usable)
@@ -203,7 +202,7 @@ def _order(item: Implementation) -> str | None:
 
 
 def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
-    console = kit.stdout()
+    console = kit.stdout_console()
     summary = f": {plugin.summary}" if plugin.summary else ""
     console.print(f"{'' if first else chr(10)}{plugin.kind} {plugin.name}{summary}")
     console.print(f"Provided by {plugin.provider}.")

@@ -29,7 +29,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         str | None, typer.Option(metavar="NAME", help="Delete captures of this role only; others stay.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; show what would be deleted.")] = False,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Delete old captures of a run, whole steps at a time, or all of one role in a step.
 
@@ -58,4 +58,4 @@ def command(  # noqa: PLR0913  # the options of a command line
         return f"{plural(len(of), 'step')} ({size})"
 
     done = "Would delete" if dry_run else "Deleted"
-    kit.stdout().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} stay.", soft_wrap=True)
+    kit.stdout_console().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} stay.", soft_wrap=True)

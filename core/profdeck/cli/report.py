@@ -54,10 +54,10 @@ def command(  # noqa: PLR0913 - the options of a command line
             raise TraceError(" ".join(of_path))
         runs.append(found)
         problems += of_path
-    write(runs, [kit.short(path) for path in paths], file, trend_of(points_of(runs, sources)))
-    typer.echo(f"{kit.short(file)}: {kit.size(file.stat().st_size)}")
+    write(runs, [kit.short_path(path) for path in paths], file, trend_of(points_of(runs, sources)))
+    typer.echo(f"{kit.short_path(file)}: {kit.size(file.stat().st_size)}")
     for problem in problems:
-        kit.say(f"error: {problem}")
+        kit.print_stderr(f"error: {problem}")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 

@@ -45,7 +45,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     processes: _trace_options.Processes = 0,
     of_clusters: ClusterOptions,
     cache: _trace_options.Cache = True,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
     rows: Annotated[
         Rows | None,
@@ -85,7 +85,7 @@ def show(
     from profdeck.cli._summary_page import MOST_FINDINGS, Screen, page
     from profdeck.cli._summary_tables import tables
 
-    console = kit.stdout()
+    console = kit.stdout_console()
     width = _page.width_of(console, full_names=full_names)
     height = console.height if sys.stdout.isatty() and not full else None
     screen = Screen(width=width, height=height, top=top, findings=None if full else MOST_FINDINGS)
@@ -97,9 +97,9 @@ def show(
 def tell(run: RunSummary, problems: Sequence[str]) -> None:
     """Say on stderr what the summary does not cover; end with an exit code if a trace could not be read."""
     for problem in problems:
-        kit.say(f"error: {problem}")
+        kit.print_stderr(f"error: {problem}")
     for rank in run.ranks:
         if rank.problem:
-            kit.warn(f"{kit.short(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
+            kit.warn(f"{kit.short_path(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)

@@ -24,7 +24,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     ] = None,
     processes: _trace_options.Processes = 0,
     cache: _trace_options.Cache = True,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Say since when a run, or its runs, got slower, and what changed.
 
@@ -37,7 +37,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     from profdeck.traces.trend.points import read_points
     from profdeck.traces.trend.trend import trend_of
 
-    with kit.progress("Reading the traces") as on_progress:
+    with kit.show_progress("Reading the traces") as on_progress:
         points, left_out, errors = read_points(
             recorded_sources(paths),
             processes=_trace_options.cores(processes),
@@ -51,16 +51,18 @@ def command(  # noqa: PLR0913 - the options of the command line
     elif trend.series:
         from profdeck.cli._trend_page import page
 
-        console = kit.stdout()
+        console = kit.stdout_console()
         _page.show(console, page(trend, _page.width_of(console, full_names=False), smallest))
     else:
-        kit.say("No capture has a step, an iteration or a stall that could be followed.")
+        kit.print_stderr("No capture has a step, an iteration or a stall that could be followed.")
     if output is not None:
         from profdeck.traces.report.trend_page import write_trend_page
 
-        kit.write_file(output, write_trend_page(trend, [kit.short(path) for path in paths]).encode("utf-8", "replace"))
-        kit.say(f"{kit.short(output)}: {kit.size(output.stat().st_size)}")
+        kit.write_file(
+            output, write_trend_page(trend, [kit.short_path(path) for path in paths]).encode("utf-8", "replace")
+        )
+        kit.print_stderr(f"{kit.short_path(output)}: {kit.size(output.stat().st_size)}")
     for error in errors:
-        kit.say(f"error: {error}")
+        kit.print_stderr(f"error: {error}")
     if errors:
         raise typer.Exit(ExitCode.UNREADABLE)

@@ -35,7 +35,7 @@ def command(  # noqa: PLR0913  # the options of a command line
             "what is kept.",
         ),
     ] = None,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Trim a trace to steps, iterations, a time or categories.
 
@@ -48,7 +48,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     name = f"{_SUFFIXES.sub('', file.absolute().name)}.trim-{part.text}.trace.json.gz"
     destination = Path(name) if output is None else output / name if output.is_dir() else output
     _trace_part.new_file(destination)
-    with kit.progress("Looking for what to keep") as on_progress:
+    with kit.show_progress("Looking for what to keep") as on_progress:
         selection = part.selection(file, on_progress)
     check = _trim(file, destination, selection)
     if check.problem:
@@ -70,7 +70,7 @@ def _check_source(file: Path) -> None:
 def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
     from profdeck.traces.writing.trim import trim_trace
 
-    with kit.progress("Trimming the trace") as on_progress, _trace_part.writing(destination):
+    with kit.show_progress("Trimming the trace") as on_progress, _trace_part.writing(destination):
         return trim_trace(file, destination, selection, on_progress=on_progress)
 
 
@@ -92,4 +92,4 @@ def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> 
         )
         return
     sizes = f"{kit.size(check.size_bytes)} from {kit.size(source_bytes)}"
-    kit.stdout().print(f"{destination}: {check.events:,} events kept, {sizes}", soft_wrap=True)
+    kit.stdout_console().print(f"{destination}: {check.events:,} events kept, {sizes}", soft_wrap=True)

@@ -20,7 +20,7 @@ def command(
         ),
     ] = None,
     *,
-    json: kit.Json = False,
+    json: kit.JsonOption = False,
 ) -> None:
     """Send what has ended of a run to a URL.
 
@@ -30,7 +30,7 @@ def command(
     from profdeck.remote import listener
     from profdeck.remote.upload import upload
 
-    with kit.progress("Sending") as on_progress:
+    with kit.show_progress("Sending") as on_progress:
         done = upload(Path(run), url or listener.url(), on_progress=on_progress)
     if json:
         kit.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})

@@ -64,7 +64,7 @@ def command(  # noqa: PLR0913 - the options of a command line
             merge = _merged.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
             trace = _converted(merge, Path(directory), operators)
         try:
-            asyncio.run(_serve(trace, ", ".join(map(kit.short, paths)), interface, port, browser))
+            asyncio.run(_serve(trace, ", ".join(map(kit.short_path, paths)), interface, port, browser))
         except OSError as error:
             raise ConfigError(f"--port {port} cannot be used: {os.strerror(error.errno or 0)}.") from None
 
@@ -83,7 +83,7 @@ def _converted(merge: _merged.Merge, directory: Path, operators: bool | None) ->
         written = _merged.write(_merged.with_operators(merge), trace)
     for problem in written.problems:
         kit.warn(f"{problem} What is readable is shown.")
-    kit.say(f"{len(written.sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}")
+    kit.print_stderr(f"{len(written.sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}")
     return trace
 
 
@@ -100,8 +100,10 @@ async def _serve(trace: Path, title: str, ui: Path | None, port: int, browser: b
         opened = browser and _has_display() and await asyncio.to_thread(webbrowser.open, url)
         if not opened:
             number = url.split(":")[2].partition("/")[0]
-            kit.say(f"From another machine: ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}, and open that.")
-        kit.say("Ctrl+C ends it.")
+            kit.print_stderr(
+                f"From another machine: ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}, and open that."
+            )
+        kit.print_stderr("Ctrl+C ends it.")
         await ended.wait()
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.errors import nearest
+from profdeck.base.errors import did_you_mean
 from profdeck.base.identity import NAME
-from profdeck.base.structuring import duration
+from profdeck.base.structuring import duration_validator
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.schedule import Iterations, Schedule, Window
 from profdeck.config.targets import TargetsConfig
@@ -113,11 +113,11 @@ class FinishConfig:
     """A command for `/bin/sh -c`, run once per capture when all processes that take part have ended it and its files
     have been read back, whatever came of it. It gets a JSON document as its input. Default: none."""
 
-    timeout_s: float = attrs.field(default=600.0, validator=duration(validators.gt(0.0)))
+    timeout_s: float = attrs.field(default=600.0, validator=duration_validator(validators.gt(0.0)))
     """How long the command may take, and each listener, in seconds; then it is ended with all that it has started in
     its process group. Default: 600."""
 
-    wait_s: float = attrs.field(default=300.0, validator=duration(validators.ge(0.0)))
+    wait_s: float = attrs.field(default=300.0, validator=duration_validator(validators.ge(0.0)))
     """How long to wait for silent processes, in seconds: a rank that was killed, a role that takes no part. It begins
     again whenever one of them begins or ends the capture, and as long as one is known to be
     recording. Default: 300."""
@@ -182,7 +182,7 @@ class Config:
     def _of_selected_listeners(self, _: object, options: Mapping[str, object]) -> None:
         for name in options:
             if name not in self.listeners:
-                hint = nearest(name, self.listeners) or f" It has {', '.join(self.listeners) or 'none'}."
+                hint = did_you_mean(name, self.listeners) or f" It has {', '.join(self.listeners) or 'none'}."
                 raise ValueError(f"listener_options: '{name}' is not in listeners.{hint}")
 
     @steps.validator

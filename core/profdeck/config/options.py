@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration, unstructure
+from profdeck.base.structuring import duration_validator, unstructure
 
 
 class Activity(StrEnum):
@@ -60,7 +60,7 @@ class CommonOptions:
     with_modules: bool = False
     """Record the module hierarchy of operators (TorchScript modules only, in PyTorch). Default: off."""
 
-    max_capture_s: float = attrs.field(default=1800.0, validator=duration(validators.gt(0.0)))
+    max_capture_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """Longest duration of one capture in seconds. Default: 1800. When it passes, the capture is stopped, its
     trace is kept and marked partial, and the job goes on."""
 

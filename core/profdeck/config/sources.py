@@ -47,7 +47,7 @@ class Loaded:
 
 
 @attrs.define
-class Draft:
+class ConfigDraft:
     """A config that is put together: plain data that nothing has checked, and the source of each key in it."""
 
     data: dict[str, Any] = attrs.field(factory=dict)
@@ -77,28 +77,28 @@ class Draft:
         return Loaded(structure(self.data, Config, where=""), self.sources)
 
 
-def load(
+def load_config(
     path: str | os.PathLike[str] | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
-    """Read, merge and check the config; the arguments are those of `gather`.
+    """Read, merge and check the config; the arguments are those of `load_draft`.
 
     Raises:
         ConfigError: a file cannot be read, or a key or value is wrong.
     """
-    return gather(path, settings=settings, settings_source=settings_source, environ=environ).checked()
+    return load_draft(path, settings=settings, settings_source=settings_source, environ=environ).checked()
 
 
-def gather(
+def load_draft(
     path: str | os.PathLike[str] | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
-) -> Draft:
+) -> ConfigDraft:
     """Read and merge the config without checking it.
 
     Args:
@@ -110,7 +110,7 @@ def gather(
     Raises:
         ConfigError: a file cannot be read, or a setting has no place in the config.
     """
-    draft = Draft()
+    draft = ConfigDraft()
     named = path or environ.get(CONFIG_VARIABLE)
     if named:
         origin = f"file {named}" if path else f"file {named} ({CONFIG_VARIABLE})"
@@ -137,7 +137,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key.strip(), _scalar(value, f"--set {key}")
 
 
-def variables(settings: Mapping[str, Any]) -> dict[str, str]:
+def settings_environ(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment that says the same to another process as values by dotted key do here."""
     return {_PREFIX + key.replace(".", "__").upper(): json.dumps(value) for key, value in settings.items()}
 

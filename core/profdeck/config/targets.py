@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration
+from profdeck.base.structuring import duration_validator
 
 SOCKET = "unix:"
 """What the URL of a server begins with that listens at a Unix socket; the path follows."""
@@ -116,12 +116,12 @@ class TargetsConfig:
     quorum: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     """With `policy: quorum`: how many."""
 
-    start_timeout_s: float = attrs.field(default=60.0, validator=duration(validators.gt(0.0)))
+    start_timeout_s: float = attrs.field(default=60.0, validator=duration_validator(validators.gt(0.0)))
     """How long the start of all targets may take together, in seconds; a target that has not answered then is given up.
     In the first half of that time all targets are reached, and who is not takes no part. A target that is late is told
     to stop, which takes up to 3 seconds more. Default: 60."""
 
-    stop_timeout_s: float = attrs.field(default=1800.0, validator=duration(validators.gt(0.0)))
+    stop_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """The same for the stop, which waits for the files. Default: 1800."""
 
     @router.validator

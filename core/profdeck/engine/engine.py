@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 import attrs
 
-from profdeck.base.blocking import in_thread
+from profdeck.base.blocking import run_in_thread
 from profdeck.records.host_clock import HostClock
 from profdeck.records.request import Answer, RequestState
 
@@ -45,7 +45,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send ``start``, ``stop`` or ``status`` to all of its processes; see `profdeck.engine.worker.recorder.handle`.
+        """Send ``start``, ``stop`` or ``status`` to all of its processes, which call `profdeck.engines.handle_command`.
 
         Raises:
             CaptureError: it does not answer.
@@ -82,7 +82,7 @@ class Engine(ABC):
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what takes long, such as reading files, without blocking an event loop."""
-        return function(*arguments) if self.blocking else await in_thread(function, *arguments)
+        return function(*arguments) if self.blocking else await run_in_thread(function, *arguments)
 
     async def sleep(self, duration_s: float) -> None:
         """Wait."""

@@ -10,7 +10,7 @@ from profdeck.backends.building import build_backend
 from profdeck.backends.plugins import load_backend
 from profdeck.base.errors import ConfigError
 from profdeck.config.model import Config, RoleConfig
-from profdeck.config.sources import load
+from profdeck.config.sources import load_config
 from profdeck.engine.options import EngineOptions
 from profdeck.records.request import CaptureRequest
 from profdeck.records.run_directory import RUN_VARIABLE, run_name
@@ -38,7 +38,7 @@ class EngineConfig:
         Raises:
             ConfigError: the config is wrong, or several roles are the engine's and ``PROFDECK_ROLE`` chooses none.
         """
-        config = load().config
+        config = load_config().config
         roles = [name for name, role in config.roles.items() if role.backend == backend]
         name = os.environ.get(ROLE_VARIABLE) or (roles[0] if len(roles) == 1 else None)
         if name is None and not roles:

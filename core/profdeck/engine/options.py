@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration, unstructure
+from profdeck.base.structuring import duration_validator, unstructure
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 from profdeck.records.request import CaptureRequest
 
@@ -39,11 +39,11 @@ class EngineOptions(CommonOptions):
     """Where the engine's own profiler writes its traces, as this host sees it. Only used with an engine whose
     processes have not loaded profdeck. Default: what the engine says or is told."""
 
-    flush_timeout_s: float = attrs.field(default=1800.0, validator=duration(validators.gt(0.0)))
+    flush_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """How long a stop waits until the files of all ranks are whole, and those that it fetches are here, in seconds.
     Default: 1800. When it passes, the capture is partial and names the ranks."""
 
-    rpc_timeout_s: float = attrs.field(default=120.0, validator=duration(validators.gt(0.0)))
+    rpc_timeout_s: float = attrs.field(default=120.0, validator=duration_validator(validators.gt(0.0)))
     """How long an engine may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server
     waits that long for its files. Engine objects whose calls cannot be given up have no limit."""
 

@@ -49,7 +49,7 @@ def count(run: Path, capture: Capture) -> None:
     counts.artifact_kinds.update(artifact.kind for artifact in capture.artifacts)
 
 
-def withdraw() -> None:
+def suppress() -> None:
     """Say nothing of what has been captured: the caller does."""
     _runs.clear()
 

@@ -9,9 +9,9 @@ from typing import cast
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, prepare, resolve_identity, warmup_steps
+from profdeck.backends.building import build_backend, resolve_identity, run_preflight, warmup_steps
 from profdeck.backends.plugins import require_libraries
-from profdeck.base.errors import ConfigError, nearest
+from profdeck.base.errors import ConfigError, did_you_mean
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import Config, Mode, RoleConfig
@@ -95,7 +95,7 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
     chosen = config.roles.get(name)
     if chosen is None:
         if config.roles:
-            hint = nearest(name, config.roles) or f" It has {', '.join(config.roles)}."
+            hint = did_you_mean(name, config.roles) or f" It has {', '.join(config.roles)}."
             logger.warning("The config has no role '%s', so this process records nothing.%s", name, hint)
         return None
     backend = build_backend(config, name)
@@ -115,7 +115,7 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
     expected = () if bound else _expected_ranks(chosen, identity)
     if (not bound and identity.rank not in expected) or not (config.steps.spans or config.on_demand):
         return None
-    prepare(backend)
+    run_preflight(backend)
     role = Role(
         config=config,
         options=chosen,

@@ -18,7 +18,7 @@ from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, abandon, expired, reserve
 from profdeck.base import shutdown
-from profdeck.base.errors import CaptureError, describe
+from profdeck.base.errors import CaptureError, describe_error
 from profdeck.base.identity import Identity
 from profdeck.base.operations import Blocker, Operation, begin, running_loop
 from profdeck.base.processes import ProcessId
@@ -147,7 +147,7 @@ class Role:
                 miss=self._miss,
             )
         except (OSError, CaptureError) as error:
-            logger.warning("No capture can be asked for while the job runs: %s", describe(error))
+            logger.warning("No capture can be asked for while the job runs: %s", describe_error(error))
             return
         if self.config.steps.timed and self.reports:
             from profdeck.on_demand.standing import StandingCaptures  # few jobs have any
@@ -209,7 +209,7 @@ class Role:
                         self._withdraw(capture, error)
                         self._drop()
                         continue
-                    self._conclude(capture, describe(error))
+                    self._conclude(capture, describe_error(error))
                     self._drop()
                     if not self._excuses(error):
                         raise

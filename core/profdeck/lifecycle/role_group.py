@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.base.operations import Blocker, Operation, RunningOperation, begin, finish
 
 if TYPE_CHECKING:
@@ -61,5 +61,5 @@ class RoleGroup:
     def _closing(self, error: BaseException) -> list[Operation[None]]:
         """Return operations that end all captures: the host receives an exception and will not end them."""
         failed = isinstance(error, Exception)
-        reason = f"the start of another role failed: {describe(error)}" if failed else "interrupted"
+        reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
         return [role.close(reason) for role in self.roles]

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import attrs
 import msgspec
 
-from profdeck.base.blocking import in_thread
-from profdeck.base.errors import CaptureError, ProfdeckError, TargetError, describe
+from profdeck.base.blocking import run_in_thread
+from profdeck.base.errors import CaptureError, ProfdeckError, TargetError, describe_error
 from profdeck.base.files import write_new
 from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
@@ -75,11 +75,11 @@ async def gather(
             try:
                 fetched, problems = await _bring(store, run, process, until, everything=everything)
             except (ProfdeckError, OSError) as error:
-                fetched, problems = 0, [describe(error)]
+                fetched, problems = 0, [describe_error(error)]
         where = f"its files are on {process.at.host}, below {process.output}"
         return Gathered(process.name, fetched, f"{where}: {' '.join(problems)}" if problems else None)
 
-    here = await in_thread(_written_here, run)
+    here = await run_in_thread(_written_here, run)
     if everything:
         writers = {who for who, _ in here}
         away = [process for process in processes if _who(process) not in writers]
@@ -94,7 +94,7 @@ async def _bring(
     """Bring the files of one process; returns how many came, and why some are not here."""
     files = StoreFiles(store, process)
     found = await files.about(everything=everything)
-    await in_thread(_make_run, run, found.run_file)
+    await run_in_thread(_make_run, run, found.run_file)
     if not found.manifests and not everything:
         raise CaptureError("it has none of its captures any more")
     downloader = Downloader(files, FileHost(found.host, found.output), until, "there was no time left")
@@ -108,7 +108,7 @@ async def _bring(
         try:
             brought = await downloader.bring(place, run / inside, functools.partial(is_it, process))
         except (ProfdeckError, OSError) as error:
-            problems.append(f"{place.name}: {describe(error)}")
+            problems.append(f"{place.name}: {describe_error(error)}")
             continue
         if brought is None:
             problems.append(f"{place.name} is of another capture now")
@@ -184,7 +184,7 @@ class StoreFiles(PartedFiles):
     ) -> tuple[FileReply, bytes]:
         call = FileCall(secrets.token_hex(8), place, offset, captures, everything)
         async with self._one_at_a_time:
-            return await in_thread(self._answered, call)
+            return await run_in_thread(self._answered, call)
 
     def _answered(self, call: FileCall) -> tuple[FileReply, bytes]:
         """Leave a call and wait for its answer.
@@ -207,5 +207,5 @@ class StoreFiles(PartedFiles):
                 time.sleep(poll_s)
                 poll_s = min(2 * poll_s, _LONGEST_POLL_S)
         except OSError as error:
-            raise TargetError(describe(error), Outcome.UNREACHABLE) from None
+            raise TargetError(describe_error(error), Outcome.UNREACHABLE) from None
         raise TargetError(f"it has not answered for {answer_s:g} seconds", Outcome.TIMED_OUT)

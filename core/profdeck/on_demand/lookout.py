@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.base.json_files import JsonKind
 from profdeck.engine.transport.file_parts import part_of
 from profdeck.on_demand import requests
@@ -144,7 +144,7 @@ class Lookout:
                 wait_s = _SERVING_S if serving else self._interval_s
             except OSError as error:
                 level = logging.DEBUG if told else logging.INFO
-                logger.log(level, "No capture can be asked for now: %s", describe(error))
+                logger.log(level, "No capture can be asked for now: %s", describe_error(error))
                 # A store that comes back may be another one, which knows nothing of this process.
                 self.is_reached, joined, wait_s, told = False, False, _RETRY_S, True
 

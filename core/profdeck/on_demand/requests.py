@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
-from profdeck.base.errors import CaptureError, describe
+from profdeck.base.errors import CaptureError, describe_error
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
@@ -195,7 +195,7 @@ def ask(store: Store, in_steps: int, steps: int, *, standing: bool = False) -> O
             _remove_abandoned(store)
             stands = store.create(REQUEST, text)
     except OSError as error:
-        raise CaptureError(f"{store.address}/{REQUEST} cannot be written: {describe(error)}") from error
+        raise CaptureError(f"{store.address}/{REQUEST} cannot be written: {describe_error(error)}") from error
     if stands != text:
         raise _pending(store, None if stands is None else decode(stands, OnDemandRequest))
     return request

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 
-from profdeck.base.errors import CaptureError, describe
+from profdeck.base.errors import CaptureError, describe_error
 from profdeck.config.schedule import TimedSteps
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
@@ -52,7 +52,7 @@ class StandingCaptures:
                 self._capture()
                 self._forget()
             except (OSError, CaptureError) as error:  # somebody else asks, or the store is away
-                logger.info("No capture, though 'steps' has '%s': %s", self._wanted.spec, describe(error))
+                logger.info("No capture, though 'steps' has '%s': %s", self._wanted.spec, describe_error(error))
             due_s = max(due_s + self._wanted.every_s, time.monotonic())
 
     def _capture(self) -> None:

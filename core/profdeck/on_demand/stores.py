@@ -17,8 +17,8 @@ from typing import TypeAlias
 import msgspec
 
 from profdeck.base import entry_points
-from profdeck.base.errors import CaptureError, ConfigError, describe
-from profdeck.base.files import replace, write_new
+from profdeck.base.errors import CaptureError, ConfigError, describe_error
+from profdeck.base.files import replace_file, write_new
 from profdeck.base.json_files import JsonKind, read_whole
 
 GROUP = "profdeck.stores"
@@ -105,7 +105,7 @@ class FileStore(Store):
         """See `Store`."""
         path = self._run / name
         path.parent.mkdir(exist_ok=True)
-        replace(path, text, durable=False)
+        replace_file(path, text, durable=False)
 
     def remove(self, name: str, text: bytes) -> None:
         """See `Store`."""
@@ -144,7 +144,7 @@ def publish_address(store: Store, run: Path) -> None:
         OSError: it cannot be written.
     """
     if store.remote:
-        replace(run / ADDRESS_FILE, msgspec.json.encode({"store": store.address}), durable=False)
+        replace_file(run / ADDRESS_FILE, msgspec.json.encode({"store": store.address}), durable=False)
     else:
         (run / ADDRESS_FILE).unlink(missing_ok=True)
 
@@ -167,7 +167,7 @@ def open_store(run: Path, given: str | None) -> Store:
         try:
             given = _ADDRESS.read(file)["store"]
         except (OSError, ValueError, KeyError) as error:
-            raise CaptureError(f"{file} cannot be read: {describe(error)}") from error
+            raise CaptureError(f"{file} cannot be read: {describe_error(error)}") from error
     name, _, address = given.partition(":")
     if not name or not address:
         raise ConfigError(f"--store {given}: expected NAME:ADDRESS, such as tcpstore:10.0.0.1:29500.")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.on_demand.requests import (
     MOST_STEPS,
@@ -105,7 +105,7 @@ class _OwnAnswer:
             if there is not None and there.id == self.process.id:
                 self.say(ended=True)
         except OSError as error:
-            logger.debug("%s: %s", self._place, describe(error))
+            logger.debug("%s: %s", self._place, describe_error(error))
 
     def _there(self) -> JobProcess | None:
         text = self._store.read(self._name)
@@ -244,7 +244,7 @@ class RequestWatch:
                     self._start(demand, capture)
         except OSError as error:
             if not self._failed:
-                logger.warning("A request for a capture cannot be answered: %s", describe(error))
+                logger.warning("A request for a capture cannot be answered: %s", describe_error(error))
             self._failed = True
             if self._lookout is not None:
                 self._lookout.is_reached = False
@@ -356,4 +356,4 @@ class RequestWatch:
         try:
             self._entry.say(**changes)
         except OSError as error:
-            logger.warning("A request for a capture cannot be answered: %s", describe(error))
+            logger.warning("A request for a capture cannot be answered: %s", describe_error(error))

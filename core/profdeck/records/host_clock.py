@@ -24,14 +24,14 @@ class HostClock:
 
 
 @attrs.frozen
-class Times:
+class HostTimes:
     """When a message came to a host, and when its answer left, in Unix nanoseconds by the clock of that host."""
 
     received_ns: int
     sent_ns: int
 
 
-def compare(host: str, sent_ns: int, there: Times, received_ns: int) -> HostClock | None:
+def compare_clocks(host: str, sent_ns: int, there: HostTimes, received_ns: int) -> HostClock | None:
     """Return what one message and its answer tell; None if the times cannot be true.
 
     The offset is that of NTP, with the signs turned round, and the error half of its delay (RFC 5905, section 8).
@@ -51,7 +51,7 @@ def compare(host: str, sent_ns: int, there: Times, received_ns: int) -> HostCloc
     return HostClock(host=host, offset_ns=offset_ns, error_ns=(under_way_ns + 1) // 2)
 
 
-def better(one: HostClock | None, other: HostClock | None) -> HostClock | None:
+def better_clock(one: HostClock | None, other: HostClock | None) -> HostClock | None:
     """Return which of two is known better."""
     if one is None or other is None:
         return one or other

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import ProfdeckError
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import is_running, own_start
 from profdeck.base.structuring import shortened
@@ -144,7 +144,7 @@ class ManifestWriter:
     options: Mapping[str, Any]
     expected_ranks: tuple[int, ...]
     more_follow: bool = False
-    write: Callable[[Path, bytes], None] = lambda path, content: replace(path, content, durable=True)
+    write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
     """How a manifest takes the place of the one before; a fleet writes those of its targets together."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 
 _DIRECTORY = "pruned"
@@ -64,4 +64,4 @@ def write_pruned(run: Path, step: PrunedStep) -> None:
     """
     (run / _DIRECTORY).mkdir(exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(step), indent=1)
-    replace(run / _DIRECTORY / f"{step.name}.json", content, durable=True)
+    replace_file(run / _DIRECTORY / f"{step.name}.json", content, durable=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 
 _DIRECTORY = "uploaded"
@@ -66,4 +66,4 @@ def write_uploaded(run: Path, part: UploadedPart) -> None:
     """
     (run / _DIRECTORY).mkdir(exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(attrs.asdict(part)), indent=1)
-    replace(run / _DIRECTORY / f"{part.name}.json", content, durable=True)
+    replace_file(run / _DIRECTORY / f"{part.name}.json", content, durable=True)

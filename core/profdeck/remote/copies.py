@@ -19,8 +19,8 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.base.errors import ProfdeckError, describe
-from profdeck.base.files import locked, replace, size_of, size_of_tree
+from profdeck.base.errors import ProfdeckError, describe_error
+from profdeck.base.files import directory_size, file_size, lock_directory, replace_file
 from profdeck.base.json_files import JsonKind
 from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
@@ -63,7 +63,7 @@ def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
         place = _newest(place.parent)
     found = _listed(place)
     directory = _directory(place)
-    with locked(directory):
+    with lock_directory(directory):
         _copy(place, found, directory, on_progress)
     return directory / place.name
 
@@ -134,7 +134,7 @@ def _directory(place: Place) -> Path:
         directory = cache.directory / "copies" / hashlib.sha256(place.url.encode()).hexdigest()[:16]
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ProfdeckError(f"{error.filename} cannot be made: {describe(error)}") from None
+        raise ProfdeckError(f"{error.filename} cannot be made: {describe_error(error)}") from None
     return directory
 
 
@@ -147,7 +147,7 @@ def _copy(place: Place, found: Mapping[str, Mapping[str, Any]], directory: Path,
     left = [
         name
         for name, info in found.items()
-        if known.get(name) != versions[name] or size_of(directory / name) != info.get("size")
+        if known.get(name) != versions[name] or file_size(directory / name) != info.get("size")
     ]
     total = sum(int(found[name].get("size") or 0) for name in left)
     _make_room(directory, total)
@@ -173,10 +173,10 @@ def _copy(place: Place, found: Mapping[str, Mapping[str, Any]], directory: Path,
             for _ in pool.map(copy, left):
                 pass
     except OSError as error:
-        raise ProfdeckError(f"{directory} cannot be written: {describe(error)}") from None
+        raise ProfdeckError(f"{directory} cannot be written: {describe_error(error)}") from None
     finally:
         with contextlib.suppress(OSError):
-            replace(directory / _INDEX, msgspec.json.encode(attrs.asdict(_Index(known))), durable=False)
+            replace_file(directory / _INDEX, msgspec.json.encode(attrs.asdict(_Index(known))), durable=False)
 
 
 def _get(source: Place, path: Path, size_bytes: int | None) -> None:
@@ -187,7 +187,7 @@ def _get(source: Place, path: Path, size_bytes: int | None) -> None:
         part.unlink(missing_ok=True)
         advice = "What was fetched before is kept; call again to go on."
         raise source.failed("cannot be fetched", error, advice) from error
-    if size_bytes is not None and size_of(part) != size_bytes:
+    if size_bytes is not None and file_size(part) != size_bytes:
         part.unlink(missing_ok=True)
         raise RemoteError(f"{source} changed while it was fetched. Call again.")
     part.replace(path)
@@ -224,4 +224,4 @@ def _other_copies(directory: Path) -> Iterator[tuple[float, Path, int]]:
     for other in directory.parent.iterdir():
         if other != directory:
             with contextlib.suppress(OSError):
-                yield (other / _INDEX).stat().st_mtime, other, size_of_tree(other)
+                yield (other / _INDEX).stat().st_mtime, other, directory_size(other)

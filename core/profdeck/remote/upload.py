@@ -21,8 +21,8 @@ import msgspec
 
 from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
 from profdeck.after_run.record import input_path
-from profdeck.base.errors import ProfdeckError, describe
-from profdeck.base.files import locked
+from profdeck.base.errors import ProfdeckError, describe_error
+from profdeck.base.files import lock_directory
 from profdeck.base.progress import Progress
 from profdeck.records.manifest import is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, step_directories
@@ -95,7 +95,7 @@ def upload(run: Path, url: str, *, on_progress: Progress | None = None) -> Uploa
     read_about(run)
     run = run.resolve()
     place = Place.of(url) / run.name
-    with locked(run):
+    with lock_directory(run):
         _refuse_another(run, place)
         known = read_uploaded(run)
         parts = [_Part(directory.name, *_of_step(directory)) for directory in step_directories(run)]
@@ -219,7 +219,7 @@ class _Sender:
         try:
             write_uploaded(self._run, record)
         except OSError as error:
-            raise ProfdeckError(f"{self._run} cannot be written: {describe(error)}") from None
+            raise ProfdeckError(f"{self._run} cannot be written: {describe_error(error)}") from None
         if problem is not None:
             raise problem
 
@@ -241,7 +241,7 @@ class _Sender:
         except RemoteError as error:
             return name, error
         except OSError as error:
-            return name, RemoteError(f"{file} cannot be read: {describe(error)}")
+            return name, RemoteError(f"{file} cannot be read: {describe_error(error)}")
 
     def _sent(self, file: Path, place: Place) -> UploadedFile:
         version, digests = _version(file), _Digests.of(file)

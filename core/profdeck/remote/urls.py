@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe
+from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe_error
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -45,7 +45,7 @@ class Place:
         try:
             files, path = url_to_fs(url)
         except ImportError as error:
-            raise MissingLibraryError(f"{shown(url)}: {describe(error)}") from None
+            raise MissingLibraryError(f"{shown(url)}: {describe_error(error)}") from None
         except ValueError as error:
             raise ConfigError(f"{shown(url)} is no URL that fsspec knows: {_without_secrets(error, url)}") from None
         except Exception as error:
@@ -110,7 +110,7 @@ def shown(url: str) -> str:
 
 
 def _without_secrets(error: BaseException, url: str) -> str:
-    text = describe(error).replace(url, shown(url))
+    text = describe_error(error).replace(url, shown(url))
     for secret in _SECRETS.findall(url):
         for part in re.split(r"[?#@&:=]", secret):
             if len(part) > 3:  # noqa: PLR2004  # less is no secret, and part of many words

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.blocking import in_thread
+from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import CaptureError, ProfdeckError
 from profdeck.base.structuring import unstructure
 from profdeck.config.options import CommonOptions
@@ -89,7 +89,7 @@ async def within_budget(
         return targets, []
     assert capture.request is not None  # noqa: S101  # core makes it for targets
     output, role, iterations = capture.request.output, capture.identity.role, capture.iterations
-    size = await in_thread(lambda: expected_size(output, role, iterations=iterations, options=options))
+    size = await run_in_thread(lambda: expected_size(output, role, iterations=iterations, options=options))
     able = [target for target in targets if target.can_be_asked]
     if size is None:
         most, why = 1, "nothing tells yet how much one of them writes. The next capture knows"

@@ -21,8 +21,8 @@ import attrs
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.base.blocking import in_threads, wait_for
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe
+from profdeck.base.blocking import run_in_threads, wait_for
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe_error
 from profdeck.base.operations import begin, finish
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
@@ -149,7 +149,7 @@ class FleetBackend(EngineBackend):
         results = await fan_out(ask, recording, timeout_s=limit_s, each_timeout_s=limit_s)
         known = [result for result in results if isinstance(result, TargetState)]
         if recording and not known:
-            raise CaptureError(f"None of {len(recording)} targets answers. {describe(error_of(results[0]))}")
+            raise CaptureError(f"None of {len(recording)} targets answers. {describe_error(error_of(results[0]))}")
         return TargetState(
             ended=all(state.ended for state in known),
             iterations=min((state.iterations for state in known), default=0),
@@ -280,14 +280,14 @@ class FleetBackend(EngineBackend):
             try:
                 directory.reserve(capture, member.recorder)
             except (OSError, CaptureError) as error:
-                member.failed(CaptureError(f"Nothing can be written to {capture.directory}: {describe(error)}"))
+                member.failed(CaptureError(f"Nothing can be written to {capture.directory}: {describe_error(error)}"))
             else:
                 capture.move_to(Life.STARTING)
                 if capture.request is not None and capture.id != whole.id:  # the name was taken
                     capture.request = attrs.evolve(capture.request, id=capture.id)
 
         await wait_for(reached, _RESERVE_AFTER_S)
-        await in_threads(reserve, members)
+        await run_in_threads(reserve, members)
 
     async def _fired(self, ready: Sequence[Member], gate: StartGate, limit_s: float) -> list[Member]:
         """Start all through the gate; returns those that record."""

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
-from profdeck.base.files import replace
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
+from profdeck.base.files import replace_file
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
@@ -86,7 +86,7 @@ async def collect_run(
         if isinstance(result, BaseException):
             if not isinstance(result, ProfdeckError | OSError | ValueError):
                 raise result
-            result = _about(file, found[file], (), (describe(result),))  # noqa: PLW2901  # what came of it
+            result = _about(file, found[file], (), (describe_error(result),))  # noqa: PLW2901  # what came of it
         collected.append(result)
     for file, manifest in found.items():
         if manifest.targets:
@@ -265,4 +265,4 @@ def _write(file: Path, **changed: Any) -> None:
     """Change some members of a manifest; those of later versions are kept."""
     document: Mapping[str, Any] = JSON_OBJECT.read(file)
     content = msgspec.json.encode({**document, **changed})
-    replace(file, msgspec.json.format(content, indent=1), durable=True)
+    replace_file(file, msgspec.json.format(content, indent=1), durable=True)

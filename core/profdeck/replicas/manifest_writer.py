@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from profdeck.base.blocking import in_threads, wait_for
-from profdeck.base.files import replace
+from profdeck.base.blocking import run_in_threads, wait_for
+from profdeck.base.files import replace_file
 
 _GATHER_S = 0.5
 """How long a manifest waits for those that follow: what many targets answer at once is read first, as threads that
@@ -50,13 +50,13 @@ class ManifestBatch:
             while self._waiting:
                 await wait_for(self._hurry, _GATHER_S)
                 some, self._waiting = self._waiting, {}
-                await in_threads(self._replace, some.items())
+                await run_in_threads(self._replace, some.items())
         finally:
             self._writing = None
 
     def _replace(self, manifest: tuple[Path, bytes]) -> None:
         path, content = manifest
         try:
-            replace(path, content, durable=False)
+            replace_file(path, content, durable=False)
         except OSError as error:
             self._problems[path] = error

@@ -20,7 +20,7 @@ import attrs
 
 from profdeck.base.entry_points import installed, load
 from profdeck.base.errors import ProfdeckError, TraceError
-from profdeck.base.files import size_of
+from profdeck.base.files import file_size
 from profdeck.base.progress import Progress
 from profdeck.records.pruned import ASIDE
 
@@ -197,7 +197,7 @@ def size_to_read(path: Path) -> int:
     """Return how many bytes a reader of a trace reads, 0 if there is nothing."""
     kind = kind_of(path)
     if kind is None:
-        return size_of(path)
+        return file_size(path)
     with suppress(TraceError):  # the reader reports it
         return kind.size_to_read(path)
     return 0

@@ -29,7 +29,7 @@ from profdeck.base.progress import Progress
 T = TypeVar("T")
 R = TypeVar("R")
 
-Function = Callable[[T, Progress | None], R]
+TraceFunction = Callable[[T, Progress | None], R]
 """Reads one item. May report how many bytes of it have been read, from any thread."""
 
 _REPORT_EVERY_S = 0.05
@@ -40,7 +40,7 @@ class Executor(Protocol):
 
     def __call__(
         self,
-        function: Function[T, R],
+        function: TraceFunction[T, R],
         items: Sequence[T],
         sizes_bytes: Sequence[int],
         *,
@@ -50,7 +50,7 @@ class Executor(Protocol):
 
 
 def map_traces(
-    function: Function[T, R],
+    function: TraceFunction[T, R],
     items: Sequence[T],
     sizes_bytes: Sequence[int],
     *,
@@ -145,7 +145,7 @@ def _report_to(job: TraceJob[T, R], index: int, read_bytes: int, _: int) -> None
     job.take(index, read_bytes)
 
 
-def _call(function: Function[T, R], item: T, progress: Progress | None) -> R | TraceError:
+def _call(function: TraceFunction[T, R], item: T, progress: Progress | None) -> R | TraceError:
     try:
         return function(item, progress)
     except TraceError as error:
@@ -155,7 +155,9 @@ def _call(function: Function[T, R], item: T, progress: Progress | None) -> R | T
         raise
 
 
-def attempt(function: Function[T, R], item: T, send: Callable[[int], None] | None) -> TraceResult[R] | BaseException:
+def run_item(
+    function: TraceFunction[T, R], item: T, send: Callable[[int], None] | None
+) -> TraceResult[R] | BaseException:
     """Return what came of an item in a form that can be sent."""
     try:
         return TraceResult(_call(function, item, _seldom(send) if send else None))
@@ -190,7 +192,7 @@ def _seldom(send: Callable[[int], None]) -> Progress:
 class _Worker(Generic[T, R]):
     """A child process that works on one item at a time."""
 
-    def __init__(self, function: Function[T, R], *, reporting: bool) -> None:
+    def __init__(self, function: TraceFunction[T, R], *, reporting: bool) -> None:
         context: Any = multiprocessing.get_context(_start_method())
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(function, theirs, reporting), daemon=True)
@@ -235,7 +237,7 @@ class _Worker(Generic[T, R]):
         self.connection.close()
 
 
-def _in_processes(function: Function[T, R], job: TraceJob[T, R], processes: int) -> None:
+def _in_processes(function: TraceFunction[T, R], job: TraceJob[T, R], processes: int) -> None:
     workers: dict[Connection, _Worker[T, R]] = {}
     try:
         while not job.done:
@@ -284,7 +286,7 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(function: Function[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a target
+def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a target
     """Work until the parent kills this process or ends itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the parent acts on it
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -296,7 +298,7 @@ def _work(function: Function[T, R], connection: Connection, reporting: bool) -> 
 
     while True:
         item = connection.recv()
-        send(attempt(function, item, send if reporting else None))
+        send(run_item(function, item, send if reporting else None))
 
 
 def _end_with_parent() -> None:

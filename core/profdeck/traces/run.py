@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from profdeck.base.errors import TraceError
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.analysis.class_rules import load_rules
 from profdeck.traces.analysis.classes import Classifier
@@ -188,7 +188,7 @@ class Run:
         trend = trend_of(points_of([summary], find_sources(self.paths)))
         page = write_page([summary], [" ".join(map(str, self.paths))], trend)
         if file is not None:
-            replace(Path(file), page.encode("utf-8", "replace"), durable=False)
+            replace_file(Path(file), page.encode("utf-8", "replace"), durable=False)
         return page
 
     def _repr_html_(self) -> str:

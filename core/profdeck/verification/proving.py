@@ -8,8 +8,8 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, TraceError, describe
-from profdeck.base.files import size_of
+from profdeck.base.errors import ProfdeckError, TraceError, describe_error
+from profdeck.base.files import file_size
 from profdeck.base.progress import Meter, Progress
 from profdeck.base.result_cache import ResultCache
 from profdeck.traces.kinds import TRACE, ArtifactKind
@@ -59,7 +59,7 @@ class Prover:
                 self._proofs[trace.path] = kept
         if not left:
             return
-        sizes = [size_of(trace.path) for trace in left]
+        sizes = [file_size(trace.path) for trace in left]
         prove = functools.partial(_prove, proofs=proofs)
         found = map_traces(prove, left, sizes, processes=self._processes, on_progress=self._meter.within)
         for trace, proof in zip(left, found, strict=True):
@@ -87,7 +87,7 @@ class Prover:
         except (OSError, ProfdeckError) as error:
             return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
         except Exception as error:  # noqa: BLE001 - a plugin's kind may raise anything, and costs its own artifact only
-            return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe(error)}")
+            return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe_error(error)}")
         return attrs.evolve(
             report,
             events=found.events,

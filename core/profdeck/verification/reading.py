@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from profdeck.base.errors import ProfdeckError
-from profdeck.base.files import size_of_tree
+from profdeck.base.files import directory_size
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.progress import Progress
 from profdeck.base.result_cache import ResultCache
@@ -331,7 +331,7 @@ def _artifact(directory: Path, record: ArtifactRecord, prover: Prover | None) ->
 def _size(path: Path) -> int:
     """Return the size of a file, or of all files in a directory; 0 if there is nothing."""
     if path.is_dir() and not path.is_symlink():
-        return size_of_tree(path)
+        return directory_size(path)
     return path.stat().st_size if path.is_file() else 0
 
 

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 
 from profdeck.base.errors import TraceError
-from profdeck.base.files import replace
+from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import is_running
 
@@ -73,4 +73,4 @@ def write_state(directory: Path, state: AnalysisState) -> None:
         OSError: It cannot be written.
     """
     content = msgspec.json.format(msgspec.json.encode(attrs.asdict(state)), indent=1)
-    replace(directory / STATE_FILE, content, durable=False)
+    replace_file(directory / STATE_FILE, content, durable=False)

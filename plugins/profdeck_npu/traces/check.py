@@ -16,7 +16,7 @@ from pathlib import Path
 import stringzilla
 
 from profdeck.base.errors import TraceError
-from profdeck.base.files import size_of, size_of_tree
+from profdeck.base.files import directory_size, file_size
 from profdeck.base.progress import Meter, Progress
 from profdeck.traces.kinds import ArtifactCheck
 from profdeck.traces.reading.column_builder import ColumnBuilder
@@ -66,7 +66,7 @@ def check_directory(path: Path, on_progress: Progress | None = None) -> Artifact
             found.read(_files(directory), on_progress)
             found.compare_steps()
     return ArtifactCheck(
-        size_bytes=size_of_tree(path),
+        size_bytes=directory_size(path),
         events=found.events,
         whole=not found.problems,
         problem=" ".join(found.problems) or None,
@@ -163,14 +163,14 @@ class _Found:
 
     def read(self, files: Sequence[Path], on_progress: Progress | None) -> None:
         """Read files of the output to their ends."""
-        meter = Meter(sum(map(size_of, files)), on_progress)
+        meter = Meter(sum(map(file_size, files)), on_progress)
         for file in files:
             read = self._readers.get(file.name, _read_database)
             try:
                 self.problems += filter(None, [read(file, meter.within)])
             except TraceError as error:
                 self.problems.append(str(error))
-            meter.passed(size_of(file))
+            meter.passed(file_size(file))
 
     def compare_steps(self) -> None:
         """Look for steps at the beginning of the window that have no kernels, though later ones have."""
@@ -211,7 +211,7 @@ class _Found:
 def _read_database(file: Path, _: Progress) -> str | None:
     import sqlite3
 
-    if not size_of(file):
+    if not file_size(file):
         return f"{file.name}: The file is empty."
     try:
         # Immutable: SQLite then leaves no file of its own beside it.

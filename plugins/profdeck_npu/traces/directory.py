@@ -21,7 +21,7 @@ from pathlib import Path
 import attrs
 
 from profdeck.base.errors import TraceError
-from profdeck.base.files import size_of
+from profdeck.base.files import file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 
 _INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
@@ -159,7 +159,7 @@ def size_to_read(path: Path) -> int:
     Raises:
         TraceError: This cannot be told.
     """
-    return sum(map(size_of, AscendDirectory(path).timelines))
+    return sum(map(file_size, AscendDirectory(path).timelines))
 
 
 def unfinished(state: AnalysisState) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import attrs
 
 from profdeck.base.errors import TraceError
-from profdeck.base.files import size_of
+from profdeck.base.files import file_size
 from profdeck.base.progress import Meter, Progress
 from profdeck.traces.analysis.recorder_model import RecorderTables
 from profdeck.traces.kinds import StepOnDevice
@@ -63,7 +63,7 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     trace: Trace | None = None
     if table is not None:
         kernels = _attempt(functools.partial(Kernels, table, is_step, meter.within, slice_events), problems)
-        meter.passed(size_of(table))
+        meter.passed(file_size(table))
         if kernels is not None and kernels.check.problem:
             problems.append(f"{table.name}: {kernels.check.problem}")
     if view is not None:

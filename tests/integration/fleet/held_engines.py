@@ -20,7 +20,7 @@ from profdeck.base.errors import ConfigError
 from profdeck.base.identity import Identity
 from profdeck.engine.control.control_backend import ControlBackend
 from profdeck.engine.engine import Engine
-from profdeck.engine.worker.recorder import EngineRecorder, handle
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command
 from profdeck.records.request import Answer, BatchKind
 
 
@@ -75,7 +75,7 @@ class HeldEngine(Engine):
         if command == "start":
             self._held.started.append(time.time())
         recorder = self._held.recorder
-        return Answer(ranks=(handle(command, payload, recorder, recorder.start, recorder.stop),))
+        return Answer(ranks=(handle_command(command, payload, recorder, recorder.start, recorder.stop),))
 
 
 @attrs.define

@@ -16,7 +16,7 @@ import pytest
 from profdeck import Profiler
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.base.identity import Identity
-from profdeck.engine.worker.recorder import EngineRecorder, handle, plain
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import BatchKind
 
@@ -94,7 +94,7 @@ class RecordingEngine:
     async def command(self, command: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
         if command == "start" and self._output:
             payload = {**payload, "output": str(self._output)}
-        return [plain(handle(command, payload, one, one.start, one.stop)) for one in self.ranks]
+        return [reply_data(handle_command(command, payload, one, one.start, one.stop)) for one in self.ranks]
 
 
 @pytest.fixture

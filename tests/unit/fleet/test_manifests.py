@@ -173,7 +173,7 @@ def test_a_temporary_file_is_removed_where_the_writing_fails(tmp_path: Path, mon
     path = tmp_path / "a"
     path.write_text("old")
     with pytest.raises(OSError, match="No space left"):
-        files.replace(path, b"new", durable=True)
+        files.replace_file(path, b"new", durable=True)
     with pytest.raises(FileExistsError):
         files.write_new(path, b"new")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a", "old")]

@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from profdeck import __version__
-from profdeck.base.blocking import in_thread
+from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
@@ -53,7 +53,7 @@ class MotorEngine(Engine):
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         self.motor.calls.append((command, dict(payload), threading.current_thread().name))
         if self.motor.awaited:
-            await in_thread(self.motor.may_answer.wait)
+            await run_in_thread(self.motor.may_answer.wait)
         if command == "break":
             raise ValueError("it does not work")
         return Answer(ranks=(Reply(rank=0, world_size=1, host="there", pid=1, state=RequestState.IDLE),))

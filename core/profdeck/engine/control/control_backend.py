@@ -16,9 +16,9 @@ from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.building import structure_options
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.backends.plugins import BACKENDS, load_backend
-from profdeck.base.blocking import drive
+from profdeck.base.blocking import run_without_loop
 from profdeck.base.entry_points import installed
-from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, nearest, target_error
+from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, did_you_mean, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import RoleConfig
@@ -105,7 +105,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
                 structure_options(cls, given, where="options.device_options")
             except ConfigError as error:
                 unknown = [key for key in given if key not in attrs.fields_dict(cls.Options)]
-                meant = any(nearest(key, attrs.fields_dict(cls.Options)) for key in unknown)
+                meant = any(did_you_mean(key, attrs.fields_dict(cls.Options)) for key in unknown)
                 problems.append((len(unknown), not meant, str(error)))
             else:
                 return
@@ -203,7 +203,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         # A blocking engine needs no event loop, and works inside of a running one.
-        return drive(work) if self.engine.blocking else work
+        return run_without_loop(work) if self.engine.blocking else work
 
     async def _start(self, capture: Capture) -> None:
         assert capture.request is not None  # noqa: S101  # core makes it for targets

@@ -22,9 +22,9 @@ from weakref import WeakKeyDictionary
 import attrs
 import msgspec
 
-from profdeck.base.blocking import in_thread
-from profdeck.base.errors import CaptureError, ProfdeckError, describe
-from profdeck.base.files import new_file, replace, size_of, write_new
+from profdeck.base.blocking import run_in_thread
+from profdeck.base.errors import CaptureError, ProfdeckError, describe_error
+from profdeck.base.files import file_size, new_file, replace_file, write_new
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.engine.engine import FileHost, RemoteFiles
 from profdeck.records.manifest import SCHEMA, ArtifactRecord, Manifest, decode_manifest, read_manifest
@@ -96,9 +96,9 @@ class Downloader:
             if not beside or "/" in record.name:
                 raise CaptureError(f"its manifest names {record.name!r}, which is no file beside it")
         copy = _Copy(path, content, f"{self.source.host}:{PurePosixPath(self.source.output, place)}")
-        fresh = await in_thread(copy.begin)
+        fresh = await run_in_thread(copy.begin)
         if not fresh:
-            there = await in_thread(read_manifest, path)
+            there = await run_in_thread(read_manifest, path)
             if not is_it(there):
                 raise CaptureError(f"its name is taken here: {path} is of another capture")
             if there.collected_from is None:  # a directory that hosts share, of which this one learnt late
@@ -107,7 +107,7 @@ class Downloader:
         found = await asyncio.gather(*(self._artifact(place.parent, record, path, fresh) for record in records))
         outcomes = {record.name: outcome for record, outcome in zip(records, found, strict=True)}
         left = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
-        await in_thread(copy.end, left)
+        await run_in_thread(copy.end, left)
         return Downloaded(manifest, tuple(size for size in outcomes.values() if isinstance(size, int) and size), left)
 
     async def _ended(self, place: PurePosixPath, is_it: Callable[[Manifest], bool]) -> tuple[bytes, Manifest] | None:
@@ -148,14 +148,14 @@ class Downloader:
                     return await self._directory(place, path)
                 return await self._file(place, path, record)
         except (ProfdeckError, OSError) as error:
-            return 0 if _is_here(path, record) else describe(error)  # somebody else may have fetched it meanwhile
+            return 0 if _is_here(path, record) else describe_error(error)  # somebody else may have fetched it meanwhile
 
     async def _file(self, place: str, path: Path, record: ArtifactRecord) -> int:
         async with _slot():
             _check_room(path, record.size_bytes)
             async with _new_file(path) as file:
                 await self.files.fetch(place, file, record.size_bytes)
-                await in_thread(_check, Path(file.name), record)
+                await run_in_thread(_check, Path(file.name), record)
         return record.size_bytes
 
     async def _directory(self, place: str, path: Path) -> int:
@@ -170,9 +170,9 @@ class Downloader:
                     if {"", ".", ".."} & set(name.split("/")):
                         raise CaptureError(f"{name!r} in it leads out of it")
                     await self._member(f"{place}/{name}", partial / name, size)
-                await in_thread(partial.rename, path)
+                await run_in_thread(partial.rename, path)
             finally:
-                await in_thread(shutil.rmtree, partial, True)  # noqa: FBT003  # errors are passed over
+                await run_in_thread(shutil.rmtree, partial, True)  # noqa: FBT003  # errors are passed over
         return sum(sizes.values())
 
     async def _sizes(self, place: str) -> Mapping[str, int]:
@@ -224,7 +224,7 @@ class _Copy:
         Raises:
             OSError: it cannot be written.
         """
-        replace(self.path, self._encoded(left), durable=True)
+        replace_file(self.path, self._encoded(left), durable=True)
 
     def _document(self) -> dict[str, Any]:
         return JSON_OBJECT.decode(self.content)
@@ -270,7 +270,7 @@ async def _new_file(path: Path) -> AsyncIterator[BinaryIO]:
     except BaseException:
         opened.__exit__(*sys.exc_info())
         raise
-    closing = asyncio.ensure_future(in_thread(opened.__exit__, None, None, None))
+    closing = asyncio.ensure_future(run_in_thread(opened.__exit__, None, None, None))
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:
@@ -280,7 +280,7 @@ async def _new_file(path: Path) -> AsyncIterator[BinaryIO]:
 
 def _is_here(path: Path, record: ArtifactRecord) -> bool:
     """Tell whether an artifact is there that a copied manifest names; directories appear whole."""
-    return path.is_dir() if _is_directory(record) else path.is_file() and size_of(path) == record.size_bytes
+    return path.is_dir() if _is_directory(record) else path.is_file() and file_size(path) == record.size_bytes
 
 
 def _is_directory(record: ArtifactRecord) -> bool:
@@ -305,7 +305,7 @@ def _check(path: Path, record: ArtifactRecord) -> None:
     Raises:
         ProfdeckError: it is not what the manifest says.
     """
-    if (size := size_of(path)) != record.size_bytes:
+    if (size := file_size(path)) != record.size_bytes:
         raise CaptureError(f"it came with {size:,} bytes where {record.size_bytes:,} were written")
     if record.kind == "trace" and record.whole and (problem := check_trace(path).problem):
         raise CaptureError(f"it came damaged: {problem}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.manifest import read_manifest
@@ -26,7 +26,7 @@ def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifac
     try:
         check = merge_traces(sources, destination)
     except (OSError, ProfdeckError) as error:
-        problem = f"The ranks are not merged: {describe(error)}"
+        problem = f"The ranks are not merged: {describe_error(error)}"
         return [Artifact(path=destination, kind="merged_trace", whole=False, problem=problem)]
     return [
         Artifact(

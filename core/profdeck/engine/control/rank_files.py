@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, describe
+from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.base.identity import NAME, Identity
 from profdeck.base.words import sentence
 from profdeck.engine.control.downloads import Downloaded, Downloader, in_time
@@ -201,7 +201,7 @@ class RankFiles:
                 names = [PurePosixPath(name).name for name in await fetcher.listed(there)]
                 places |= {one: there / one.path.name for one in self._others(directory / name for name in names)}
         except ProfdeckError as error:
-            self._leave(unseen, describe(error))
+            self._leave(unseen, describe_error(error))
             return
         logger.info("Capture %s: files of its ranks are fetched from %s.", self.capture.id, source.host)
         found = await asyncio.gather(*(self._bring(fetcher, one, place) for one, place in places.items()))
@@ -230,7 +230,7 @@ class RankFiles:
         try:
             brought = await fetcher.bring(place, one.path, functools.partial(one.is_it, self.asked))
         except (ProfdeckError, OSError) as error:
-            why = describe(error)
+            why = describe_error(error)
             if one.told is None:
                 self._left[_NotHere(host, directory, why)].append(one.who)
                 self._silent.discard(_rank(one.path))

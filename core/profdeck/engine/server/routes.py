@@ -10,8 +10,8 @@
 ==============================  ===============================================================================
 
 Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
-`profdeck.records.request.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not
-answer in time. That of a command has ``times`` (a `profdeck.records.host_clock.Times`), by which clocks compare. A file
+`profdeck.engines.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not
+answer in time. The answer to a command has ``times`` (a `profdeck.engines.HostTimes`) for comparing clocks. A file
 has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
 
 What is started here shows in the engine's own metrics and request traces, too (`profdeck.engine.server.following`).
@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from profdeck.base.blocking import in_thread
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe, target_error
+from profdeck.base.blocking import run_in_thread
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import show, structure, unstructure
 from profdeck.base.version import __version__
@@ -49,7 +49,7 @@ from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import About
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens
-from profdeck.records.host_clock import Times
+from profdeck.records.host_clock import HostTimes
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import run_name
 
@@ -122,7 +122,7 @@ class Routes:
             refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
             looks = command == "status" and all(reply.state in AT_REST for reply in answer.all)
             writable = await self._writable(config.config.output.absolute()) if looks else None
-            times = Times(received_ns, time.time_ns())
+            times = HostTimes(received_ns, time.time_ns())
             content = {"server": _about(config, writable=writable), "answer": unstructure(answer)}
             content["times"] = unstructure(times)
             return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)
@@ -134,7 +134,7 @@ class Routes:
     async def _writable(self, output: Path) -> bool | None:
         look = self._look
         if look is None or look.done():
-            look = self._look = asyncio.ensure_future(in_thread(_may_write, output))
+            look = self._look = asyncio.ensure_future(run_in_thread(_may_write, output))
         done, _ = await asyncio.wait([look], timeout=_LOOK_S)
         return look.result() if done else None
 
@@ -145,7 +145,7 @@ class Routes:
         async def route(request: Request) -> Response:
             try:
                 _, config = self._admit(request)
-                found = await in_thread(find, config.config.output.absolute(), request.path_params["place"])
+                found = await run_in_thread(find, config.config.output.absolute(), request.path_params["place"])
             except ProfdeckError as error:
                 return JSONResponse({"error": str(error)}, _status(error))
             except ValueError:  # a name that no file can have
@@ -299,7 +299,7 @@ def _request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
     try:
         below = (place := (root / output).resolve()).is_relative_to(root.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL; links that lead back to themselves
-        raise ConfigError(f"output: {str(output)!r} is no path: {describe(error)}") from None
+        raise ConfigError(f"output: {str(output)!r} is no path: {describe_error(error)}") from None
     if not below:
         raise ConfigError(f"output: {output} is not below {root}, the output directory of this server.")
     request = structure(given, CaptureRequest, where="")

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import attrs
 
-from profdeck.base.blocking import in_thread
+from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import TargetError
 from profdeck.base.files import write_all
 from profdeck.base.outcome import Outcome
@@ -89,7 +89,7 @@ class PartedFiles(ABC):
             if tag not in (None, part.tag) or part.size_bytes > size_bytes or written + more > size_bytes:
                 raise _refused(f"{place} has changed, or is larger than its manifest says")
             tag = part.tag
-            await in_thread(write_all, file, part.content)
+            await run_in_thread(write_all, file, part.content)
             written += more
             if written >= part.size_bytes or not more:
                 return

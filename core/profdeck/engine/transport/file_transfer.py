@@ -8,7 +8,7 @@ from typing import BinaryIO
 import aiohttp
 import attrs
 
-from profdeck.base.blocking import in_thread
+from profdeck.base.blocking import run_in_thread
 from profdeck.base.files import write_all
 
 _WRITE_BYTES = 1 << 20
@@ -76,7 +76,7 @@ class Transfer:
         """Write what has come."""
         if self._buffer:
             data, self._buffer = self._buffer, bytearray()
-            await in_thread(write_all, self._file, data)
+            await run_in_thread(write_all, self._file, data)
             self._written += len(data)
 
 

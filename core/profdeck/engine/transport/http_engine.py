@@ -20,7 +20,7 @@ from profdeck.base.structuring import LEFT_OUT, structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token
-from profdeck.records.host_clock import Times, better, compare
+from profdeck.records.host_clock import HostTimes, better_clock, compare_clocks
 from profdeck.records.request import Answer
 
 _NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
@@ -164,8 +164,11 @@ class HttpEngine(Engine):
 
     def _compare_clocks(self, response: HttpResponse, content: Mapping[str, Any]) -> None:
         with contextlib.suppress(KeyError, TypeError, ProfdeckError):  # of another version, or none that can be true
-            there, host = structure(content["times"], Times, where="times"), str(content["server"]["host"])[:_MOST_NAME]
-            self.clock = better(self.clock, compare(host, response.sent_ns, there, response.received_ns))
+            there, host = (
+                structure(content["times"], HostTimes, where="times"),
+                str(content["server"]["host"])[:_MOST_NAME],
+            )
+            self.clock = better_clock(self.clock, compare_clocks(host, response.sent_ns, there, response.received_ns))
 
     def expect_success(self, response: HttpResponse) -> None:
         """Raise TargetError for an answer that is an error."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from profdeck.backends.recording import Recording
-from profdeck.base.errors import describe
+from profdeck.base.errors import describe_error
 from profdeck.base.operations import run_without_waiting
 
 logger = logging.getLogger("profdeck")
@@ -58,8 +58,10 @@ class FileWriter:
         try:
             run_without_waiting(recording.write())
         except Exception as error:  # noqa: BLE001  # nobody asks the future
-            logger.warning("The manifest %s cannot be written: %s", recording.capture.manifest_path, describe(error))
-            recording.capture.problems.append(describe(error))
+            logger.warning(
+                "The manifest %s cannot be written: %s", recording.capture.manifest_path, describe_error(error)
+            )
+            recording.capture.problems.append(describe_error(error))
         finally:
             self._written += 1
 

@@ -10,7 +10,7 @@ import attrs
 from profdeck.backends.building import supported_options
 from profdeck.base.identity import Identity
 from profdeck.engine.worker.device import device_backend
-from profdeck.engine.worker.recorder import EngineRecorder, handle
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command
 from profdeck.records.request import CaptureRequest, Reply
 
 _DEVICE = "cpu"
@@ -29,7 +29,7 @@ class FrontendRecorder:
         self._asked = False
 
     def command(self, command: str, payload: Mapping[str, Any]) -> Reply | None:
-        """Carry out a command (see `profdeck.engine.worker.recorder.handle`) that no worker has refused.
+        """Carry out a command (see `profdeck.engine.worker.recorder.handle_command`) that no worker has refused.
 
         Returns:
             None if this process does not record for the present request.
@@ -38,7 +38,7 @@ class FrontendRecorder:
             self._asked = bool(payload.get("engine", {}).get(self._name))
         if not self._asked:
             return None
-        return handle(command, payload, self._recorder, self._start, self._recorder.stop)
+        return handle_command(command, payload, self._recorder, self._start, self._recorder.stop)
 
     def _start(self, request: CaptureRequest) -> None:
         # The options are those of the workers' device, of which this process may have another one.

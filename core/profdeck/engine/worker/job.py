@@ -19,7 +19,7 @@ from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, expired, in_vain, reserve
 from profdeck.base import leases, shutdown
-from profdeck.base.errors import CaptureError, describe
+from profdeck.base.errors import CaptureError, describe_error
 from profdeck.base.identity import Identity
 from profdeck.base.operations import run_without_waiting
 from profdeck.base.structuring import unstructure
@@ -125,7 +125,7 @@ class CaptureJob:
         try:
             self._turn.take()
         except OSError as error:
-            raise CaptureError(f"The device cannot be leased: {describe(error)}.") from error
+            raise CaptureError(f"The device cannot be leased: {describe_error(error)}.") from error
         if self._absolute:  # its window may be far away
             self._turn.release()
         first = self._capture(None)
@@ -369,13 +369,13 @@ class CaptureJob:
         self._writer.close()
 
     def _fail(self, error: Exception) -> None:
-        logger.warning("Capture %s of the engine ends: %s", self.request.id, describe(error))
-        self.problems.append(describe(error))
+        logger.warning("Capture %s of the engine ends: %s", self.request.id, describe_error(error))
+        self.problems.append(describe_error(error))
         try:
-            self._abandon(describe(error))
-            self._close(describe(error))
+            self._abandon(describe_error(error))
+            self._close(describe_error(error))
         except Exception as second:  # noqa: BLE001  # as above
-            self.problems.append(describe(second))
+            self.problems.append(describe_error(second))
         self._finish()
 
     # Ends that come from the clock, a signal or the interpreter.

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from profdeck.backends.building import structure_options
-from profdeck.base.errors import TargetError, describe, target_error
+from profdeck.base.errors import TargetError, describe_error, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
@@ -142,7 +142,7 @@ def _recorded(capture: Capture) -> Recorded:
     )
 
 
-def handle(
+def handle_command(
     command: str,
     payload: Mapping[str, Any],
     recorder: EngineRecorder,
@@ -173,11 +173,11 @@ def handle(
                 error = f"There is no command {command!r}; expected start, stop or status."
                 refusal = Outcome.REFUSED
     except Exception as problem:  # noqa: BLE001  # the engine serves on
-        error, refusal = describe(problem), target_error(problem).outcome
+        error, refusal = describe_error(problem), target_error(problem).outcome
     return recorder.reply(error, refusal)
 
 
-def plain(reply: Reply) -> dict[str, Any]:
+def reply_data(reply: Reply) -> dict[str, Any]:
     """Turn a reply into data that any transport carries."""
     data: dict[str, Any] = unstructure(reply)
     return data

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from profdeck.base.documents import read_document
-from profdeck.base.errors import ConfigError, nearest
+from profdeck.base.errors import ConfigError, did_you_mean
 from profdeck.base.structuring import show
 from profdeck.traces.analysis.classes import Rule
 
@@ -39,7 +39,9 @@ def _rule(entry: Any, where: str) -> Rule:
         raise ConfigError(f"{where}: expected the keys {' and '.join(_KEYS)}, got {show(entry)}.")
     for key in entry:
         if key not in _KEYS:
-            raise ConfigError(f"{where}: unknown key '{key}'.{nearest(str(key), _KEYS)} Allowed: {', '.join(_KEYS)}.")
+            raise ConfigError(
+                f"{where}: unknown key '{key}'.{did_you_mean(str(key), _KEYS)} Allowed: {', '.join(_KEYS)}."
+            )
     for key in _KEYS:
         if not isinstance(entry.get(key), str) or not entry[key]:
             raise ConfigError(f"{where}: '{key}' must be a text that is not empty, got {show(entry.get(key))}.")

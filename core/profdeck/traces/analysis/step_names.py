@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import attrs
 
 from profdeck.base.entry_points import installed, load
-from profdeck.base.errors import PluginError, describe
+from profdeck.base.errors import PluginError, describe_error
 
 logger = logging.getLogger("profdeck")
 
@@ -63,7 +63,7 @@ class StepNames:
             try:
                 patterns.append(re.compile(load(TRACE_NAMES, name)).pattern)
             except (PluginError, re.error, TypeError) as error:
-                logger.warning("Iterations of '%s' are not recognised in traces: %s", name, describe(error))
+                logger.warning("Iterations of '%s' are not recognised in traces: %s", name, describe_error(error))
         return cls(patterns)
 
     @property

@@ -16,10 +16,10 @@ import attrs
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Step, Unit, hookimpl
 from profdeck.backends.api import EngineBackend, TargetState
-from profdeck.base.blocking import drive
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe
+from profdeck.base.blocking import run_without_loop
+from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
 from profdeck.base.structuring import structure, unstructure
-from profdeck.engine.worker.recorder import EngineRecorder, plain
+from profdeck.engine.worker.recorder import EngineRecorder, reply_data
 from profdeck.records.artifact import Output
 from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
 
@@ -202,8 +202,8 @@ class ToyEngine:
             if command == "stop" and recorder.reply().request == payload["request"]:
                 recorder.stop(payload.get("reason"))
         except ProfdeckError as refusal:
-            error = describe(refusal)
-        return plain(recorder.reply(error))
+            error = describe_error(refusal)
+        return reply_data(recorder.reply(error))
 
 
 def _check(replies: Sequence[Reply]) -> None:
@@ -309,4 +309,4 @@ class TallyEngineBackend(EngineBackend):
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         assert self._engine is not None
-        return drive(work) if self._engine.blocking else work
+        return run_without_loop(work) if self._engine.blocking else work
