@@ -30,7 +30,7 @@ from profdeck.base.launchers import LAUNCHERS, Launcher
 from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
-from profdeck.config.options import COMMON_OPTIONS, OptionDoc, json_schema
+from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
 from profdeck.engine.clusters import CLUSTERS, Cluster
 from profdeck.on_demand.stores import GROUP as STORES
 from profdeck.traces.analysis.step_names import TRACE_NAMES
