@@ -10,6 +10,7 @@ from profdeck.base.errors import describe_error
 from profdeck.base.identity import Identity
 from profdeck.records.request import CaptureRequest
 from profdeck_vllm import worker
+from profdeck_vllm.iterations import describe
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
