@@ -8,13 +8,15 @@ docstrings; ``--check`` changes nothing and fails when a page is stale.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import itertools
 import json
 import re
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
@@ -26,7 +28,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from profdeck import profiler
+from profdeck import engines, plugin, profiler, traces
 from profdeck.backends import api, hookspecs, plugins
 from profdeck.base import entry_points, errors
 from profdeck.base.outcome import Outcome
@@ -35,22 +37,15 @@ from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
 from profdeck.records import status
-from profdeck.traces import merge, sources
 from profdeck.traces.analysis import (
-    alignment,
-    class_rules,
     classes,
-    diff,
     diff_model,
     host_states,
-    run_summary,
-    summary,
 )
 from profdeck.traces.analysis.model import RunSummary
 from profdeck.traces.findings import device_rules, host_rules, run_rules
-from profdeck.traces.reading import reader, trace
+from profdeck.traces.reading import trace
 from profdeck.traces.trend.model import Trend
-from profdeck.traces.writing import slim, trim, windows
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
@@ -100,23 +95,6 @@ _TYPES = {
 _JSON_TYPES: dict[Any, str] = {bool: "boolean", float: "number", int: "integer", str: "string", type(None): "null"}
 _SCHEMAS = {"summary": RunSummary, "diff": diff_model.RunDiff, "trend": Trend}
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:\w+\.)*(\w+)`")
-_TRACE_FUNCTIONS = (
-    sources.find_sources,
-    summary.summarise_trace,
-    run_summary.summarise_run,
-    reader.read_trace,
-    diff.diff_runs,
-    diff.load_summary,
-    class_rules.load_rules,
-    trim.trim_trace,
-    windows.read_extent,
-    windows.step_window,
-    windows.iteration_window,
-    windows.time_window,
-    merge.merge_traces,
-    slim.write_slim,
-    alignment.align,
-)
 
 
 def main() -> None:
@@ -399,21 +377,52 @@ def kernel_classes() -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def trace_functions() -> str:
+def trace_names() -> str:
     """List the functions that read and write traces; their docstrings have the arguments and the errors."""
-    rows = []
-    for function in _TRACE_FUNCTIONS:
-        parameters = ", ".join(inspect.signature(function).parameters)
-        about = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
-        rows.append((f"`{function.__name__}({parameters})`", f"`{home(function)}`", about))
-    return table(("Function", "From", "What it does"), rows)
+    return names_table(traces.HOMES)
 
 
-def home(function: Callable[..., Any]) -> str:
-    """Return where a function is imported from: its module, or the package that offers it."""
-    package = function.__module__.rpartition(".")[0]
-    offered = getattr(sys.modules[package], function.__name__, None) is function
-    return package if offered else function.__module__
+def public_names(sections: Mapping[str, Mapping[str, str]]) -> str:
+    """List the names of a public module by subject."""
+    return "\n\n".join(f"### {title}\n\n{names_table(homes)}" for title, homes in sections.items())
+
+
+def names_table(homes: Mapping[str, str]) -> str:
+    """List names with the first sentence of their docstrings.
+
+    Args:
+        homes: names, separated by spaces, by module.
+    """
+    rows = [
+        (f"`{signature_of(home, name)}`", about(home, name)) for home, names in homes.items() for name in names.split()
+    ]
+    return table(("Name", "Description"), rows)
+
+
+def signature_of(home: str, name: str) -> str:
+    """Return the name, and for a function its parameters."""
+    value = getattr(importlib.import_module(f"profdeck.{home}"), name)
+    return f"{name}({', '.join(inspect.signature(value).parameters)})" if inspect.isfunction(value) else name
+
+
+def about(home: str, name: str) -> str:
+    """Return the first paragraph of the docstring of a class, function or assignment.
+
+    Raises:
+        SystemExit: there is no docstring.
+    """
+    module = importlib.import_module(f"profdeck.{home}")
+    body = ast.parse(inspect.getsource(module)).body
+    for node, following in itertools.pairwise([*body, None]):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            match following:
+                case ast.Expr(ast.Constant(str(text))):
+                    return " ".join(text.partition("\n\n")[0].split())
+    doc: str | None = getattr(module, name).__doc__
+    if not doc:
+        raise SystemExit(f"profdeck.{home}.{name} has no docstring.")
+    return " ".join(doc.partition("\n\n")[0].split())
 
 
 # Text.
@@ -503,7 +512,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "findings": findings,
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
-    "trace-functions": trace_functions,
+    "trace-functions": trace_names,
+    "plugin-names": lambda: public_names(plugin.SECTIONS),
+    "engine-names": lambda: public_names(engines.SECTIONS),
     "gpu-results": gpu_table,
     "trace-class": lambda: members(trace.Trace),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from profdeck.base.lazy import lazy_names
 from profdeck.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -25,22 +26,16 @@ if TYPE_CHECKING:
     from profdeck.replicas.placement import PlacedEngine
 
 _HOMES = {
-    "HOOKSPEC_VERSION": "backends.hookspecs",
-    "Activity": "config.options",
-    "Artifact": "records.artifact",
-    "Backend": "backends.api",
-    "Capture": "records.capture",
-    "ClockAnchor": "records.artifact",
-    "CommonOptions": "config.options",
-    "Identity": "base.identity",
-    "Library": "backends.api",
-    "ProfdeckError": "base.errors",
-    "Profiler": "profiler",
-    "PlacedEngine": "replicas.placement",
-    "Status": "records.status",
-    "Step": "records.capture",
-    "Unit": "records.capture",
-    "hookimpl": "backends.hookspecs",
+    "backends.hookspecs": "HOOKSPEC_VERSION hookimpl",
+    "config.options": "Activity CommonOptions",
+    "records.artifact": "Artifact ClockAnchor",
+    "backends.api": "Backend Library",
+    "records.capture": "Capture Step Unit",
+    "base.identity": "Identity",
+    "base.errors": "ProfdeckError",
+    "profiler": "Profiler",
+    "replicas.placement": "PlacedEngine",
+    "records.status": "Status",
 }
 
 _REPLACED = {
@@ -55,18 +50,10 @@ __all__ = [  # noqa: RUF022  # as a reader meets them
 ]  # fmt: skip
 
 
+_import_name, __dir__ = lazy_names(globals(), _HOMES)
+
+
 def __getattr__(name: str) -> Any:
-    # The names are imported when first used, so that `import profdeck` costs nothing to those who only may need it.
     if name in _REPLACED:
         raise ImportError(f"profdeck.{name} was replaced by profdeck.{_REPLACED[name]}.")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'profdeck' has no attribute '{name}'")
-    from importlib import import_module
-
-    value = getattr(import_module(f"profdeck.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _import_name(name)

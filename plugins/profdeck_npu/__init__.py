@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.launchers import library_identity as identity
+from profdeck.plugin import library_identity as identity
 
 if TYPE_CHECKING:
     from profdeck_npu.backend import NpuBackend

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from profdeck.base.errors import ProfdeckError
+from profdeck import ProfdeckError
 from profdeck_npu import cann
 from profdeck_npu.process_group import attach
 from profdeck_npu.traces.analysis_state import OUTPUT

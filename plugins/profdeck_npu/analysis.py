@@ -27,9 +27,8 @@ from typing import BinaryIO, Literal
 import attrs
 import msgspec
 
-from profdeck import Capture
-from profdeck.base.errors import CaptureError, ProfdeckError, TraceError, describe_error
-from profdeck.base.processes import process_started, start_detached
+from profdeck import Capture, ProfdeckError
+from profdeck.plugin import CaptureError, TraceError, describe_error, process_started, start_detached
 from profdeck_npu.options import Export, NpuOptions
 from profdeck_npu.process_group import Cancellation, Ended, run_group
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state

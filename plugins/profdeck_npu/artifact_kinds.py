@@ -7,13 +7,10 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from profdeck.base.errors import TraceError
-from profdeck.base.files import file_size
-from profdeck.base.progress import Progress
-from profdeck.traces.kinds import ArtifactCheck, ArtifactKind, PendingWork, StepOnDevice
+from profdeck.plugin import ArtifactCheck, ArtifactKind, PendingWork, Progress, StepOnDevice, TraceError, file_size
 
 if TYPE_CHECKING:
-    from profdeck.traces.analysis.recorder_model import RecorderTables
+    from profdeck.plugin import RecorderTables
     from profdeck.traces.reading.trace import Trace
 
 _KERNEL_DETAILS = "kernel_details*.csv"

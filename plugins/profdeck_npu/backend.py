@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from profdeck import Activity, Artifact, Backend, Capture, Identity, Library, Step, hookimpl
-from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.base.launchers import library_identity
-from profdeck.records.artifact import Output
+from profdeck.plugin import CaptureError, ConfigError, Output, library_identity
 from profdeck_npu import cann
 from profdeck_npu.options import NpuOptions
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profdeck import Library
-from profdeck.base.errors import ConfigError, MissingLibraryError
+from profdeck.plugin import ConfigError, MissingLibraryError
 
 LIBRARY = Library(("torch-npu",), ">=2.6,<3")
 

@@ -18,10 +18,19 @@ import attrs
 import typer
 from rich.text import Text
 
-from profdeck.base.errors import ProfdeckError, TraceError
-from profdeck.cli import kit
-from profdeck.cli.kit import ExitCode
-from profdeck.records.manifest import is_manifest, read_manifest
+from profdeck import ProfdeckError
+from profdeck.plugin import (
+    ExitCode,
+    JsonOption,
+    TraceError,
+    is_manifest,
+    make_table,
+    print_json,
+    read_manifest,
+    short_path,
+    show_progress,
+    stdout_console,
+)
 from profdeck_npu import analysis, cann
 from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.options import Export
@@ -79,7 +88,7 @@ def analyse(  # noqa: PLR0913  # the options of a command line
         typer.Option(help="What to write, instead of what the capture was configured for; may be given again."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Also what has been analysed: its results go.")] = False,
-    json: kit.JsonOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Make timelines and tables of what torch_npu recorded.
 
@@ -92,7 +101,7 @@ def analyse(  # noqa: PLR0913  # the options of a command line
     made = dict(zip(due, _analyse(due, processes or analysis.default_processes(), timeout, export or ()), strict=True))
     results = [result or made[directory] for directory, result in found.items()]
     if json:
-        kit.print_json({"directories": [_plain(result) for result in results]})
+        print_json({"directories": [_plain(result) for result in results]})
     else:
         _show(results)
     if any(result.outcome in {AnalysisOutcome.FAILED, AnalysisOutcome.BUSY} for result in results):
@@ -164,7 +173,7 @@ def _analyse(directories: Sequence[Path], processes: int, timeout_s: float, expo
     with (
         terminable(),
         closing(Cancellation()) as cancellation,
-        kit.show_progress("Analysing") as on_progress,
+        show_progress("Analysing") as on_progress,
         ThreadPoolExecutor(processes) as pool,
     ):
         work = partial(_analyse_one, export=export, timeout_s=timeout_s, cancellation=cancellation)
@@ -202,16 +211,16 @@ def _plain(result: _Result) -> dict[str, Any]:
 
 
 def _show(results: Sequence[_Result]) -> None:
-    console = kit.stdout_console()
-    table = kit.make_table("outcome", "seconds", "directory", numbers=("seconds",))
+    console = stdout_console()
+    table = make_table("outcome", "seconds", "directory", numbers=("seconds",))
     for result in results:
         duration = "" if result.duration_s is None else f"{result.duration_s:,.1f}"
-        table.add_row(Text(result.outcome, style=_STYLES[result.outcome]), duration, kit.short_path(result.directory))
+        table.add_row(Text(result.outcome, style=_STYLES[result.outcome]), duration, short_path(result.directory))
     console.print(table)
     console.print()
     for result in results:
         for problem in result.problems:
-            console.print(f"{kit.short_path(result.directory)}: {problem}", soft_wrap=True)
+            console.print(f"{short_path(result.directory)}: {problem}", soft_wrap=True)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in results).items())
     console.print(f"{len(results)} director{'y' if len(results) == 1 else 'ies'}: {counts}")
     if any(result.outcome is AnalysisOutcome.FAILED for result in results):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from profdeck.base.errors import ConfigError
+from profdeck.plugin import ConfigError
 from profdeck_npu.options import AicMetrics, Level, NpuOptions
 
 _LEVELS = {Level.NONE: "Level_none", Level.LEVEL0: "Level0", Level.LEVEL1: "Level1", Level.LEVEL2: "Level2"}

@@ -13,7 +13,7 @@ import attrs
 from attrs import validators
 
 from profdeck import Activity, CommonOptions
-from profdeck.base.structuring import duration_validator
+from profdeck.plugin import duration_validator
 
 SUPPORTED = (Activity.CPU, Activity.NPU)
 

@@ -25,7 +25,7 @@ from typing import BinaryIO, Literal
 
 import attrs
 
-from profdeck.base.processes import has_ended, process_stat
+from profdeck.plugin import has_ended, process_stat
 
 TERM_GRACE_S = 5.0
 _KILL_GRACE_S = 10.0

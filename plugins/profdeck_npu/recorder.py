@@ -29,12 +29,18 @@ from torch_npu.profiler._profiler_path_creator import ProfPathCreator
 from torch_npu.profiler.scheduler import ProfilerAction
 
 from profdeck import Activity, Artifact, Capture
-from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, recording_metadata
-from profdeck.backends.rival_profilers import RivalWatch
-from profdeck.base.errors import CaptureError, describe_error
-from profdeck.base.files import directory_size
-from profdeck.config.schedule import WindowPhase
-from profdeck.records.artifact import Output
+from profdeck.plugin import (
+    CaptureCycles,
+    CaptureError,
+    CyclePart,
+    OneAtATime,
+    Output,
+    RivalWatch,
+    WindowPhase,
+    describe_error,
+    directory_size,
+    recording_metadata,
+)
 from profdeck_npu import experimental
 from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.options import Level, NpuOptions

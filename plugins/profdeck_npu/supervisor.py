@@ -13,10 +13,18 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from profdeck.base import leases
-from profdeck.base.errors import CaptureError, LeaseError, ProfdeckError, describe_error
-from profdeck.base.json_files import JsonKind
-from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck import ProfdeckError
+from profdeck.plugin import (
+    CaptureError,
+    JsonKind,
+    Lease,
+    LeaseError,
+    Manifest,
+    acquire_lease,
+    describe_error,
+    is_manifest,
+    read_manifest,
+)
 from profdeck_npu.analysis import AnalysisUnderWayError, Order, analyse, default_processes, fail
 from profdeck_npu.process_group import terminable
 from profdeck_npu.traces.analysis_state import read_state
@@ -128,10 +136,10 @@ def _slot() -> Generator[None, None, None]:
         slot.release()
 
 
-def _free_slot() -> leases.Lease | None:
+def _free_slot() -> Lease | None:
     for number in range(default_processes()):
         with suppress(LeaseError):
-            return leases.acquire([f"analysis-{os.getuid()}-{number}"], holder="analysis")
+            return acquire_lease([f"analysis-{os.getuid()}-{number}"], holder="analysis")
     return None
 
 

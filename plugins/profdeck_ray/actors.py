@@ -14,9 +14,8 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.errors import CaptureError, MissingLibraryError, TargetError
-from profdeck.base.outcome import Outcome
-from profdeck.engine.clusters import FoundActor
+from profdeck.engines import FoundActor, Outcome
+from profdeck.plugin import CaptureError, MissingLibraryError, TargetError
 from profdeck_ray.engine import RayActor
 
 _JOIN = "Join the cluster before the capture: ray.init(address='auto')."

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from profdeck.config.targets import TargetsConfig
-from profdeck.engine.clusters import Actor, ActorGroup, AskActor, Cluster, FoundActors
+from profdeck.engines import Actor, ActorGroup, AskActor, Cluster, FoundActors
+from profdeck.plugin import TargetsConfig
 from profdeck_ray import actors, held_engines
 from profdeck_ray.engine import RayActor
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from profdeck.base.errors import ConfigError
-from profdeck.engine.clusters import Actor, ActorSelection
+from profdeck.engines import Actor, ActorSelection
+from profdeck.plugin import ConfigError
 from profdeck_ray.actors import find_all, join
 from profdeck_ray.executor import RayExecutor
 from profdeck_ray.held_engines import ALL

@@ -19,16 +19,23 @@ from typing import Any
 
 import attrs
 
-from profdeck import __version__
-from profdeck.base.errors import ConfigError, ProfdeckError, TargetError, describe_error
-from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
-from profdeck.engine.clusters import Actor, NoEngineError
-from profdeck.engine.engine import Engine, FileHost, RemoteFiles
-from profdeck.engine.options import EngineOptions
-from profdeck.engine.transport.file_parts import FilePart, PartedFiles
-from profdeck.records.host_clock import HostTimes, better_clock, compare_clocks
-from profdeck.records.request import Answer
+from profdeck import ProfdeckError, __version__
+from profdeck.engines import (
+    Actor,
+    Answer,
+    Engine,
+    EngineOptions,
+    FileHost,
+    FilePart,
+    MessageTimes,
+    NoEngineError,
+    Outcome,
+    PartedFiles,
+    RemoteFiles,
+    better_clock,
+    compare_clocks,
+)
+from profdeck.plugin import ConfigError, TargetError, describe_error, structure, unstructure
 from profdeck_ray import in_actor
 
 _FIRST_POLL_S = 0.002
@@ -224,7 +231,7 @@ class RayEngine(Engine):
         except Exception as error:
             raise self._failed(error) from error
         if "times" in answer:  # other versions may omit them
-            times = HostTimes(*answer["times"])
+            times = MessageTimes(*answer["times"])
             self.clock = better_clock(self.clock, compare_clocks(answer["host"], sent_ns, times, time.time_ns()))
         return answer
 

@@ -12,15 +12,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
-from profdeck import __version__
-from profdeck.base.errors import ConfigError, MissingLibraryError, ProfdeckError, TraceError
-from profdeck.base.progress import Progress
-from profdeck.traces.parallel import R, ReportResult, T, TraceFunction, TraceJob, TraceResult, run_item
+from profdeck import ProfdeckError, __version__
+from profdeck.plugin import (
+    ConfigError,
+    MissingLibraryError,
+    Progress,
+    ReportResult,
+    TraceError,
+    TraceFunction,
+    TraceJob,
+    TraceResult,
+    run_item,
+)
 
+T = TypeVar("T")
+R = TypeVar("R")
 _CONNECT_S = 5.0
 LOOK_S = 10.0
 """Polling interval while no task reports, in seconds."""

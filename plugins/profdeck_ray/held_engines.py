@@ -10,12 +10,18 @@ from typing import Any, TypeVar
 
 import attrs
 
-from profdeck.base.blocking import run_in_thread
-from profdeck.base.errors import CaptureError, ConfigError, TargetError
-from profdeck.base.outcome import Outcome
-from profdeck.config.targets import TargetsConfig
-from profdeck.engine.clusters import Actor, ActorGroup, AskActor, FoundActor, FoundActors, NoEngineError
-from profdeck.replicas.fan_out import fan_out
+from profdeck.engines import (
+    Actor,
+    ActorGroup,
+    AskActor,
+    FoundActor,
+    FoundActors,
+    NoEngineError,
+    Outcome,
+    fan_out,
+    run_in_thread,
+)
+from profdeck.plugin import CaptureError, ConfigError, TargetError, TargetsConfig
 from profdeck_ray.actors import find_matching, find_members, find_named, find_namespaces, is_pattern
 
 T = TypeVar("T")

@@ -22,14 +22,16 @@ from typing import Any, cast
 import attrs
 
 from profdeck import __version__
-from profdeck.backends.plugins import load_backend
-from profdeck.base.blocking import run_without_loop
-from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError, target_error
-from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
-from profdeck.engine.clusters import NoEngineError
-from profdeck.engine.engine import Connects, Engine
-from profdeck.engine.transport.file_parts import part_of
+from profdeck.engines import Connects, Engine, NoEngineError, Outcome, part_of, run_without_loop
+from profdeck.plugin import (
+    ConfigError,
+    MissingLibraryError,
+    TargetError,
+    load_backend,
+    structure,
+    target_error,
+    unstructure,
+)
 
 _PLAIN = str | bytes | int | float | bool | None
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from profdeck.base.launchers import Launcher
+from profdeck.plugin import Launcher
 
 JOB = Launcher(name="ray", priority=10, job_id="RAY_JOB_ID")

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from profdeck.base.errors import ConfigError
-from profdeck.on_demand.stores import Store
+from profdeck.plugin import ConfigError, Store
 from profdeck_ray.actors import require
 
 _NAMESPACE = "profdeck"

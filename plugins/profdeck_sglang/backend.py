@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Capture, Library
-from profdeck.base.errors import ConfigError
-from profdeck.config.model import RoleConfig
-from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
-from profdeck.engine.engine import Engine
-from profdeck.records.request import CaptureRequest
+from profdeck.engines import CaptureRequest, ControlBackend, Engine, EngineProfiler
+from profdeck.plugin import ConfigError, RoleConfig
 from profdeck_sglang.library import LIBRARY
 from profdeck_sglang.options import SglangOptions
 

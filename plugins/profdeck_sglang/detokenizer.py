@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from profdeck.engine.worker.frontend import FrontendRecorder
+from profdeck.engines import FrontendRecorder
 from profdeck_sglang import protocol
 
 if TYPE_CHECKING:

@@ -15,13 +15,17 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profdeck.base.blocking import run_without_loop
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe_error
-from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure
-from profdeck.engine.engine import Engine
-from profdeck.engine.worker.frontend import FrontendRecorder
-from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
+from profdeck.engines import (
+    Answer,
+    CaptureRequest,
+    Engine,
+    FrontendRecorder,
+    Outcome,
+    Reply,
+    RequestState,
+    run_without_loop,
+)
+from profdeck.plugin import CaptureError, ConfigError, TargetError, describe_error, structure
 from profdeck_sglang import installed, protocol
 
 T = TypeVar("T")

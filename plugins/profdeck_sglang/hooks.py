@@ -14,8 +14,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.errors import describe_error
-from profdeck.engine.engine_config import EngineConfig
+from profdeck.engines import EngineConfig
+from profdeck.plugin import describe_error
 from profdeck_sglang import guard, protocol
 from profdeck_sglang.installed import DETOKENIZER, MANAGERS, PROFILES, SCHEDULER, TOKENIZER, applied
 
@@ -123,7 +123,7 @@ def _tokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> N
         server = sys.modules.get("sglang.srt.entrypoints.http_server")
         if server is None:  # an engine object
             return
-        from profdeck.engine.server.routes import Routes
+        from profdeck.engines import Routes
         from profdeck_sglang.engines import SglangObject
 
         routes = Routes("sglang")

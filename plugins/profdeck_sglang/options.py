@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.engine.options import EngineOptions
-from profdeck.records.request import CaptureRequest
+from profdeck.engines import CaptureRequest, EngineOptions
 
 
 @attrs.frozen(kw_only=True)

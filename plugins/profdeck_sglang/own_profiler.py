@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 from packaging.version import InvalidVersion, Version
 
 from profdeck import Activity, Capture
-from profdeck.base.errors import CaptureError, describe_error
-from profdeck.base.structuring import unstructure
-from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin
-from profdeck.records.request import CaptureRequest
+from profdeck.engines import CaptureRequest, OwnProfilerCapture, TraceOrigin
+from profdeck.plugin import CaptureError, describe_error, unstructure
 from profdeck_sglang.engines import REMEDY, SglangEngine
 from profdeck_sglang.options import SglangOptions
 

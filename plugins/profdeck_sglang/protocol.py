@@ -16,10 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.errors import describe_error
-from profdeck.base.files import replace_file
-from profdeck.base.structuring import structure, unstructure
-from profdeck.records.request import Reply
+from profdeck.engines import Reply
+from profdeck.plugin import describe_error, replace_file, structure, unstructure
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from profdeck.base.errors import CaptureError, describe_error
-from profdeck.base.identity import Identity
-from profdeck.engine.worker.recorder import EngineRecorder, handle_command
-from profdeck.records.request import CaptureRequest, Reply
+from profdeck import Identity
+from profdeck.engines import CaptureRequest, EngineRecorder, Reply, handle_command
+from profdeck.plugin import CaptureError, describe_error
 from profdeck_sglang import guard, protocol
 from profdeck_sglang.iterations import kind, runs
 from profdeck_sglang.library import LIBRARY

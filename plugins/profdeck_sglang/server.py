@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from profdeck.base.errors import CaptureError, TargetError
-from profdeck.base.outcome import Outcome
-from profdeck.engine.transport.http_client import HttpResponse
-from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.engines import HttpEngine, HttpResponse, Outcome
+from profdeck.plugin import CaptureError, TargetError
 from profdeck_sglang.engines import SglangEngine
 
 

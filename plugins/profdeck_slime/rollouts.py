@@ -11,10 +11,7 @@ from typing import Any
 import attrs
 
 from profdeck import ProfdeckError, Profiler
-from profdeck.base.errors import ConfigError, describe_error
-from profdeck.config.model import Config, Mode
-from profdeck.config.sources import load_config
-from profdeck.config.targets import TargetsConfig
+from profdeck.plugin import Config, ConfigError, Mode, TargetsConfig, describe_error, load_config
 
 logger = logging.getLogger("profdeck")
 

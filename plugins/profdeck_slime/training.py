@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError, describe_error
-from profdeck.config.sources import load_config
+from profdeck.plugin import ConfigError, describe_error, load_config
 
 logger = logging.getLogger("profdeck")
 

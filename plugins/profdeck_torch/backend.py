@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from profdeck import Activity, Backend, Capture, Identity, Library, Step, hookimpl
-from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.records.artifact import Output
+from profdeck.plugin import CaptureError, ConfigError, Output
 from profdeck_torch.launchers import distributed_identity
 from profdeck_torch.options import TorchOptions
 

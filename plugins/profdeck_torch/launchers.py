@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from profdeck import Identity
-from profdeck.base.launchers import Launcher
+from profdeck.plugin import Launcher
 
 
 @attrs.frozen(kw_only=True)

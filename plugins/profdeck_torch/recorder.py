@@ -14,12 +14,18 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
-from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, recording_metadata
-from profdeck.backends.rival_profilers import RivalWatch
-from profdeck.base.errors import TraceError
-from profdeck.config.schedule import WindowPhase
-from profdeck.records.artifact import CLOCK_ANCHOR, Output
-from profdeck.traces.writing.compression import Compressed, compress_in_child, compress_trace
+from profdeck.plugin import (
+    CLOCK_ANCHOR,
+    CaptureCycles,
+    CyclePart,
+    OneAtATime,
+    Output,
+    RivalWatch,
+    TraceError,
+    WindowPhase,
+    recording_metadata,
+)
+from profdeck.traces import Compressed, compress_in_child, compress_trace
 from profdeck_torch import other_profilers
 from profdeck_torch.options import TorchOptions
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profdeck import Capture
-from profdeck.base.errors import MissingLibraryError
-from profdeck.base.files import replace_file
+from profdeck.plugin import MissingLibraryError, replace_file
 from profdeck.traces import load
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck import Capture, hookimpl
-from profdeck.base.files import lock_directory
-from profdeck.traces.trend.of_capture import CaptureNumbers, numbers_of_capture
+from profdeck.plugin import lock_directory
+from profdeck.traces import CaptureNumbers, numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require
 
 if TYPE_CHECKING:

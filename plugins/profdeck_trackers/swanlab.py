@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from profdeck import Capture, hookimpl
-from profdeck.base.files import lock_directory
-from profdeck.traces.trend.of_capture import numbers_of_capture
+from profdeck.plugin import lock_directory
+from profdeck.traces import numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require, run_beside
 
 _FILE = "swanlab.json"

@@ -8,7 +8,7 @@ from typing import Any, Self
 from torchtitan.tools.profiler import Profiler as TorchtitanProfiler
 
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError
+from profdeck.plugin import ConfigError
 
 
 class ProfdeckProfiler(TorchtitanProfiler):

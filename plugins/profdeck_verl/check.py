@@ -10,7 +10,7 @@ from importlib import metadata
 
 from packaging.version import Version
 
-from profdeck.base.errors import ConfigError
+from profdeck.plugin import ConfigError
 
 _FIRST_WITH_PLUGINS = Version("0.9.0")
 _MODULE = "profdeck_verl.plugin"

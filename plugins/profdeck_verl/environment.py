@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from profdeck.config.sources import settings_environ
+from profdeck.plugin import settings_environ
 from profdeck_verl.settings import gathered
 from profdeck_verl.words import TOOL
 

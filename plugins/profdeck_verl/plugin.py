@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 
-from profdeck.base.imports import after_import
+from profdeck.plugin import after_import
 
 SEAMS = {
     "verl.utils.profiler.profile": "profdeck_verl.workers:put_in_place",

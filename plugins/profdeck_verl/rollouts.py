@@ -15,10 +15,7 @@ from typing import Any
 import attrs
 
 from profdeck import PlacedEngine, ProfdeckError, Profiler
-from profdeck.base.errors import describe_error
-from profdeck.base.structuring import structure
-from profdeck.config.model import Config, Mode
-from profdeck.config.targets import TargetsConfig
+from profdeck.plugin import Config, Mode, TargetsConfig, describe_error, structure
 from profdeck_verl import steps
 from profdeck_verl.words import ENGINES, REWARD, ROLLOUT, TOOL, plain
 

@@ -14,9 +14,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.config.model import Config
-from profdeck.config.sources import ConfigDraft, load_draft
-from profdeck.records.run_directory import run_name
+from profdeck.plugin import Config, ConfigDraft, load_draft, run_name
 from profdeck_verl.words import ENGINES, TOOL, plain
 
 logger = logging.getLogger("profdeck")

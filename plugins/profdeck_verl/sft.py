@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from profdeck.base.structuring import unstructure
+from profdeck.plugin import unstructure
 from profdeck_verl.settings import resolved
 from profdeck_verl.steps import AnyStep
 from profdeck_verl.words import CONFIG, ROLE, TRAINER

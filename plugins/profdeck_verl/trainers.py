@@ -8,9 +8,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from profdeck.backends.building import build_backend
-from profdeck.base.structuring import unstructure
-from profdeck.config.model import Config
+from profdeck.plugin import Config, build_backend, unstructure
 from profdeck_verl import steps
 from profdeck_verl.rollouts import Rollouts
 from profdeck_verl.settings import resolved

@@ -10,9 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from profdeck import ProfdeckError, Profiler
-from profdeck.base.errors import describe_error
-from profdeck.base.structuring import structure
-from profdeck.config.model import Config
+from profdeck.plugin import Config, describe_error, structure
 from profdeck_verl import sft, steps
 from profdeck_verl.words import CONFIG, ROLE, TOOL, plain
 

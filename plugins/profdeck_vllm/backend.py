@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from profdeck import Capture, Library
-from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
-from profdeck.engine.engine import Engine
-from profdeck.records.request import CaptureRequest
+from profdeck.engines import CaptureRequest, ControlBackend, Engine, EngineProfiler
 from profdeck_vllm.library import LIBRARY
 from profdeck_vllm.options import VllmOptions
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.identity import Identity
-from profdeck.base.imports import after_import
-from profdeck.records.request import CaptureRequest
+from profdeck import Identity
+from profdeck.engines import CaptureRequest
+from profdeck.plugin import after_import
 from profdeck_vllm import worker
 from profdeck_vllm.diffusion_phases import Phases
 

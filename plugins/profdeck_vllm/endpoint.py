@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profdeck.engine.server.routes import Routes
+from profdeck.engines import Routes
 from profdeck_vllm.autoload import NAME, armed
 from profdeck_vllm.omni import engine_of
 

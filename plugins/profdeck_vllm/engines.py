@@ -10,11 +10,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from profdeck.base.errors import CaptureError, ConfigError, describe_error
-from profdeck.base.structuring import structure
-from profdeck.engine.engine import Engine
-from profdeck.engine.worker.frontend import FrontendRecorder
-from profdeck.records.request import Answer, Reply
+from profdeck.engines import Answer, Engine, FrontendRecorder, Reply
+from profdeck.plugin import CaptureError, ConfigError, describe_error, structure
 from profdeck_vllm.v1_worker import installed
 from profdeck_vllm.worker import METHOD
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profdeck.base.errors import CaptureError, TargetError
-from profdeck.base.outcome import Outcome
+from profdeck.engines import Outcome
+from profdeck.plugin import CaptureError, TargetError
 from profdeck_vllm.engines import REMEDY, VllmObject
 from profdeck_vllm.worker import METHOD, SEAT
 

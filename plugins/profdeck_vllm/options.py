@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.engine.options import EngineOptions
-from profdeck.records.request import CaptureRequest
+from profdeck.engines import CaptureRequest, EngineOptions
 
 
 @attrs.frozen(kw_only=True)

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from profdeck import Activity
-from profdeck.base.errors import CaptureError, TargetError
-from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import unstructure
-from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin
+from profdeck.engines import Outcome, OwnProfilerCapture, TraceOrigin
+from profdeck.plugin import CaptureError, TargetError, unstructure
 from profdeck_vllm.engines import REMEDY, VllmEngine
 from profdeck_vllm.options import VllmOptions
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from profdeck.base.errors import CaptureError, TargetError
-from profdeck.base.outcome import Outcome
-from profdeck.engine.transport.http_client import HttpResponse
-from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck.engines import HttpEngine, HttpResponse, Outcome
+from profdeck.plugin import CaptureError, TargetError
 from profdeck_vllm.engines import REMEDY, VllmEngine
 
 _PER_SESSION = Version("0.32.0")

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.errors import describe_error
-from profdeck.base.identity import Identity
-from profdeck.records.request import CaptureRequest
+from profdeck import Identity
+from profdeck.engines import CaptureRequest
+from profdeck.plugin import describe_error
 from profdeck_vllm import worker
 from profdeck_vllm.iterations import describe
 

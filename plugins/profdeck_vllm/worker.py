@@ -15,11 +15,18 @@ from typing import Any, ClassVar
 
 import attrs
 
-from profdeck.base.errors import describe_error
-from profdeck.base.identity import Identity
-from profdeck.engine.engine_config import EngineConfig
-from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
-from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
+from profdeck import Identity
+from profdeck.engines import (
+    BatchKind,
+    CaptureRequest,
+    EngineConfig,
+    EngineRecorder,
+    Reply,
+    RequestState,
+    handle_command,
+    reply_data,
+)
+from profdeck.plugin import describe_error
 from profdeck_vllm.library import LIBRARY
 
 logger = logging.getLogger("profdeck")

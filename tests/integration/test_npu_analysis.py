@@ -574,7 +574,7 @@ def attrs_with_pid(capture: Capture, pid: int) -> Capture:
 
 def test_only_so_many_supervisors_of_a_host_analyse_at_once(raw: Make, capture: Capture) -> None:
     names = [f"analysis-{os.getuid()}-{number}" for number in range(analysis.default_processes())]
-    slots = leases.acquire(names, holder="the test")
+    slots = leases.acquire_lease(names, holder="the test")
     directory = raw()
     try:
         pid = ask([directory], capture)
@@ -612,7 +612,7 @@ def test_an_ended_supervisor_takes_its_analysis_along(
 def test_who_was_faster_is_left_alone(raw: Make, capture: Capture) -> None:
     directory = raw()
     names = [f"analysis-{os.getuid()}-{number}" for number in range(analysis.default_processes())]
-    slots = leases.acquire(names, holder="the test")
+    slots = leases.acquire_lease(names, holder="the test")
     try:
         pid = ask([directory], capture)
         done = analyse(directory)

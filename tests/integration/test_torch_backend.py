@@ -17,8 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given  # noqa: E402  # after the skip
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, strategies as st  # noqa: E402  # after the skip
 
 from profdeck import Profiler, Status  # noqa: E402
 from profdeck.base.errors import ConfigError  # noqa: E402

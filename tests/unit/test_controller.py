@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck import ProfdeckError, Profiler, Status
 from profdeck.base.errors import CaptureError, ConfigError

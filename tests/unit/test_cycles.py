@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.backends.device_recording import CaptureCycles, CyclePart, recording_metadata
 from profdeck.base.identity import Identity

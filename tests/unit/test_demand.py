@@ -19,8 +19,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, ConfigError
@@ -28,8 +27,7 @@ from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps, Schedule
-from profdeck.on_demand import requests, standing, stores
-from profdeck.on_demand import watch as watches
+from profdeck.on_demand import requests, standing, stores, watch as watches
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StartDecision, StepPlan
 from profdeck.on_demand.stores import FileStore
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest

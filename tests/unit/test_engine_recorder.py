@@ -16,8 +16,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from profdeck import Status
 from profdeck.base import leases, shutdown
@@ -642,7 +641,7 @@ def test_a_link_out_of_the_output_directory(
 def test_a_refused_start_leaves_nothing_behind(recorder: EngineRecorder, ask: Ask, tmp_path: Path, why: str) -> None:
     before, watched = set(threading.enumerate()), dict(shutdown._open)
     handler = signal.getsignal(signal.SIGTERM)
-    held = leases.acquire(["gpu-1"], holder="trainer")
+    held = leases.acquire_lease(["gpu-1"], holder="trainer")
     request = {
         "options": ask(nonsense=1, device="gpu-2"),
         "directory": ask(output=Path("/proc/x"), device="gpu-2"),
@@ -652,7 +651,7 @@ def test_a_refused_start_leaves_nothing_behind(recorder: EngineRecorder, ask: As
     with pytest.raises((CaptureError, ConfigError)):
         recorder.start(request, at_once=why.startswith("at once"))
     held.release()
-    leases.acquire(["gpu-1", "gpu-2"], holder="trainer").release()
+    leases.acquire_lease(["gpu-1", "gpu-2"], holder="trainer").release()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) == before

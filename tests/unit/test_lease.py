@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from profdeck.base.errors import LeaseError
-from profdeck.base.leases import Turn, acquire
+from profdeck.base.leases import Turn, acquire_lease
 
 HOLD = """
 import sys
@@ -40,28 +40,28 @@ def hold():  # a function
 def test_another_process_is_named(hold) -> None:
     process = hold("gpu-1")
     with pytest.raises(LeaseError, match=rf"gpu-1 is being recorded by process {process.pid} \(rollout, step3\)"):
-        acquire(["gpu-0", "gpu-1"], holder="trainer")
-    acquire(["gpu-0"], holder="trainer").release()  # all or none
+        acquire_lease(["gpu-0", "gpu-1"], holder="trainer")
+    acquire_lease(["gpu-0"], holder="trainer").release()  # all or none
 
 
 def test_a_dead_process_holds_nothing(hold) -> None:
     process = hold("gpu-1")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    acquire(["gpu-1"], holder="trainer").release()
+    acquire_lease(["gpu-1"], holder="trainer").release()
 
 
 def test_within_a_process_it_excludes_too_and_is_given_back() -> None:
-    lease = acquire(["gpu-1", "gpu-1"], holder="one")
+    lease = acquire_lease(["gpu-1", "gpu-1"], holder="one")
     with pytest.raises(LeaseError, match=r"this process \(one\)"):
-        acquire(["gpu-1"], holder="two")
+        acquire_lease(["gpu-1"], holder="two")
     lease.release()
     lease.release()
-    acquire(["gpu-1"], holder="two").release()
+    acquire_lease(["gpu-1"], holder="two").release()
 
 
 def test_a_forked_child_does_not_keep_it(hold) -> None:
-    lease = acquire(["gpu-1"], holder="parent")
+    lease = acquire_lease(["gpu-1"], holder="parent")
     pipe_read, pipe_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -84,16 +84,16 @@ def test_whoever_comes_second_has_the_devices_at_a_later_try(hold) -> None:
     assert [turn.take(), turn.take()] == [False, False]
     held = f"gpu-1, held by process {process.pid} (rollout, step3)"
     assert turn.waits_for == held
-    acquire(["gpu-0"], holder="ref").release()  # who waits holds nothing
+    acquire_lease(["gpu-0"], holder="ref").release()  # who waits holds nothing
     process.communicate()
     assert [turn.take(), turn.take(), turn.waits_for] == [True, True, None]
     with pytest.raises(LeaseError, match=r"gpu-0 is being recorded by this process \(trainer, step3\)"):
-        acquire(["gpu-0"], holder="ref")
+        acquire_lease(["gpu-0"], holder="ref")
     wait = turn.waited()
     assert wait is not None
     assert (wait.held, 0 < wait.duration_s < 60, turn.waited()) == ((held,), True, None)
     turn.release()
-    acquire(["gpu-0", "gpu-1"], holder="ref").release()
+    acquire_lease(["gpu-0", "gpu-1"], holder="ref").release()
 
 
 def test_a_killed_holder_makes_room(hold) -> None:
@@ -109,7 +109,7 @@ def test_a_killed_holder_makes_room(hold) -> None:
 def test_a_turn_names_everybody_whom_it_waited_for() -> None:
     turn = Turn(lambda: ["gpu-1"], "trainer, step3")
     for holder in ("one", "two", "two", "one"):
-        lease = acquire(["gpu-1"], holder=holder)
+        lease = acquire_lease(["gpu-1"], holder=holder)
         assert not turn.take()
         lease.release()
     assert turn.take()
@@ -127,7 +127,7 @@ def test_a_turn_that_does_not_have_to_wait() -> None:
 
 
 def test_a_turn_that_was_given_up_waits_no_longer() -> None:
-    lease = acquire(["gpu-1"], holder="one")
+    lease = acquire_lease(["gpu-1"], holder="one")
     turn = Turn(lambda: ["gpu-1"], "trainer, step3")
     assert not turn.take()
     turn.release()
@@ -140,11 +140,11 @@ def test_a_turn_that_lacks_something_else_holds_nothing_meanwhile() -> None:
     assert turn.take()
     turn.wait_for(LeaseError("The recorder is busy.", "recorder, held by this process (ref)"))
     assert turn.waits_for == "recorder, held by this process (ref)"
-    acquire(["gpu-1"], holder="rollout").release()
+    acquire_lease(["gpu-1"], holder="rollout").release()
     assert turn.take()
     assert turn.waited() is not None
     turn.release()
 
 
 def test_names_of_devices_cannot_leave_the_directory() -> None:
-    acquire(["../../x/gpu 1"], holder="one").release()
+    acquire_lease(["../../x/gpu 1"], holder="one").release()

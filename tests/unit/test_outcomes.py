@@ -19,8 +19,7 @@ from profdeck.base.errors import CaptureError, LeaseError, TargetError, describe
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.config.schedule import Iterations
-from profdeck.engine.control import control_backend, outcomes
-from profdeck.engine.control import engine_profiler as natives
+from profdeck.engine.control import control_backend, engine_profiler as natives, outcomes
 from profdeck.engine.control.control_backend import ControlBackend
 from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin
 from profdeck.engine.engine import Engine

@@ -11,8 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck import Profiler, Status
 from profdeck.base import leases, shutdown
@@ -53,7 +52,7 @@ def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
     yield made
     made.stop()
     whole(made)
-    leases.acquire([GPU], holder="the next test").release()
+    leases.acquire_lease([GPU], holder="the next test").release()
     assert shutdown._open == {}
 
 
@@ -76,7 +75,7 @@ def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
     held: list[leases.Lease] = []
 
     def hold(holder: str) -> leases.Lease:
-        held.append(leases.acquire([GPU], holder=holder))
+        held.append(leases.acquire_lease([GPU], holder=holder))
         return held[-1]
 
     yield hold
@@ -304,7 +303,7 @@ def test_a_start_that_fails_when_the_turn_has_come(
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HELD}." in manifest.notes[-1]
     assert (trainer.active, shutdown._open) == (None, {})
-    leases.acquire([GPU], holder="somebody").release()
+    leases.acquire_lease([GPU], holder="somebody").release()
     trainer.step(1, "mini_batch")
     trainer.stop()
 
@@ -389,7 +388,7 @@ def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp
     asyncio.run(host())
     assert (trainer.active, shutdown._open) == (None, {})
     assert manifests(tmp_path)["step1"].status is Status.FAILED
-    leases.acquire([GPU], holder="somebody").release()
+    leases.acquire_lease([GPU], holder="somebody").release()
 
 
 def test_what_a_backend_records_with_is_waited_for_as_a_device(
@@ -409,7 +408,7 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     monkeypatch.setattr(tally.TallyBackend, "_do", starts)
     trainer = build()
     trainer.start(1)
-    leases.acquire([GPU], holder="somebody").release()  # who waits holds nothing
+    leases.acquire_lease([GPU], holder="somebody").release()  # who waits holds nothing
     assert manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
     trainer.step(0, "mini_batch")
     busy[0] = False
@@ -471,7 +470,7 @@ def test_the_device_is_given_back_before_the_files_are_written(
     engine.start(ask(1, write_later=True))
     iterate(engine, D)
     assert engine.reply().state is RequestState.WRITING
-    leases.acquire([GPU], holder="trainer").release()
+    leases.acquire_lease([GPU], holder="trainer").release()
     tally.TallyBackend.may_write.set()
 
 
@@ -646,7 +645,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
-    leases.acquire([GPU], holder="somebody").release()  # who waits holds nothing
+    leases.acquire_lease([GPU], holder="somebody").release()  # who waits holds nothing
     busy[0] = False
     iterate(engine, D, D, first=2)
     reply = whole(engine)
@@ -758,7 +757,7 @@ def test_in_any_order_one_records_at_a_time_and_all_end(
         colocated.check()
     colocated.close()
     colocated.end()
-    leases.acquire([GPU], holder="the end").release()
+    leases.acquire_lease([GPU], holder="the end").release()
     assert shutdown._open == {}
     for role in ("trainer", "rollout"):
         for manifest in manifests(directory, role).values():

@@ -29,7 +29,7 @@ _unusable: dict[str, tuple[type[ProfdeckError], str]] = {}
 
 
 def build_backend(config: Config, role: str) -> Backend:
-    """Import the backend of a role and build it from its checked options; its library is not needed for that.
+    """Import a role's backend and create it with checked options. The library that it uses is not required.
 
     Raises:
         ConfigError: an option is wrong.
@@ -123,7 +123,7 @@ def _identify(backend: Backend) -> Identity | None:
 
 
 def run_preflight(backend: Backend) -> None:
-    """Check that a backend can record in this process, and let it import what it needs.
+    """Check that a backend can record in this process, and import its library.
 
     Raises:
         ConfigError: not with its options.

@@ -46,7 +46,7 @@ C = TypeVar("C", bound=RecordingCycle)
 
 @attrs.frozen
 class CyclePart:
-    """What one cycle of a capture holds."""
+    """A resource of one recorder cycle, such as a profiler object."""
 
     iterations: tuple[int, int] | None
     """First and last mini-batch or engine iteration, both included; None for global steps."""
@@ -55,7 +55,7 @@ class CyclePart:
 
 
 class OneAtATime:
-    """Lets one capture at a time record in this process, for a library that can record only one; others wait."""
+    """A queue for libraries that support one recording per process. Other captures wait for their turn."""
 
     def __init__(self, library: str) -> None:
         """Args:
@@ -91,13 +91,13 @@ class OneAtATime:
 
 
 def recording_metadata(capture: Capture, options: CommonOptions) -> str:
-    """Say in JSON what a recording is of and what it was made with, to be put into it."""
+    """Return JSON about a capture and its options, for the metadata of a trace."""
     about = {"capture": capture.id, **unstructure(capture.identity), "options": unstructure(options)}
     return json.dumps(about)
 
 
 class CaptureCycles(Generic[C]):
-    """Begins, moves on and ends the cycles of one capture.
+    """The recorder cycles of one capture: begins, advances and ends them.
 
     A position is a global step, the mini-batch of a window or an engine iteration: what the capture counts.
     """

@@ -13,7 +13,7 @@ from profdeck.base.interruptions import raise_of_signal
 
 
 class RivalWatch:
-    """Watches while a capture records; used as a context manager."""
+    """Context manager that detects another profiler during a capture."""
 
     def __init__(self, beginnings: Mapping[str, Sequence[str]], begins: Callable[[str], None]) -> None:
         """Args:

@@ -25,7 +25,7 @@ first, as threads that run meanwhile take more from the loop than they gain."""
 
 
 async def run_in_thread(call: Callable[..., T], *arguments: Any) -> T:
-    """Call what blocks, such as a file system, while the event loop goes on.
+    """Run a blocking call in a thread.
 
     Calls that are made at once share threads: for those of a fleet, a thread each costs more than most of them take.
     """

@@ -18,7 +18,7 @@ class ConfigError(ProfdeckError):
 
 
 class PluginError(ProfdeckError):
-    """A backend or listener cannot be used; subclasses say why."""
+    """A backend or listener cannot be used. Subclasses exist for the causes."""
 
 
 class UnknownPluginError(PluginError):
@@ -26,7 +26,7 @@ class UnknownPluginError(PluginError):
 
 
 class MissingLibraryError(PluginError):
-    """The plugin is there, but the library that it drives is not installed."""
+    """The library that a plugin needs is not installed."""
 
     @classmethod
     def of(cls, who: str, library: str, extra: str | None = None) -> Self:
@@ -54,7 +54,7 @@ class CaptureError(ProfdeckError):
 
 
 class TargetError(CaptureError):
-    """A target refused, or could not be reached: `outcome` is the code of it, `fix` what to do."""
+    """A target refused the request or could not be reached. `outcome` is the error code, `fix` the solution."""
 
     def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
         """Args:
@@ -71,7 +71,7 @@ class TargetError(CaptureError):
 
 
 class LeaseError(CaptureError):
-    """Another recording holds the device, or what records it."""
+    """The device is in use by another recording."""
 
     def __init__(self, text: str, held: str = "a device") -> None:
         """Args:
@@ -93,14 +93,14 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Say an error in one line: our own as they are, others with their type."""
+    """Return a one-line message for an error. Errors of other libraries include their type."""
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def target_error(error: BaseException) -> TargetError:
-    """Return what an operation on a target failed of: the `TargetError` that was wrapped, or one made of the error."""
+    """Return the `TargetError` that caused an error, or a new one with its message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TargetError):

@@ -18,7 +18,7 @@ _COPY_BYTES = 1 << 20
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file in bytes, 0 if there is none: its reader reports that."""
+    """Return the size of a file in bytes, or 0 if the file does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -26,7 +26,7 @@ def file_size(path: Path) -> int:
 
 
 def directory_size(path: Path) -> int:
-    """Return the size in bytes of all files below a directory; links and what has vanished count nothing."""
+    """Return the total size in bytes of the files in a directory tree. Links are not counted."""
     return sum(
         size
         for directory, _, names in os.walk(path)
@@ -121,7 +121,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
-    """Write a file in the place of the one that may be there.
+    """Write a file and replace an existing one atomically.
 
     Args:
         path: its path.
@@ -153,7 +153,7 @@ def link_or_copy(source: Path, path: Path) -> None:
 
 @contextmanager
 def lock_directory(directory: Path) -> Generator[None, None, None]:
-    """Wait until no other process is in a block for this directory, as far as its file system has locks.
+    """Hold a lock on a directory. The lock has no effect on a file system without locks.
 
     Raises:
         OSError: the directory cannot be opened.

@@ -16,7 +16,7 @@ Done = Callable[[ModuleType], None]
 
 
 def after_import(name: str, done: Done) -> None:
-    """Call a function with a module as soon as it has been imported; now, if it has.
+    """Call a function with a module after the module's import, or at once if it is already imported.
 
     What the function raises is logged: an import of the host does not fail by it.
     """

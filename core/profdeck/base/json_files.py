@@ -16,7 +16,7 @@ _MOST_BYTES = 64 << 20
 
 
 class JsonKind(Generic[T]):
-    """Reads JSON of one class.
+    """Reader for JSON data of one class.
 
     To be made as the module of the class is imported, never in a function. msgspec keeps what it learns of a class on
     the class, from before it has learned it all: a second thread that decodes the class meanwhile ends the process by a

@@ -33,7 +33,7 @@ _mutex = threading.RLock()  # re-entrant for signal handlers
 
 @attrs.define
 class Lease:
-    """Devices held for one capture."""
+    """A lease of devices for one capture."""
 
     _files: list[tuple[Path, int]] = attrs.field(factory=list)
 
@@ -48,8 +48,8 @@ class Lease:
                     os.close(descriptor)
 
 
-def acquire(devices: Iterable[str], *, holder: str) -> Lease:
-    """Lease all devices or none, without waiting.
+def acquire_lease(devices: Iterable[str], *, holder: str) -> Lease:
+    """Lease devices without waiting: all of them or none.
 
     Args:
         devices: names that are the same in every process of this host, such as a GPU's UUID.
@@ -113,7 +113,7 @@ class Turn:
             if self._names is None:
                 self._names = tuple(self._devices())
             try:
-                self._lease = acquire(self._names, holder=self._holder)
+                self._lease = acquire_lease(self._names, holder=self._holder)
             except LeaseError as error:
                 self.wait_for(error)
             else:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """How the start or the stop of a target came out."""
+    """The result of starting or stopping a target."""
 
     STARTED = "started"
     """All of its selected ranks record, or wait for their window."""

@@ -49,7 +49,7 @@ class ProcessId:
 
 
 def process_started(pid: int) -> str | None:
-    """Say when a process of this host started, in clock ticks since boot; None if that cannot be known.
+    """Return the start time of a process of this host in clock ticks since boot, or None if it is unknown.
 
     Source: field 22 of ``/proc/<pid>/stat`` (proc(5)).
     """
@@ -58,7 +58,7 @@ def process_started(pid: int) -> str | None:
 
 
 def is_running(host: str, pid: int, started: str | None) -> bool:
-    """Tell whether a process still runs; on another host that cannot be known, and no is said.
+    """Return whether a process is running. For a process of another host, return False.
 
     Args:
         host: its host, as `socket.gethostname` names it there.
@@ -77,7 +77,7 @@ def is_running(host: str, pid: int, started: str | None) -> bool:
 
 
 def has_ended(stat: list[str]) -> bool:
-    """Tell of what `process_stat` says whether a process has ended, and its parent has not asked for its exit code yet.
+    """Return whether the fields from `process_stat` are those of an ended process (a zombie).
 
     One whose first thread has ended is a zombie already, and holds its files and locks until the last one has. Source:
     fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
@@ -86,7 +86,7 @@ def has_ended(stat: list[str]) -> bool:
 
 
 def process_stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` from the third one, the state, on; none if they cannot be read."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third field (state) on, or an empty list."""
     try:
         # The second is the name, in parentheses; it may have any characters.
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -103,7 +103,7 @@ def own_start(own_pid: int) -> str | None:
 def start_detached(
     module: str, *arguments: str, stderr: int | BinaryIO, stdin: int | BinaryIO = subprocess.DEVNULL
 ) -> int:
-    """Start ``python -m module`` in a new session, as a process that outlives this one.
+    """Start ``python -m module`` in a new session. The process continues when this process ends.
 
     A shell starts the process and exits immediately, so that init adopts the process. It therefore leaves no zombie
     here and survives if the children of a worker are killed.

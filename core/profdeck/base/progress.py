@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many have been read. May be called from a reading thread."""
+"""Callback for progress: bytes read and total bytes. Any thread may call it."""
 
 
 class Meter:
-    """Adds up the progress of files that are read one after the other."""
+    """Total progress of files that are read one after another."""
 
     def __init__(self, total_bytes: int, on_progress: Progress | None) -> None:
         self._total = total_bytes

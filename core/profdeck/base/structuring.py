@@ -88,7 +88,7 @@ def unstructure(value: Any) -> Any:
 
 
 def duration_validator(least: Any) -> Any:
-    """Return a validator of seconds; longer ones than a year overflow the timers of the system.
+    """Return a validator for a duration in seconds, with a maximum of one year.
 
     Args:
         least: the validator of what is too short.

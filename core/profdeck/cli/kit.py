@@ -26,6 +26,7 @@ _REFRESH_EVERY_S = 0.1
 _ENDS = re.compile(" +$", re.MULTILINE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+"""Type of the option ``--json``."""
 
 
 _CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -37,7 +38,7 @@ def printable(text: str) -> str:
 
 
 def stdout_console() -> Console:
-    """Return a console for stdout that prints text as it is: brackets in names are not markup.
+    """Return a console for stdout that does not interpret markup.
 
     In a pipe or a file nothing is folded, so that a search finds it in one line, and no line ends in spaces.
     """
@@ -69,7 +70,7 @@ class _Trimmed:
 
 
 def print_json(document: Any) -> None:
-    """Print a document of plain data."""
+    """Print JSON data."""
     try:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
@@ -88,7 +89,7 @@ def warn(text: str) -> None:
 
 
 def make_table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> Table:
-    """Make a table without lines, whose cells fold instead of losing their end.
+    """Create a table without borders. Long cells are wrapped, not truncated.
 
     Args:
         columns: the headings.
@@ -106,7 +107,7 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> 
 
 @contextmanager
 def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress on stderr, if that is a terminal, until the block ends.
+    """Show progress on stderr inside the block, if stderr is a terminal.
 
     Yields:
         A function to be told what is done and what there is to do; any thread may call it.
@@ -195,7 +196,7 @@ def source_path(text: str | Path) -> Path:
 
 
 def short_path(path: Path) -> str:
-    """Write a path relative to the current directory, if it lies below; of a copy, the URL that it is from."""
+    """Return a path relative to the current directory if possible. For a copy of a remote file, return its URL."""
     for copy, url in _copied.items():
         if path.is_relative_to(copy):
             return "/".join([url.rstrip("/"), *path.relative_to(copy).parts])
@@ -256,6 +257,7 @@ def exit_code(error: ProfdeckError) -> ExitCode:
 
 
 SETTINGS_SOURCE = "--set"
+"""The option that error messages name as the source of a setting."""
 
 SettingsOption = Annotated[
     list[str] | None,
@@ -265,6 +267,7 @@ SettingsOption = Annotated[
         help="Set a config value over file and environment, such as trainer.options.with_stack=true. Repeatable.",
     ),
 ]
+"""Type of the option ``--set``."""
 
 
 def write_file(file: Path, content: bytes, *, durable: bool = False) -> None:

@@ -26,7 +26,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Mode(StrEnum):
-    """How captures are cut."""
+    """Whether a capture consists of global steps or of the stages of one step."""
 
     CONTINUOUS = "continuous"
     DISCRETE = "discrete"
@@ -54,7 +54,7 @@ def _names(what: str, *, reserved: tuple[str, ...] = ()) -> Any:
 
 @attrs.frozen(kw_only=True)
 class RoleConfig:
-    """What the processes of one role do."""
+    """The config of one role."""
 
     backend: str
     """The backend that records this role; `profdeck plugins` lists the installed backends."""

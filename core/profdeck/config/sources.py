@@ -48,7 +48,7 @@ class Loaded:
 
 @attrs.define
 class ConfigDraft:
-    """A config that is put together: plain data that nothing has checked, and the source of each key in it."""
+    """Unchecked config data, and the source of each key."""
 
     data: dict[str, Any] = attrs.field(factory=dict)
     sources: dict[Key, str] = attrs.field(factory=dict)
@@ -84,7 +84,7 @@ def load_config(
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
-    """Read, merge and check the config; the arguments are those of `load_draft`.
+    """Read, merge and check the config. The arguments are the same as for `load_draft`.
 
     Raises:
         ConfigError: a file cannot be read, or a key or value is wrong.
@@ -138,7 +138,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def settings_environ(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment that says the same to another process as values by dotted key do here."""
+    """Return the environment variables that pass settings to another process."""
     return {_PREFIX + key.replace(".", "__").upper(): json.dumps(value) for key, value in settings.items()}
 
 

@@ -20,7 +20,7 @@ _WRITING_POLL_S = 0.1
 
 
 class Engine(ABC):
-    """One engine."""
+    """Base class of engines, which send commands to their processes."""
 
     name: str
     """What manifests call it."""
@@ -94,7 +94,7 @@ class Engine(ABC):
 
 @attrs.frozen
 class FileHost:
-    """Where files are fetched from."""
+    """The host that files are fetched from."""
 
     host: str
     output: str
@@ -102,7 +102,7 @@ class FileHost:
 
 
 class RemoteFiles(Protocol):
-    """Fetches files of an engine's ranks from their host. Places are paths below `FileHost.output`, with slashes.
+    """Fetches the files of an engine's ranks. Paths are relative to `FileHost.output` and use slashes.
 
     All of it raises TargetError for what it does not get.
     """
@@ -134,7 +134,7 @@ class RemoteFiles(Protocol):
 
 
 class Connects(Protocol):
-    """What connects to an engine object: the backend of an engine."""
+    """Protocol of backends that connect to an engine object."""
 
     name: ClassVar[str]
 

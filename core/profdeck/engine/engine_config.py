@@ -21,7 +21,7 @@ REPLICA_VARIABLE = "PROFDECK_REPLICA"
 
 @attrs.frozen
 class EngineConfig:
-    """The config of one engine: of the role whose backend is the engine's."""
+    """The config of the role whose backend controls this engine."""
 
     config: Config
     role: str

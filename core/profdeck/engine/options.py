@@ -24,7 +24,7 @@ class Auth(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class EngineOptions(CommonOptions):
-    """Options that mean the same in every backend of an engine. Those of `CommonOptions` hold for each worker."""
+    """Options of all engine backends. The options of `CommonOptions` apply to each worker."""
 
     collect: bool = True
     """At the stop, fetch what ranks have written where this host cannot see it into the run here, through the routes of

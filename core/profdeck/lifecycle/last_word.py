@@ -49,8 +49,8 @@ def count(run: Path, capture: Capture) -> None:
     counts.artifact_kinds.update(artifact.kind for artifact in capture.artifacts)
 
 
-def suppress() -> None:
-    """Say nothing of what has been captured: the caller does."""
+def suppress_exit_message() -> None:
+    """Disable the message about captures at the end of this process."""
     _runs.clear()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 CLOCK_ANCHOR = "profdeck.clock_anchor"
-"""The name of the marker event of a `ClockAnchor`, which is no work of the user's."""
+"""The name of the marker event that a `ClockAnchor` refers to. Statistics exclude this event."""
 
 
 @attrs.frozen
@@ -54,4 +54,4 @@ Writer = Callable[[], Artifact]
 what goes wrong is the artifact's problem."""
 
 Output = Artifact | Writer
-"""What a stopped backend leaves."""
+"""An artifact, or a function that writes an artifact and returns it."""

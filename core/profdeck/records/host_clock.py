@@ -24,15 +24,15 @@ class HostClock:
 
 
 @attrs.frozen
-class HostTimes:
-    """When a message came to a host, and when its answer left, in Unix nanoseconds by the clock of that host."""
+class MessageTimes:
+    """The times when a host received a message and sent the answer, in Unix nanoseconds of its clock."""
 
     received_ns: int
     sent_ns: int
 
 
-def compare_clocks(host: str, sent_ns: int, there: HostTimes, received_ns: int) -> HostClock | None:
-    """Return what one message and its answer tell; None if the times cannot be true.
+def compare_clocks(host: str, sent_ns: int, there: MessageTimes, received_ns: int) -> HostClock | None:
+    """Compare two clocks by one message and its answer. Return None if the times are inconsistent.
 
     The offset is that of NTP, with the signs turned round, and the error half of its delay (RFC 5905, section 8).
 
@@ -52,7 +52,7 @@ def compare_clocks(host: str, sent_ns: int, there: HostTimes, received_ns: int) 
 
 
 def better_clock(one: HostClock | None, other: HostClock | None) -> HostClock | None:
-    """Return which of two is known better."""
+    """Return the more precise of two clock comparisons."""
     if one is None or other is None:
         return one or other
     return other if other.error_ns < one.error_ns else one

@@ -51,7 +51,7 @@ class ArtifactRecord:
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What one rank says of one capture. Times are Unix nanoseconds."""
+    """The manifest of one rank in one capture. Times are Unix nanoseconds."""
 
     schema: int
     profdeck: str
@@ -161,7 +161,7 @@ _MANIFEST = JsonKind(Manifest)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest; keys of later versions are passed over.
+    """Read a manifest. Keys of later versions are ignored.
 
     Raises:
         ProfdeckError: it cannot be read or is not a manifest of a known schema.
@@ -211,7 +211,7 @@ def _check_bounds(manifest: Manifest) -> None:
 
 
 def is_manifest(file: Path) -> bool:
-    """Tell a manifest from the other files of a rank by its name; plain traces end in ``.json`` as well."""
+    """Return whether a file name is that of a manifest. Uncompressed traces also end in ``.json``."""
     return (
         file.name.startswith(("rank_", "target."))
         and file.name.endswith(".json")

@@ -30,7 +30,7 @@ MOST_RANKS = 1 << 16
 
 @attrs.frozen(kw_only=True)
 class CaptureRequest:
-    """One capture, as the processes of an engine are asked for it."""
+    """A request for a capture, sent to the processes of an engine."""
 
     id: str = attrs.field(validator=validators.matches_re(_ID))
     output: Path
@@ -69,7 +69,7 @@ class CaptureRequest:
 
 
 class RequestState(StrEnum):
-    """Where a process of an engine is with its request."""
+    """The state of a request in an engine process."""
 
     IDLE = "idle"
     """It was asked for nothing, or this rank was not selected."""
@@ -101,7 +101,7 @@ class Recorded:
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """What one process of an engine answers to any command."""
+    """The reply of one engine process to a command."""
 
     rank: int = attrs.field(validator=validators.and_(validators.ge(0), validators.lt(MOST_RANKS)))
     world_size: int = attrs.field(validator=validators.and_(validators.ge(0), validators.le(MOST_RANKS)))
@@ -131,7 +131,7 @@ class Reply:
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What the processes of an engine answer to a command."""
+    """The replies of an engine's processes to a command."""
 
     ranks: tuple[Reply, ...]
     """One per worker whose answer reaches the one that asked."""

@@ -13,7 +13,7 @@ R = TypeVar("R")
 async def fan_out(
     operation: Callable[[T], Awaitable[R]], targets: Sequence[T], *, timeout_s: float, each_timeout_s: float
 ) -> list[R | BaseException]:
-    """Begin an operation on all targets at once and wait for all.
+    """Run an operation on all targets concurrently and wait for the results.
 
     What is late is cancelled, and then waited for, as it may have something to take back. So is everything when the
     caller is cancelled.

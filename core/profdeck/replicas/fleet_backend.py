@@ -28,8 +28,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
 from profdeck.engine.clusters import Actor, ActorGroup, as_cluster_target
 from profdeck.records import manifest, run_directory
-from profdeck.records.capture import Capture, Step
-from profdeck.records.capture import CaptureState as Life
+from profdeck.records.capture import Capture, CaptureState as Life, Step
 from profdeck.records.status import Status
 from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, find_targets

@@ -18,8 +18,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.words import sentence
 from profdeck.engine.clusters import Actor, ActorGroup
 from profdeck.records import manifest
-from profdeck.records.capture import Capture
-from profdeck.records.capture import CaptureState as Life
+from profdeck.records.capture import Capture, CaptureState as Life
 from profdeck.records.targets import TargetRecord
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.start_gate import GatePass

@@ -1,41 +1,58 @@
-"""Chrome traces as profilers write them: read, check, pack and summarise, in one pass and bounded memory."""
+"""Chrome traces as profilers write them: read, check, pack and summarise, in one pass and bounded memory.
+
+Each name is imported when it is first used.
+"""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from profdeck.base.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from profdeck.traces.run import Run
-
-
-def load(
-    *paths: str | os.PathLike[str],
-    devices_only: bool = False,
-    rules: str | os.PathLike[str] | None = None,
-    processes: int = 1,
-    cache: bool = True,
-) -> Run:
-    """Read all traces below some paths, for tables and notebooks.
-
-    Args:
-        paths: Runs, captures, directories of traces, or traces.
-        devices_only: Read devices and annotations only: three times as fast, no operators.
-        rules: A file with classes of kernels of your own.
-        processes: How many traces to read at once.
-        cache: Keep what is read, and read again only what changed since.
-
-    Raises:
-        TraceError: There is no trace below a directory, or none can be read.
-        ConfigError: The rules are wrong.
-    """
-    from profdeck.traces.run import Run
-
-    return Run.load(
-        [Path(path) for path in paths],
-        devices_only=devices_only,
-        rules=None if rules is None else Path(rules),
-        processes=processes,
-        cache=cache,
+    from profdeck.traces.analysis.alignment import align as align
+    from profdeck.traces.analysis.class_rules import load_rules as load_rules
+    from profdeck.traces.analysis.diff import diff_runs as diff_runs, load_summary as load_summary
+    from profdeck.traces.analysis.run_summary import summarise_run as summarise_run
+    from profdeck.traces.analysis.summary import summarise_trace as summarise_trace
+    from profdeck.traces.merge import merge_traces as merge_traces
+    from profdeck.traces.reading.reader import read_trace as read_trace
+    from profdeck.traces.run import load as load
+    from profdeck.traces.sources import find_sources as find_sources
+    from profdeck.traces.trend.of_capture import (
+        CaptureNumbers as CaptureNumbers,
+        numbers_of_capture as numbers_of_capture,
     )
+    from profdeck.traces.writing.compression import (
+        Compressed as Compressed,
+        compress_in_child as compress_in_child,
+        compress_trace as compress_trace,
+    )
+    from profdeck.traces.writing.slim import write_slim as write_slim
+    from profdeck.traces.writing.trim import trim_trace as trim_trace
+    from profdeck.traces.writing.windows import (
+        iteration_window as iteration_window,
+        read_extent as read_extent,
+        step_window as step_window,
+        time_window as time_window,
+    )
+
+HOMES = {
+    "traces.run": "load",
+    "traces.sources": "find_sources",
+    "traces.reading.reader": "read_trace",
+    "traces.analysis.summary": "summarise_trace",
+    "traces.analysis.run_summary": "summarise_run",
+    "traces.trend.of_capture": "numbers_of_capture CaptureNumbers",
+    "traces.analysis.diff": "diff_runs load_summary",
+    "traces.analysis.class_rules": "load_rules",
+    "traces.analysis.alignment": "align",
+    "traces.writing.windows": "read_extent step_window iteration_window time_window",
+    "traces.writing.trim": "trim_trace",
+    "traces.merge": "merge_traces",
+    "traces.writing.slim": "write_slim",
+    "traces.writing.compression": "compress_trace compress_in_child Compressed",
+}
+"""The names, by the module of ``profdeck`` that defines them."""
+
+__getattr__, __dir__ = lazy_names(globals(), HOMES)

@@ -33,7 +33,7 @@ TRACE = "trace"
 
 @attrs.frozen
 class ArtifactCheck:
-    """What reading an artifact of another kind to its end found."""
+    """The result of checking an artifact that is not a Chrome trace."""
 
     size_bytes: int
     """Of all its files."""
@@ -47,7 +47,7 @@ class ArtifactCheck:
 
 @attrs.frozen
 class PendingWork:
-    """What is still being made of an artifact after its capture, such as the analysis of raw data."""
+    """Work on an artifact that continues after its capture, such as the analysis of raw data."""
 
     what: str
     """In words, with the process and its host."""
@@ -58,7 +58,7 @@ class PendingWork:
 
 @attrs.frozen
 class StepOnDevice:
-    """The work of one step on one device. Times are nanoseconds on the trace's clock."""
+    """One step on one device. Times are nanoseconds on the trace's clock."""
 
     step: int
     device: int | str | None
@@ -67,7 +67,7 @@ class StepOnDevice:
 
 
 class ArtifactKind(ABC):
-    """One kind of artifact. Paths are those of artifacts for which `matches` is true."""
+    """Base class of artifact kinds. The paths passed to its methods are those for which `matches` returns True."""
 
     name: ClassVar[str]
     """The kind that manifests name, and the name of the entry point."""

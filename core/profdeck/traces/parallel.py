@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 TraceFunction = Callable[[T, Progress | None], R]
-"""Reads one item. May report how many bytes of it have been read, from any thread."""
+"""Function that reads one item. It may report the number of bytes read, from any thread."""
 
 _REPORT_EVERY_S = 0.05
 
@@ -90,17 +90,18 @@ def map_traces(
 
 @attrs.frozen
 class TraceResult(Generic[R]):
-    """What came of one trace: the function's result, or why the trace could not be read."""
+    """The function's result for one trace, or the error."""
 
     value: R | TraceError
 
 
 # What a worker says of its item: bytes read so far, and in the end what came of it, or what is to be raised.
 ReportResult = int | TraceResult[R] | BaseException
+"""A report from a remote task: the number of bytes read so far, the result, or an error of the task itself."""
 
 
 class TraceJob(Generic[T, R]):
-    """What is left to do, what came of the rest, and the progress over all of it."""
+    """Items and their results, and the total progress."""
 
     def __init__(self, items: Sequence[T], sizes_bytes: Sequence[int], on_progress: Progress | None) -> None:
         self.items = items
@@ -158,7 +159,7 @@ def _call(function: TraceFunction[T, R], item: T, progress: Progress | None) -> 
 def run_item(
     function: TraceFunction[T, R], item: T, send: Callable[[int], None] | None
 ) -> TraceResult[R] | BaseException:
-    """Return what came of an item in a form that can be sent."""
+    """Run a function on one item and return a result that can be pickled."""
     try:
         return TraceResult(_call(function, item, _seldom(send) if send else None))
     except BaseException as error:  # noqa: BLE001 - it is raised where the results are collected

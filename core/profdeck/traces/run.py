@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,29 +42,6 @@ class Run:
     """Why some traces could not be read."""
     paths: tuple[Path, ...]
     _how: dict[str, Any] = attrs.field(factory=dict, repr=False)
-
-    @classmethod
-    def load(
-        cls,
-        paths: Sequence[Path],
-        *,
-        devices_only: bool = False,
-        rules: Path | None = None,
-        processes: int = 1,
-        cache: bool = True,
-    ) -> Run:
-        """Read all traces below the paths: see `profdeck.traces.load`."""
-        classifier = Classifier(load_rules(rules)) if rules else None
-        how: dict[str, Any] = {
-            "devices_only": devices_only,
-            "classifier": classifier,
-            "processes": processes,
-            "cache": ResultCache.of_user() if cache else None,
-        }
-        summary, errors = summarise(paths, **how)
-        if not summary.ranks:
-            raise TraceError(" ".join(map(str, errors)))
-        return cls(summary, tuple(map(str, errors)), tuple(paths), how)
 
     @property
     def kernels(self) -> Table:
@@ -197,3 +174,36 @@ class Run:
             f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.report())}" '
             f'style="width:100%;height:{_FRAME_PIXELS}px;border:0"></iframe>'
         )
+
+
+def load(
+    *paths: str | os.PathLike[str],
+    devices_only: bool = False,
+    rules: str | os.PathLike[str] | None = None,
+    processes: int = 1,
+    cache: bool = True,
+) -> Run:
+    """Read all traces below paths, for tables and notebooks.
+
+    Args:
+        paths: runs, captures, directories of traces, or traces.
+        devices_only: read devices and annotations only, without operators; this takes a third of the time.
+        rules: a file with additional kernel classes.
+        processes: the number of traces to read at the same time.
+        cache: keep the results, and later read only files that have changed.
+
+    Raises:
+        TraceError: a directory has no traces, or no trace can be read.
+        ConfigError: the rules are wrong.
+    """
+    how: dict[str, Any] = {
+        "devices_only": devices_only,
+        "classifier": Classifier(load_rules(Path(rules))) if rules else None,
+        "processes": processes,
+        "cache": ResultCache.of_user() if cache else None,
+    }
+    read = tuple(map(Path, paths))
+    summary, errors = summarise(read, **how)
+    if not summary.ranks:
+        raise TraceError(" ".join(map(str, errors)))
+    return Run(summary, tuple(map(str, errors)), read, how)

@@ -98,7 +98,7 @@ class TraceSource:
 
 
 def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], None] | None = None) -> list[TraceSource]:
-    """Find the traces below some paths, each once, in the order of the paths and then of the names.
+    """Find the traces below paths, sorted by path and name, without duplicates.
 
     A file is a trace whatever its name is, and so is a directory of a kind that a plugin reads. Below other directories
     those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests name, those of other

@@ -12,10 +12,7 @@ from typing import Literal
 import attrs
 import msgspec
 
-from profdeck.base.errors import TraceError
-from profdeck.base.files import replace_file
-from profdeck.base.json_files import JsonKind
-from profdeck.base.processes import is_running
+from profdeck.plugin import JsonKind, TraceError, is_running, replace_file
 
 STATE_FILE = "profdeck_analysis.json"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

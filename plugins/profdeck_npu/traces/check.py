@@ -15,10 +15,7 @@ from pathlib import Path
 
 import stringzilla
 
-from profdeck.base.errors import TraceError
-from profdeck.base.files import directory_size, file_size
-from profdeck.base.progress import Meter, Progress
-from profdeck.traces.kinds import ArtifactCheck
+from profdeck.plugin import ArtifactCheck, Meter, Progress, TraceError, directory_size, file_size
 from profdeck.traces.reading.column_builder import ColumnBuilder
 from profdeck.traces.reading.columns import Tables
 from profdeck.traces.reading.integrity import CountingHandler, check_trace

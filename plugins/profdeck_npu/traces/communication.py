@@ -30,9 +30,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from profdeck.base.errors import TraceError
-from profdeck.base.progress import Progress
-from profdeck.traces.analysis.recorder_model import CommunicationSummary, LinkSummary
+from profdeck.plugin import CommunicationSummary, LinkSummary, Progress, TraceError
 from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck.traces.reading.integrity import file_size
 

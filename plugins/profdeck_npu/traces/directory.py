@@ -20,8 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.errors import TraceError
-from profdeck.base.files import file_size
+from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 
 _INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")

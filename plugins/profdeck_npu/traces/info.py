@@ -10,8 +10,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from profdeck.base.errors import TraceError
-from profdeck.base.json_files import JsonKind
+from profdeck.plugin import JsonKind, TraceError
 
 CPU, NPU = "ProfilerActivity.CPU", "ProfilerActivity.NPU"
 _NO_KERNELS = "Level_none"

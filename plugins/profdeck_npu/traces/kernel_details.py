@@ -19,8 +19,7 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.errors import TraceError
-from profdeck.base.progress import Progress
+from profdeck.plugin import Progress, TraceError
 from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH, ColumnBuilder, CompleteEvent
 from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
 from profdeck.traces.reading.identifiers import Id

@@ -10,22 +10,11 @@ from typing import TypeVar
 
 import attrs
 
-from profdeck.base.errors import TraceError
-from profdeck.base.files import file_size
-from profdeck.base.progress import Meter, Progress
-from profdeck.traces.analysis.recorder_model import RecorderTables
-from profdeck.traces.kinds import StepOnDevice
+from profdeck.plugin import Meter, Progress, RecorderTables, StepOnDevice, TraceError, file_size
 from profdeck.traces.reading.all_events import AllEvents
 from profdeck.traces.reading.chrome import EventStore, ReadingArguments, read_chrome
 from profdeck.traces.reading.column_builder import ColumnBuilder
-from profdeck.traces.reading.columns import (
-    ANNOTATION,
-    DEVICE_PROCESSES,
-    MARKS,
-    OPERATOR,
-    Tables,
-    concatenated,
-)
+from profdeck.traces.reading.columns import ANNOTATION, DEVICE_PROCESSES, MARKS, OPERATOR, Tables, concatenated
 from profdeck.traces.reading.integrity import TraceCheck
 from profdeck.traces.reading.reader import read_trace
 from profdeck.traces.reading.trace import Trace

@@ -19,8 +19,7 @@ from typing import TextIO
 
 import attrs
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.recorder_model import DeviceStepSummary
+from profdeck.plugin import DeviceStepSummary, TraceError
 from profdeck.traces.reading.times import exact_nanoseconds
 
 _DEVICE, _STEP, _COMPUTING, _PREPARING = "Device_id", "Step", "Computing", "Preparing"

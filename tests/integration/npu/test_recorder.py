@@ -473,7 +473,7 @@ def test_what_would_record_nothing_is_refused_at_start_up(job: Any) -> None:
 
 
 def test_a_device_that_another_process_records_is_waited_for(job: Any) -> None:
-    held = leases.acquire(["npu-5"], holder="rollout, step1")
+    held = leases.acquire_lease(["npu-5"], holder="rollout, step1")
     try:
         code = "capture('run')"
         job(PREAMBLE + code, env={"ASCEND_RT_VISIBLE_DEVICES": "5"})

@@ -37,7 +37,7 @@ def test_who_waits_for_the_window_is_told_for_whom_it_waits(
             server.engine = engine
             own = settings | {"rollout.iterations": {"count": 2}}
             profiler = Profiler.from_config(role="rollout", settings=own, target=server.url)
-            held = leases.acquire(["gpu-1"], holder="trainer, step1")
+            held = leases.acquire_lease(["gpu-1"], holder="trainer, step1")
             async with profiler.capture(1):
                 assert not await profiler.await_window(0, told.append)
                 held.release()

@@ -13,8 +13,7 @@ import ascend_files
 import attrs
 import pytest
 from ascend_files import CPU, NAME, NPU, OUTPUT, analysed, database, kernel_rows, raw, trace_view
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.base.processes import process_started

@@ -11,8 +11,7 @@ from typing import Any
 
 import ascend_files
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.summary import summarise_trace

@@ -11,8 +11,7 @@ from typing import Any
 import ascend_files
 import pytest
 from ascend_files import KERNELS, LEVEL_0, LEVEL_1, NAME, OLD, OUTPUT, analysed, kernel_rows, raw, trace_view
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.step_names import StepNames

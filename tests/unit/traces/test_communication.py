@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from ascend_job import call
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck_npu.traces import communication

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.traces.merge import MergeSource, merge_traces, overlaps, substitution
 from profdeck.traces.reading.integrity import check_trace

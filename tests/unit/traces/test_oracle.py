@@ -11,8 +11,7 @@ from typing import Any
 
 import oracle
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.traces.analysis.classes import Classifier
 from profdeck.traces.analysis.model import RankSummary

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import test_fuzz
 import test_oracle
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpu_job import GpuJob
 from profdeck.traces.reading.all_events import AllEvents

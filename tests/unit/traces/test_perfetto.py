@@ -9,8 +9,7 @@ from itertools import pairwise
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.reading.columns import Columns, Tables

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.traces.analysis.short_names import cut_apart, cut_middle, short_kernel
 

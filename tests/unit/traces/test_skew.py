@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from profdeck.traces.analysis.alignment import Alignment, Shifts, align

@@ -9,8 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 from ascend_job import STEP_COLUMNS
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.base.errors import TraceError
 from profdeck.traces.analysis.recorder_model import DeviceStepSummary

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.traces.analysis.model import IterationStatistics, PerStep
 from profdeck.traces.analysis.step_names import TRACE_NAMES, StepName, StepNames

@@ -7,8 +7,7 @@ from decimal import Decimal, DecimalException
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from profdeck.traces.reading.times import (
     LostDigitsError,

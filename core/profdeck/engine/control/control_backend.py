@@ -48,7 +48,7 @@ not answer the other. A fleet's start and stop take so much longer than their li
 
 
 class EngineProfiler(Protocol):
-    """One capture by an engine's own profiler."""
+    """Protocol of a capture by the engine's own profiler."""
 
     manifests: list[Path]
     """Of the ranks, once it has been stopped."""

@@ -11,7 +11,7 @@
 
 Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
 `profdeck.engines.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not
-answer in time. The answer to a command has ``times`` (a `profdeck.engines.HostTimes`) for comparing clocks. A file
+answer in time. The answer to a command has ``times`` (a `profdeck.engines.MessageTimes`) for comparing clocks. A file
 has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
 
 What is started here shows in the engine's own metrics and request traces, too (`profdeck.engine.server.following`).
@@ -49,7 +49,7 @@ from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import About
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens
-from profdeck.records.host_clock import HostTimes
+from profdeck.records.host_clock import MessageTimes
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import run_name
 
@@ -65,7 +65,7 @@ _REST = re.compile(r"bytes=(\d{1,18})-")
 
 
 class Routes:
-    """The routes of one server."""
+    """The routes that profdeck adds to a FastAPI server."""
 
     def __init__(self, backend: str) -> None:
         """Args:
@@ -122,7 +122,7 @@ class Routes:
             refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
             looks = command == "status" and all(reply.state in AT_REST for reply in answer.all)
             writable = await self._writable(config.config.output.absolute()) if looks else None
-            times = HostTimes(received_ns, time.time_ns())
+            times = MessageTimes(received_ns, time.time_ns())
             content = {"server": _about(config, writable=writable), "answer": unstructure(answer)}
             content["times"] = unstructure(times)
             return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)

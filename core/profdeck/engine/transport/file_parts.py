@@ -23,7 +23,7 @@ PART_BYTES = 1 << 22
 
 @attrs.frozen(kw_only=True)
 class FilePart:
-    """What is at a place: a directory, or a file from an offset on."""
+    """The content of a directory, or of a file from an offset on."""
 
     sizes: dict[str, int] | None = None
     """What is in a directory."""
@@ -38,7 +38,7 @@ class FilePart:
 
 
 def part_of(output: Path, place: str, offset: int) -> FilePart:
-    """Look at a place below an output directory; files that belong to no capture are not given.
+    """Read a directory or a part of a file below an output directory. Files outside captures are excluded.
 
     Args:
         output: The output directory.
@@ -57,7 +57,7 @@ def part_of(output: Path, place: str, offset: int) -> FilePart:
 
 
 class PartedFiles(ABC):
-    """Fetches files part by part; see `profdeck.engine.engine.RemoteFiles`."""
+    """Fetches files part by part; see `profdeck.engines.RemoteFiles`."""
 
     @abstractmethod
     async def part(self, place: str, offset: int) -> FilePart:

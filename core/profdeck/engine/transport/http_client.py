@@ -42,7 +42,7 @@ Gate = Callable[[], Awaitable[None]]
 
 @attrs.frozen
 class HttpResponse:
-    """What a server answered."""
+    """The response of a server."""
 
     status_code: int
     content: bytes

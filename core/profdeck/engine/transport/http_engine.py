@@ -20,7 +20,7 @@ from profdeck.base.structuring import LEFT_OUT, structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token
-from profdeck.records.host_clock import HostTimes, better_clock, compare_clocks
+from profdeck.records.host_clock import MessageTimes, better_clock, compare_clocks
 from profdeck.records.request import Answer
 
 _NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
@@ -47,7 +47,7 @@ class About:
 
 
 class HttpEngine(Engine):
-    """An engine by the URL of its server."""
+    """An engine behind a server, by URL."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Raises:
@@ -165,7 +165,7 @@ class HttpEngine(Engine):
     def _compare_clocks(self, response: HttpResponse, content: Mapping[str, Any]) -> None:
         with contextlib.suppress(KeyError, TypeError, ProfdeckError):  # of another version, or none that can be true
             there, host = (
-                structure(content["times"], HostTimes, where="times"),
+                structure(content["times"], MessageTimes, where="times"),
                 str(content["server"]["host"])[:_MOST_NAME],
             )
             self.clock = better_clock(self.clock, compare_clocks(host, response.sent_ns, there, response.received_ns))

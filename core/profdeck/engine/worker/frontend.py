@@ -17,7 +17,7 @@ _DEVICE = "cpu"
 
 
 class FrontendRecorder:
-    """The recorder of one such process: from the start of a capture to its stop, whatever its window."""
+    """The recorder of an engine process without batches. It records from start to stop and ignores windows."""
 
     def __init__(self, name: str) -> None:
         """Args:

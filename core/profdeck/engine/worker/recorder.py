@@ -25,7 +25,7 @@ from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply,
 
 
 class EngineRecorder:
-    """The recorder of one process of an engine."""
+    """The recorder of one engine process that runs batches."""
 
     def __init__(self, identity: Identity, device_type: str, versions: dict[str, str]) -> None:
         """Args:
@@ -149,7 +149,7 @@ def handle_command(
     start: Callable[[CaptureRequest], None],
     stop: Callable[[str | None], None],
 ) -> Reply:
-    """Carry out a command in a process of an engine. Never raises: a refusal is an answer.
+    """Execute a command in an engine process. Errors are part of the reply and are never raised.
 
     Args:
         command: ``start``, ``stop`` or ``status``.
@@ -178,6 +178,6 @@ def handle_command(
 
 
 def reply_data(reply: Reply) -> dict[str, Any]:
-    """Turn a reply into data that any transport carries."""
+    """Convert a reply to JSON data."""
     data: dict[str, Any] = unstructure(reply)
     return data

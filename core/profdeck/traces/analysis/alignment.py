@@ -51,7 +51,7 @@ def align(
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> Shifts:
-    """Find out how the clocks of traces stand to each other.
+    """Determine the clock offsets between traces.
 
     Args:
         sources: The traces. With `Alignment.COLLECTIVES` the first of each group keeps its times.

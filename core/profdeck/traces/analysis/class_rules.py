@@ -15,7 +15,7 @@ _KEYS = ("class", "pattern")
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
-    """Read rules, in order, from a file.
+    """Read the rules for kernel classes from a file.
 
     YAML holds a list of ``{class: moe, pattern: my_moe_.*}``; TOML, which has no list at the top, holds tables
     ``[[rules]]`` with the same keys, and YAML may have ``rules:`` likewise. Patterns are Python's regular expressions.

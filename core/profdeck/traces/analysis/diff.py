@@ -41,7 +41,7 @@ def is_summary(path: Path) -> bool:
 
 
 def load_summary(path: Path) -> RunSummary:
-    """Read what ``profdeck summary --json`` printed; members that are not known are passed over.
+    """Read the output of ``profdeck summary --json``. Unknown keys are ignored.
 
     Raises:
         TraceError: It cannot be read, or is no such document.
@@ -57,7 +57,7 @@ def load_summary(path: Path) -> RunSummary:
 
 
 def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
-    """Compare two runs, rank by rank, and tell changes from noise.
+    """Compare two runs rank by rank and distinguish changes from noise.
 
     A trace is compared with the trace of the same role, replica, rank and stage. If one side has no roles, traces are
     paired by rank number, or by position if they have no rank number. A single trace is paired with a single trace. The

@@ -24,7 +24,7 @@ class CoreSummary:
 
 @attrs.frozen(kw_only=True)
 class DeviceStepSummary:
-    """One step on one device, as the recorder's own analysis divides its time, as far as it does."""
+    """One step on one device, with the times from the recorder's analysis."""
 
     device: int | None
     step: int | None
@@ -49,7 +49,7 @@ class DeviceStepSummary:
 
 @attrs.frozen(kw_only=True)
 class LinkSummary:
-    """What the calls of a communication sent over one kind of link."""
+    """The data that a communication sent over one type of link."""
 
     link: str
     """Such as ``HCCS``, ``PCIE``, ``SIO`` or ``RDMA``. ``SDMA`` is the sum of the first three."""
@@ -66,7 +66,7 @@ class LinkSummary:
 
 @attrs.frozen(kw_only=True)
 class CommunicationSummary:
-    """All calls of one collective or message of one process group, as the recorder's own analysis divides its time."""
+    """The calls of one collective in one process group, with the times from the recorder's analysis."""
 
     name: str
     """Such as ``allReduce``."""
@@ -92,7 +92,7 @@ class CommunicationSummary:
 
 @attrs.frozen(kw_only=True)
 class RecorderTables:
-    """What a recorder's own analysis has worked out beside the timeline."""
+    """Tables from a recorder's own analysis."""
 
     device_steps: tuple[DeviceStepSummary, ...] = ()
     communication: tuple[CommunicationSummary, ...] = ()

@@ -35,7 +35,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
-    """Summarise traces of any mixture of ranks, roles and engines. The result does not depend on how they are read.
+    """Summarise traces of several ranks, roles and engines. The reading options do not affect the result.
 
     Args:
         sources: The traces; :func:`profdeck.traces.sources.find_sources` finds them.

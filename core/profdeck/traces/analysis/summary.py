@@ -64,7 +64,7 @@ def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankSummary:
-    """Summarise a trace in one pass and bounded memory; of a damaged one, what is readable.
+    """Summarise a trace in one pass and bounded memory. For a damaged trace, use the readable part.
 
     Only complete events (``ph`` "X") count. Self time nests operators and annotations together, per thread; what
     the host runtime and Python frames take inside an operator stays its own.

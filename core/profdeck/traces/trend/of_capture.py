@@ -22,7 +22,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @attrs.frozen(kw_only=True)
 class CaptureNumbers:
-    """What is told of a capture."""
+    """The numbers of one capture."""
 
     step: int
     """Its first global step."""
@@ -32,7 +32,7 @@ class CaptureNumbers:
 
 
 def numbers_of_capture(document: Mapping[str, Any], *, processes: int = 1) -> CaptureNumbers:
-    """Read the traces of a capture, and return its numbers: the means of the ranks, as `profdeck trend` has them.
+    """Read the traces of a capture and return the means over its ranks, as in `profdeck trend`.
 
     Args:
         document: What `capture_finished` gets.

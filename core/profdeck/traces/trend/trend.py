@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
-from profdeck.traces.analysis.rank_test import LEVEL as PART_LEVEL
-from profdeck.traces.analysis.rank_test import rank_test
+from profdeck.traces.analysis.rank_test import LEVEL as PART_LEVEL, rank_test
 from profdeck.traces.trend.change_points import LEAST, LEVEL, ChangePoint, change_points
 from profdeck.traces.trend.model import Trend, TrendChange, TrendPart, TrendPoint, TrendSeries
 from profdeck.traces.trend.points import RankPoint

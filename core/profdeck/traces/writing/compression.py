@@ -39,7 +39,7 @@ class AnchorEvent:
 
 @attrs.frozen
 class Compressed:
-    """What :func:`compress_trace` wrote."""
+    """The result of `compress_trace`."""
 
     check: TraceCheck
     anchors: tuple[AnchorEvent, ...]
@@ -131,7 +131,7 @@ def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: 
 
 
 def compress_in_child(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
-    """Do what `compress_trace` does in a process of its own, so that this one's interpreter stays free.
+    """Call `compress_trace` in a child process, which does not block this interpreter.
 
     Raises:
         TraceError: The other process could not do it; the message is its own.

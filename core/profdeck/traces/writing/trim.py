@@ -29,7 +29,7 @@ _MAX_LOOSE_BYTES = 1 << 20
 def trim_trace(
     source: Path, destination: Path, selection: Selection, *, on_progress: Progress | None = None
 ) -> TraceCheck:
-    """Write a trace that has only the selected events of another.
+    """Write the selected events of a trace to a new trace.
 
     Events stay as they are, byte for byte, in their order; so do the values of all other members of the trace, and
     they stay on their side of the events. Of a damaged trace the part that is readable is trimmed, and closed. An

@@ -58,7 +58,7 @@ class Extent:
 
 
 def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
-    """Read a trace for what can be selected; of a damaged one, what is readable.
+    """Read the steps, iterations and times that can be selected in a trace.
 
     Args:
         path: A Chrome trace, plain or gzip, or an artifact that has one, which

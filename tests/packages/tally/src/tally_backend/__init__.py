@@ -14,14 +14,19 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import attrs
 
-from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, Step, Unit, hookimpl
-from profdeck.backends.api import EngineBackend, TargetState
-from profdeck.base.blocking import run_without_loop
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
-from profdeck.base.structuring import structure, unstructure
-from profdeck.engine.worker.recorder import EngineRecorder, reply_data
-from profdeck.records.artifact import Output
-from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
+from profdeck import Artifact, Backend, Capture, CommonOptions, Identity, ProfdeckError, Step, Unit, hookimpl
+from profdeck.engines import (
+    BatchKind,
+    CaptureRequest,
+    EngineBackend,
+    EngineRecorder,
+    Reply,
+    RequestState,
+    TargetState,
+    reply_data,
+    run_without_loop,
+)
+from profdeck.plugin import CaptureError, ConfigError, Output, describe_error, structure, unstructure
 
 T = TypeVar("T")
 

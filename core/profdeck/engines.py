@@ -1,0 +1,102 @@
+"""The API for plugins of engines: the side that requests captures, and the side in the processes of the engine.
+
+Each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from profdeck.base.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from profdeck.backends.api import EngineBackend as EngineBackend, TargetState as TargetState
+    from profdeck.base.blocking import run_in_thread as run_in_thread, run_without_loop as run_without_loop
+    from profdeck.base.outcome import Outcome as Outcome
+    from profdeck.engine.clusters import (
+        Actor as Actor,
+        ActorGroup as ActorGroup,
+        ActorSelection as ActorSelection,
+        AskActor as AskActor,
+        Cluster as Cluster,
+        FoundActor as FoundActor,
+        FoundActors as FoundActors,
+        NoEngineError as NoEngineError,
+    )
+    from profdeck.engine.control.control_backend import (
+        ControlBackend as ControlBackend,
+        EngineProfiler as EngineProfiler,
+    )
+    from profdeck.engine.control.engine_profiler import (
+        OwnProfilerCapture as OwnProfilerCapture,
+        TraceOrigin as TraceOrigin,
+    )
+    from profdeck.engine.engine import (
+        Connects as Connects,
+        Engine as Engine,
+        FileHost as FileHost,
+        RemoteFiles as RemoteFiles,
+    )
+    from profdeck.engine.engine_config import EngineConfig as EngineConfig
+    from profdeck.engine.options import EngineOptions as EngineOptions
+    from profdeck.engine.server.routes import Routes as Routes
+    from profdeck.engine.transport.file_parts import (
+        FilePart as FilePart,
+        PartedFiles as PartedFiles,
+        part_of as part_of,
+    )
+    from profdeck.engine.transport.http_client import HttpResponse as HttpResponse
+    from profdeck.engine.transport.http_engine import HttpEngine as HttpEngine
+    from profdeck.engine.worker.frontend import FrontendRecorder as FrontendRecorder
+    from profdeck.engine.worker.recorder import (
+        EngineRecorder as EngineRecorder,
+        handle_command as handle_command,
+        reply_data as reply_data,
+    )
+    from profdeck.records.host_clock import (
+        MessageTimes as MessageTimes,
+        better_clock as better_clock,
+        compare_clocks as compare_clocks,
+    )
+    from profdeck.records.request import (
+        Answer as Answer,
+        BatchKind as BatchKind,
+        CaptureRequest as CaptureRequest,
+        Reply as Reply,
+        RequestState as RequestState,
+    )
+    from profdeck.replicas.fan_out import fan_out as fan_out
+
+SECTIONS = {
+    "Requesting captures": {
+        "backends.api": "EngineBackend TargetState",
+        "engine.control.control_backend": "ControlBackend EngineProfiler",
+        "engine.control.engine_profiler": "OwnProfilerCapture TraceOrigin",
+        "engine.engine": "Connects Engine FileHost RemoteFiles",
+        "engine.options": "EngineOptions",
+        "engine.transport.http_engine": "HttpEngine",
+        "engine.transport.http_client": "HttpResponse",
+        "base.outcome": "Outcome",
+    },
+    "Requests and replies": {
+        "records.request": "Answer BatchKind CaptureRequest Reply RequestState",
+        "records.host_clock": "MessageTimes better_clock compare_clocks",
+        "engine.transport.file_parts": "FilePart PartedFiles part_of",
+    },
+    "In the processes of an engine": {
+        "engine.engine_config": "EngineConfig",
+        "engine.worker.recorder": "EngineRecorder handle_command reply_data",
+        "engine.worker.frontend": "FrontendRecorder",
+        "engine.server.routes": "Routes",
+    },
+    "Clusters of actors": {
+        "engine.clusters": "Actor ActorGroup ActorSelection AskActor Cluster FoundActor FoundActors NoEngineError",
+    },
+    "Event loops": {
+        "base.blocking": "run_in_thread run_without_loop",
+        "replicas.fan_out": "fan_out",
+    },
+}
+"""The names, by subject and by the module of ``profdeck`` that defines them."""
+
+__getattr__, __dir__ = lazy_names(globals(), *SECTIONS.values())
