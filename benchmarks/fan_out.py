@@ -48,6 +48,7 @@ from benchmarks.stall import Child
 
 from profdeck import Profiler
 from profdeck.engine.transport.token import TOKEN_VARIABLE
+from profdeck.engines import EngineCapture
 
 SERVERS = (8, 64, 512, 1000)
 ROUNDS = 4
@@ -161,7 +162,7 @@ class Fleet:
         started_s = clock()
         await profiler.astop()
         stopped_s = clock()
-        assert capture is not None
+        assert isinstance(capture, EngineCapture)
         assert capture.fleet is not None
         return started_s - began_s, stopped_s - started_s, capture.fleet.start_skew_ms or 0.0
 

@@ -36,7 +36,7 @@ from profdeck.cli import _commands, app, kit
 from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
-from profdeck.records import status
+from profdeck.records import capture, status
 from profdeck.traces.analysis import (
     classes,
     diff_model,
@@ -288,6 +288,18 @@ def docstring(function: Callable[..., Any]) -> str:
     return prose(_SECTION.sub(section, inspect.getdoc(function) or "")).strip()
 
 
+def members_table(cls: type) -> str:
+    """List the members of a class, each with the first paragraph of its docstring."""
+    rows = [(f"`{name}`", doc) for name, doc in member_docs(cls)]
+    for name, value in vars(cls).items():
+        if name.startswith("_") or not (inspect.isfunction(value) or isinstance(value, property)):
+            continue
+        parameters = [*inspect.signature(value).parameters][1:] if inspect.isfunction(value) else []
+        title = f"{name}({', '.join(parameters)})" if inspect.isfunction(value) else name
+        rows.append((f"`{title}`", " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())))
+    return table(("Member", "Description"), rows)
+
+
 def member_docs(cls: type) -> list[tuple[str, str]]:
     """Return the variables of a class that have a docstring under them."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
@@ -512,6 +524,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "findings": findings,
     "idle-causes": idle_causes,
     "kernel-classes": kernel_classes,
+    "capture-class": lambda: members_table(capture.Capture),
+    "engine-capture-class": lambda: members_table(capture.EngineCapture),
     "trace-functions": trace_names,
     "plugin-names": lambda: public_names(plugin.SECTIONS),
     "engine-names": lambda: public_names(engines.SECTIONS),

@@ -11,7 +11,7 @@ import attrs
 from gpu_job import GpuJob
 from profdeck.base.identity import Identity
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture, CaptureState
+from profdeck.records.capture import CaptureRecord, CaptureState
 from profdeck.records.manifest import ManifestWriter, write_manifest
 
 FIRST_NS = 1_700_000_000 * 10**9
@@ -55,7 +55,7 @@ def write_capture(
     directory = run / f"step_{step:06d}" / "trainer"
     job.write(directory)
     for rank in range(job.ranks):
-        capture = Capture(
+        capture = CaptureRecord(
             id=f"step{step}-{stage}" if stage else f"step{step}",
             directory=directory,
             identity=Identity(role="trainer", rank=rank, world_size=job.ranks),

@@ -36,7 +36,7 @@ from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.http_engine import About, HttpEngine
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
 
@@ -497,7 +497,7 @@ class SimulatedBackend(ControlBackend[SimulatedOptions]):
         finally:
             await client.close()
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:  # noqa: ARG002  # as the base
+    def native(self, engine: Engine, capture: CaptureRecord, request: CaptureRequest) -> EngineProfiler:  # noqa: ARG002  # as the base
         raise TargetError(f"{engine.name} has no routes of profdeck.", Outcome.NOT_ENABLED)
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         handle_command as handle_command,
         reply_data as reply_data,
     )
+    from profdeck.records.capture import EngineCapture as EngineCapture
     from profdeck.records.host_clock import (
         MessageTimes as MessageTimes,
         better_clock as better_clock,
@@ -79,6 +80,7 @@ SECTIONS = {
         "base.outcome": "Outcome",
     },
     "Requests and replies": {
+        "records.capture": "EngineCapture",
         "records.request": "Answer BatchKind CaptureRequest Reply RequestState",
         "records.host_clock": "MessageTimes better_clock compare_clocks",
         "engine.transport.file_parts": "FilePart PartedFiles part_of",

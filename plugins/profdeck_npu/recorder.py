@@ -139,7 +139,7 @@ class NpuRecorder:
         if self._ended or self._given_way or not (library == _OF_TORCH_NPU or (same and records)):
             return
         self._given_way = True
-        self._capture.problems.append(
+        self._capture.report_problem(
             f"Another profiler of {library.partition('.')[0]} began in this process (thread "
             f"{threading.current_thread().name}), which ends a recording. Remove it, or capture other steps than it "
             "does."
@@ -233,7 +233,7 @@ class _Cycle:
             self.failure = f"the recording could not be ended: {describe_error(error)}"
             _unended.append(f"capture {self._capture.id}: {self.failure}")
             if self.first is None:  # there will be no artifact to say it
-                self._capture.problems.append(self.failure)
+                self._capture.report_problem(self.failure)
 
     def discard(self) -> None:
         made = self._made()
@@ -277,7 +277,7 @@ class _Cycle:
             self.first = self._profile.step_num
             # Releases up to 2.10.0 mark no steps by mstx, so that they cannot be asked.
             if records_ranges(self._options) and not getattr(self._profile, "_step_mstx_range_id", True):
-                self._capture.problems.append(
+                self._capture.report_problem(
                     "No mstx range is recorded: CANN's library of mstx (libms_tools_ext.so) cannot be used. Turn "
                     "options.mstx off, or install a later CANN."
                 )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import attrs
 
-from profdeck import Capture, Library
-from profdeck.engines import CaptureRequest, ControlBackend, Engine, EngineProfiler
+from profdeck import Library
+from profdeck.engines import CaptureRequest, ControlBackend, Engine, EngineCapture, EngineProfiler
 from profdeck.plugin import ConfigError, RoleConfig
 from profdeck_sglang.library import LIBRARY
 from profdeck_sglang.options import SglangOptions
@@ -57,7 +57,7 @@ class SglangBackend(ControlBackend[SglangOptions]):
         if self.options.stage_min_batch_size and not kinds:
             raise ConfigError("options.stage_min_batch_size: it needs profile_by_stage, or the role's batch_kinds")
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
+    def native(self, engine: Engine, capture: EngineCapture, request: CaptureRequest) -> EngineProfiler:
         """Use SGLang's own profiler."""
         from profdeck_sglang.own_profiler import SglangCapture
 

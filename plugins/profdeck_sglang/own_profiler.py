@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from profdeck import Activity, Capture
-from profdeck.engines import CaptureRequest, OwnProfilerCapture, TraceOrigin
+from profdeck import Activity
+from profdeck.engines import CaptureRequest, EngineCapture, OwnProfilerCapture, TraceOrigin
 from profdeck.plugin import CaptureError, describe_error, unstructure
 from profdeck_sglang.engines import REMEDY, SglangEngine
 from profdeck_sglang.options import SglangOptions
@@ -37,7 +37,9 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
     title: ClassVar[str] = "SGLang"
     glob: ClassVar[str] = "*.trace.json.gz"
 
-    def __init__(self, engine: SglangEngine, options: SglangOptions, capture: Capture, request: CaptureRequest) -> None:
+    def __init__(
+        self, engine: SglangEngine, options: SglangOptions, capture: EngineCapture, request: CaptureRequest
+    ) -> None:
         """Take an engine of SGLang; see the base class."""
         super().__init__(engine, options, capture, request)
         self._launched: Mapping[str, Any] = {}
@@ -82,7 +84,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
             except CaptureError:
                 return  # the window is over; its files are awaited
             count = self._request.iterations.count
-            self._capture.problems.append(f"Fewer than {count} iterations ran before the stop.")
+            self._capture.report_problem(f"Fewer than {count} iterations ran before the stop.")
 
     async def stop(self) -> None:
         """Stop it and bring the files into the run."""

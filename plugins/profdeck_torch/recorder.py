@@ -107,7 +107,7 @@ class TorchRecorder:
         if self._ended or self._cycle is None or self._cycle.lost:
             return
         name = threading.current_thread().name
-        self._capture.problems.append(
+        self._capture.report_problem(
             f"Another profiler of torch began in this process (thread {name}), which ends a recording. "
             "Remove it, or capture other steps than it does."
         )

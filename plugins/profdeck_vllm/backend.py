@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import attrs
 
-from profdeck import Capture, Library
-from profdeck.engines import CaptureRequest, ControlBackend, Engine, EngineProfiler
+from profdeck import Library
+from profdeck.engines import CaptureRequest, ControlBackend, Engine, EngineCapture, EngineProfiler
 from profdeck_vllm.library import LIBRARY
 from profdeck_vllm.options import VllmOptions
 
@@ -41,7 +41,7 @@ class VllmBackend(ControlBackend[VllmOptions]):
 
         return await VllmServer(url, timeout_s=10).is_vllm()
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
+    def native(self, engine: Engine, capture: EngineCapture, request: CaptureRequest) -> EngineProfiler:
         """Use vLLM's own profiler."""
         from profdeck_vllm.own_profiler import VllmCapture
 

@@ -14,7 +14,7 @@ from profdeck.base.identity import Identity
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import Window, WindowPhase
 from profdeck.records.artifact import Artifact, Output
-from profdeck.records.capture import Capture, Unit
+from profdeck.records.capture import CaptureRecord, Unit
 
 HERE = Path("run")
 
@@ -62,7 +62,7 @@ class Made:
     """A capture's cycles, and all that came of them."""
 
     cycles: CaptureCycles[Notebook]
-    capture: Capture
+    capture: CaptureRecord
     made: list[Notebook]
     outputs: list[Output]
 
@@ -72,7 +72,7 @@ class Made:
 
 def make(*, refuses: bool = False, **given: Any) -> Made:
     about = {"id": "c", "directory": HERE, "identity": Identity(), "first_step": 0, "current_step": 0}
-    capture = Capture(**(about | given))
+    capture = CaptureRecord(**(about | given))
     made: list[Notebook] = []
     outputs: list[Output] = []
 

@@ -766,7 +766,7 @@ def test_an_artifact_in_a_place_of_its_own_does_not_hide_the_end(
 ) -> None:
     """A backend that writes elsewhere breaks its contract, which must be seen."""
     recorder.start(ask(1))
-    monkeypatch.setattr("profdeck.records.capture.Capture.artifact_path", lambda *_: tmp_path / "away.trace.json")
+    monkeypatch.setattr("profdeck.records.capture.CaptureRecord.artifact_path", lambda *_: tmp_path / "away.trace.json")
     iterate(recorder, [D])
     reply = whole(recorder)
     assert (reply.state, reply.captures[0].status) == (RequestState.ENDED, Status.FAILED)

@@ -22,15 +22,15 @@ from profdeck.lifecycle.machine import (
     Note,
     Pass,
 )
-from profdeck.records.capture import Capture, Owner, Step, Unit
+from profdeck.records.capture import CaptureRecord, Owner, Step, Unit
 
 
 def machine(*steps: Any, warmup: int = 0, **settings: Any) -> CaptureMachine:
     return CaptureMachine(PlannedSteps(Schedule.from_list(list(steps)), warmup_steps=warmup), **settings)
 
 
-def capture_of(action: Begin) -> Capture:
-    return Capture(
+def capture_of(action: Begin) -> CaptureRecord:
+    return CaptureRecord(
         id=f"step{action.first_step}",
         directory=Path(),
         identity=Identity(),

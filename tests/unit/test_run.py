@@ -16,7 +16,7 @@ from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, ProfdeckError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import process_started
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import read_manifest
 from profdeck.records.run_directory import run_name
 from profdeck.verification.reading import read_run
@@ -147,7 +147,7 @@ def test_an_artifact_with_a_name_like_a_manifest_is_not_a_problem(record, status
 
 
 def test_an_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
-    capture = Capture(id="step1", directory=tmp_path, identity=Identity(), first_step=1, current_step=1)
+    capture = CaptureRecord(id="step1", directory=tmp_path, identity=Identity(), first_step=1, current_step=1)
     with pytest.raises(CaptureError, match=r"rank_0000.step1.json is the capture's manifest. Use a suffix with a name"):
         capture.artifact_path(".json")
     assert capture.artifact_path(".memory.json").name == "rank_0000.step1.memory.json"

@@ -16,7 +16,7 @@ from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ManifestWriter
 from profdeck.records.run_directory import RunDirectory
 from profdeck_npu.traces.analysis_state import AnalysisState, write_state
@@ -32,7 +32,7 @@ def output(tmp_path: Path) -> Path:
     run = RunDirectory(output, "run", {})
     recorder = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=(0,))
     for name in ("step1", "recording"):
-        capture = Capture(
+        capture = CaptureRecord(
             id=name, directory=output / PLACE, identity=Identity(role="rollout"), first_step=1, current_step=1
         )
         reserve(capture, run, recorder)

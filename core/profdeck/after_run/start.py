@@ -40,7 +40,7 @@ from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.base.files import write_new
 from profdeck.base.processes import start_detached
 from profdeck.config.model import FinishConfig
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ManifestWriter, write_manifest
 
 logger = logging.getLogger("profdeck")
@@ -70,9 +70,9 @@ class Finishes:
         self._run = run
         self._config = config
         self._listeners = listeners
-        self._last: dict[Path, tuple[Capture, ManifestWriter]] = {}
+        self._last: dict[Path, tuple[CaptureRecord, ManifestWriter]] = {}
 
-    def add(self, capture: Capture, recorder: ManifestWriter) -> None:
+    def add(self, capture: CaptureRecord, recorder: ManifestWriter) -> None:
         """Remember that a capture has ended here, well or badly; its manifest is written."""
         name = finish_id(capture.first_step, capture.id)
         self._last[record_path(self._run, capture.first_step, name)] = capture, recorder

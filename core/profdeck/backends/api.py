@@ -16,7 +16,7 @@ from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.config.model import RoleConfig
 from profdeck.config.options import CommonOptions
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 
 
 @attrs.frozen
@@ -193,7 +193,7 @@ class EngineBackend(Backend[OptionsT_co]):
         """How far each target said that it was when it was last asked, by its name. Asks nothing."""
         return {}
 
-    async def state(self, capture: Capture) -> TargetState:
+    async def state(self, capture: EngineCapture) -> TargetState:
         """Ask the target how far a running capture is.
 
         Raises:

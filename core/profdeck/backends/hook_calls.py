@@ -26,7 +26,7 @@ from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, descr
 from profdeck.base.identity import Identity
 from profdeck.base.interruptions import raise_of_signal
 from profdeck.base.operations import Operation
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 
 
 @attrs.frozen(eq=False)
@@ -108,7 +108,7 @@ class Invocation:
     returned: Returned | None = None
     """The progress of the implementation; None if it was not called."""
 
-    def run(self, capture: Capture) -> Operation[list[Any]]:
+    def run(self, capture: CaptureRecord) -> Operation[list[Any]]:
         """Call the hook, yield its awaitables and return the results.
 
         Raises:
@@ -133,7 +133,7 @@ class Invocation:
             raise CaptureError(f"{call} was not awaited; a wrapper discarded its awaitable.")
         return results
 
-    def run_to_completion(self, capture: Capture) -> Operation[list[Any]]:
+    def run_to_completion(self, capture: CaptureRecord) -> Operation[list[Any]]:
         """Call the hook as `run` does. If a wrapper fails, the implementation still runs and is awaited.
 
         Raises:
@@ -184,7 +184,7 @@ class Invocation:
         """True if the implementation has returned and its awaitables have completed."""
         return self.returned is not None and self.returned.results is not None and not self.returned.pending
 
-    def _call_without_wrappers(self, capture: Capture) -> None:
+    def _call_without_wrappers(self, capture: CaptureRecord) -> None:
         call, manager = self.call, self.call.manager
         unwrapped = [item for item in call.implementations if item.plugin is call.plugin.hooks or is_witness(item)]
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
@@ -223,7 +223,7 @@ class RoleHooks:
                 manager.remove_with(self, plugin)
                 self._listeners.append(plugin)
 
-    def bind(self, capture: Capture, backend: Backend) -> None:
+    def bind(self, capture: CaptureRecord, backend: Backend) -> None:
         """Record a capture with a backend, which the caller must keep alive."""
         self._backend.backends[capture] = weakref.ref(backend)
 

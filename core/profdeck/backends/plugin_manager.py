@@ -32,7 +32,7 @@ from profdeck.backends.plugins import (
 )
 from profdeck.base.errors import BrokenPluginError, PluginError, describe_error
 from profdeck.base.interruptions import raise_of_signal
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 
 logger = logging.getLogger("profdeck")
 
@@ -113,11 +113,11 @@ class Witness:
     Outer wrappers may raise before the call, suppress an exception, discard an awaitable, or raise after the return.
     """
 
-    def __init__(self, returned: dict[Capture, Returned]) -> None:
+    def __init__(self, returned: dict[CaptureRecord, Returned]) -> None:
         self.returned = returned
 
     @hookimpl(wrapper=True, trylast=True)
-    def profile_start(self, capture: Capture) -> Generator[None, list[Any], list[Any]]:
+    def profile_start(self, capture: CaptureRecord) -> Generator[None, list[Any], list[Any]]:
         """Record the progress of the call."""
         returned = self.returned[capture] = Returned()
         try:
@@ -145,7 +145,7 @@ class PluginManager(pluggy.PluginManager):
         """Plugins that participate in all recordings, by name."""
         self.generation = 0
         """Number of changes of `everywhere`. Selections of an earlier generation are outdated."""
-        self.returned: dict[Capture, Returned] = {}
+        self.returned: dict[CaptureRecord, Returned] = {}
         """Progress of implementations whose call is in progress."""
         self._witness = Witness(self.returned)
         self._mutex = threading.RLock()
@@ -287,7 +287,7 @@ def _plugin_object(name: str, functions: dict[str, Callable[..., Any]]) -> Plugi
     return cls(name)
 
 
-_BackendsByCapture: TypeAlias = "weakref.WeakKeyDictionary[Capture, weakref.ref[Backend]]"
+_BackendsByCapture: TypeAlias = "weakref.WeakKeyDictionary[CaptureRecord, weakref.ref[Backend]]"
 
 
 class _BackendClass:
@@ -310,18 +310,18 @@ def _forwarding(backends: _BackendsByCapture, item: Implementation) -> Callable[
     arguments = ("capture", "step", "plugin_name") if item.hook == "profile_step" else ("capture", "plugin_name")
     accepted = [arguments.index(name) for name in item.parameters]
 
-    def forward(capture: Capture, plugin_name: str) -> Any:
+    def forward(capture: CaptureRecord, plugin_name: str) -> Any:
         values = capture, plugin_name
         return getattr(backends[capture](), attribute)(*[values[index] for index in accepted])
 
-    def forward_step(capture: Capture, step: object, plugin_name: str) -> Any:
+    def forward_step(capture: CaptureRecord, step: object, plugin_name: str) -> Any:
         values = capture, step, plugin_name
         return getattr(backends[capture](), attribute)(*[values[index] for index in accepted])
 
-    def wrap(capture: Capture, plugin_name: str) -> Any:
+    def wrap(capture: CaptureRecord, plugin_name: str) -> Any:
         return (yield from forward(capture, plugin_name))
 
-    def wrap_step(capture: Capture, step: object, plugin_name: str) -> Any:
+    def wrap_step(capture: CaptureRecord, step: object, plugin_name: str) -> Any:
         return (yield from forward_step(capture, step, plugin_name))
 
     function: Callable[..., Any]

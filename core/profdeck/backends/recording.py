@@ -17,12 +17,12 @@ from profdeck.base.operations import Operation
 from profdeck.base.words import sentence
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
-from profdeck.records.capture import Capture, CaptureState, Step, Unit
+from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
 
 logger = logging.getLogger("profdeck")
 
 
-def reserve(capture: Capture, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
+def reserve(capture: CaptureRecord, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
     """Write the capture's first manifest, so that it is known whatever happens to this process.
 
     Raises:
@@ -44,7 +44,7 @@ class Recording:
 
     def __init__(
         self,
-        capture: Capture,
+        capture: CaptureRecord,
         backend: Backend,
         hooks: RoleHooks,
         recorder: manifest.ManifestWriter,
@@ -395,7 +395,7 @@ class Recording:
             self.capture.problems.append(f"The manifest cannot be written: {error}")
 
 
-def _first_step_is_cold(capture: Capture, backend: Backend) -> bool | None:
+def _first_step_is_cold(capture: CaptureRecord, backend: Backend) -> bool | None:
     """Return whether the recorder starts in the first step, mini-batch or iteration that it records.
 
     Return None if the backend has no cold first step.
@@ -407,7 +407,7 @@ def _first_step_is_cold(capture: Capture, backend: Backend) -> bool | None:
     return capture.window is None or capture.window.warmup == 0
 
 
-def abandon(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) -> None:
+def abandon(capture: CaptureRecord, recorder: manifest.ManifestWriter, *reasons: str) -> None:
     """End a capture whose names are reserved that does not start."""
     capture.problems += map(sentence, reasons)
     capture.conclude(capture.artifacts)
@@ -417,7 +417,7 @@ def abandon(capture: Capture, recorder: manifest.ManifestWriter, *reasons: str) 
         logger.warning("The manifest %s cannot be written: %s", capture.manifest_path, error)
 
 
-def adopt(capture: Capture, recorder: manifest.ManifestWriter, artifacts: tuple[Artifact, ...]) -> None:
+def adopt(capture: CaptureRecord, recorder: manifest.ManifestWriter, artifacts: tuple[Artifact, ...]) -> None:
     """End a capture whose names are reserved that something else has recorded.
 
     Raises:

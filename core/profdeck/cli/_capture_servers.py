@@ -23,7 +23,7 @@ from profdeck.config.targets import TargetsConfig
 from profdeck.engine.clusters import the_cluster
 from profdeck.lifecycle.opening import open_roles
 from profdeck.profiler import Profiler
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.run_directory import RUN_FILE, run_name
 from profdeck.replicas.discovery import ReplicaNumbers, discover
 from profdeck.replicas.routers import find_router, is_to_be_found
@@ -77,7 +77,7 @@ class ServerCapture:
     """Result of a server capture."""
 
     run: Path
-    captures: tuple[Capture, ...]
+    captures: tuple[EngineCapture, ...]
     """One per role; none if the start failed."""
     servers: tuple[CheckedServer, ...]
     sent: _warm_up.Sent | None
@@ -156,7 +156,7 @@ async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped:
     return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), sent=sent, error=None)
 
 
-def _run(captures: Mapping[str, Capture]) -> Path:
+def _run(captures: Mapping[str, EngineCapture]) -> Path:
     request = next(iter(captures.values())).request
     assert request is not None  # noqa: S101  # it was of servers
     return request.output / request.run
@@ -309,7 +309,7 @@ async def _checked(servers: list[CheckedServer]) -> None:
 
 async def _recorded(
     given: ServerOptions, profiler: Profiler, servers: list[CheckedServer], stopped: Stopped | None
-) -> tuple[dict[str, Capture], _warm_up.Sent | None]:
+) -> tuple[dict[str, EngineCapture], _warm_up.Sent | None]:
     """Start, wait and stop; what is started is stopped, whatever happens.
 
     Raises:
@@ -317,7 +317,7 @@ async def _recorded(
     """
     try:
         await profiler.astart(0)
-        captures = profiler.captures
+        captures = {role: capture for role, capture in profiler.captures.items() if isinstance(capture, EngineCapture)}
         recording = [server for server in servers if _takes_part(server, captures[server.role])]
         lost: str | None = None
         async with watching(profiler, len(recording), given.iterations) as phase:
@@ -358,7 +358,7 @@ async def _until(profiler: Profiler, timeout_s: float, stopped: Awaitable[None] 
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-def _takes_part(server: CheckedServer, capture: Capture) -> bool:
+def _takes_part(server: CheckedServer, capture: EngineCapture) -> bool:
     if capture.fleet is None:
         return True
     return any(record.took_part and record.name == server.name for record in capture.fleet.targets)

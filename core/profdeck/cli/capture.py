@@ -21,7 +21,7 @@ from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, SampleBy, WorkerType
 from profdeck.engine.clusters import ActorSelection
 from profdeck.on_demand.requests import MOST_STEPS
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 
@@ -325,7 +325,7 @@ class Report:
 
     run: Path
     servers: list[dict[str, Any]]
-    captures: tuple[Capture, ...] | None = None
+    captures: tuple[EngineCapture, ...] | None = None
     """As this process has made them; None if another one has."""
     sent: _warm_up.Sent | None = None
     error: CaptureError | None = None

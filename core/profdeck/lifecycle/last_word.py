@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from profdeck.base.words import plural
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
 from profdeck.traces.kinds import TRACE, kind_named
 
@@ -36,7 +36,7 @@ def expect() -> None:
     atexit.register(_say)
 
 
-def count(run: Path, capture: Capture) -> None:
+def count(run: Path, capture: CaptureRecord) -> None:
     """Count a capture of a run that has ended in this process, which speaks for the job."""
     global _pid  # noqa: PLW0603 - what is said at the exit belongs to the process
     if _pid != os.getpid():  # a child that was forked has not made the captures of its parent

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import attrs
 
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
-from profdeck.records.capture import Capture, CaptureState, Owner, Step, Unit
+from profdeck.records.capture import CaptureRecord, CaptureState, Owner, Step, Unit
 
 CLOSED = "the profiler was closed in mid-capture"
 _COLD = "it starts again without warm-up"
@@ -107,7 +107,7 @@ class CaptureMachine:
     """Whether only the thread that started a capture can end it."""
     caller: Callable[[], Owner] = Owner
     """Returns the process and thread of an event."""
-    capture: Capture | None = attrs.field(default=None, init=False)
+    capture: CaptureRecord | None = attrs.field(default=None, init=False)
     """The running or waiting capture."""
     armed: int | None = attrs.field(default=None, init=False)
     """In discrete mode: the global step whose stages are captured."""
@@ -139,7 +139,7 @@ class CaptureMachine:
 
     # Results of actions.
 
-    def began(self, capture: Capture) -> None:
+    def began(self, capture: CaptureRecord) -> None:
         """Set the capture of a `Begin`. It may still wait for a device."""
         self.capture = capture
 
@@ -191,10 +191,10 @@ class CaptureMachine:
     # Decisions.
 
     @staticmethod
-    def _is_waiting(capture: Capture) -> bool:
+    def _is_waiting(capture: CaptureRecord) -> bool:
         return capture.state is CaptureState.STARTING
 
-    def _continues(self, capture: Capture) -> bool:
+    def _continues(self, capture: CaptureRecord) -> bool:
         """Return whether the next global step belongs to the same capture."""
         if self.discrete:
             return False
@@ -301,7 +301,7 @@ class CaptureMachine:
                 yield Note(f"It ended after step {capture.current_step}: {why}.")
         yield End(reason, withdraw)
 
-    def _may_withdraw(self, capture: Capture, end: PendingEnd) -> bool:
+    def _may_withdraw(self, capture: CaptureRecord, end: PendingEnd) -> bool:
         """Return whether a capture that warms up for a configured step can be removed.
 
         A default warm-up leaves nothing, as if the capture had no warm-up. After a configured warm-up, a requested
@@ -315,14 +315,14 @@ class CaptureMachine:
             return self.steps.schedule.is_endless_at(capture.first_step)
         return end.reason is None
 
-    def _starts_cold(self, capture: Capture) -> bool:
+    def _starts_cold(self, capture: CaptureRecord) -> bool:
         """Return whether a problem of its default warm-up, such as another profiler, ends a capture.
 
         The capture then starts again, without warm-up.
         """
         return bool(capture.problems) and self._may_withdraw(capture, PendingEnd(_COLD))
 
-    def _requested_next(self, capture: Capture) -> str | None:
+    def _requested_next(self, capture: CaptureRecord) -> str | None:
         """Return the reason of an end if a requested capture begins at the next step."""
         following = capture.current_step + 1
         demand = next((item for item in self.steps.demands if item.first == following and not item.begun), None)

@@ -42,7 +42,7 @@ from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.stores import publish_address, store_of_job
 from profdeck.on_demand.watch import RequestWatch
 from profdeck.records import manifest, run_directory
-from profdeck.records.capture import Capture, CaptureState, Step, Unit
+from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
 from profdeck.records.request import CaptureRequest
 from profdeck.records.status import Status
 
@@ -96,7 +96,7 @@ class Role:
         return machine.begins_at(step)
 
     @property
-    def active(self) -> Capture | None:
+    def active(self) -> CaptureRecord | None:
         """The capture of the current global step; None between two steps of one capture."""
         return None if self.machine.between else self.machine.capture
 
@@ -242,15 +242,15 @@ class Role:
 
     # Actions.
 
-    def _new_capture(self, action: Begin) -> Capture:
+    def _new_capture(self, action: Begin) -> CaptureRecord:
         repeated = f"-{action.count}" if action.count > 1 else ""
         name = f"-{action.stage}{repeated}" if action.stage else ""
         capture = self._capture(action.first_step, action.demand, name)
         capture.current_step, capture.stage = action.step, action.stage
         return capture
 
-    def _capture(self, first_step: int, demand: OnDemandSteps | None, name: str = "") -> Capture:
-        return Capture(
+    def _capture(self, first_step: int, demand: OnDemandSteps | None, name: str = "") -> CaptureRecord:
+        return CaptureRecord(
             id=f"step{first_step}{name}",
             directory=self.run.directory(first_step, self.identity),
             identity=self.identity,
@@ -263,7 +263,7 @@ class Role:
             demand=demand.token if demand else None,
         )
 
-    def _reserve(self, capture: Capture, action: Begin) -> Recording:
+    def _reserve(self, capture: CaptureRecord, action: Begin) -> Recording:
         """Reserve the names of a capture and return its recording.
 
         Raises:
@@ -292,7 +292,7 @@ class Role:
             )
         return Recording(capture, self.backend, self.hooks, writer)
 
-    def _writer_of(self, capture: Capture) -> manifest.ManifestWriter:
+    def _writer_of(self, capture: CaptureRecord) -> manifest.ManifestWriter:
         if self.finishes is None or capture.stage is None:
             return self.writer
         return attrs.evolve(self.writer, more_follow=True)
@@ -340,14 +340,14 @@ class Role:
         self.machine.ended()
         shutdown.unwatch(self)  # delivers a SIGTERM that waited for the trace
 
-    def _conclude(self, capture: Capture, problem: str | None) -> None:
+    def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:
         """Finish a capture and, in continuous mode, answer its request; further stages can come in discrete mode."""
         self._finish(capture)
         for demand in self.machine.steps.demands:
             if self.watch is not None and demand.token == capture.demand and not self.machine.discrete:
                 self.watch.answer(demand, problem)
 
-    def _finish(self, capture: Capture) -> None:
+    def _finish(self, capture: CaptureRecord) -> None:
         """Register a capture for the commands of ``finish``; those of a stage start when its step ends."""
         if self.finishes is None or capture.state is not CaptureState.ENDED:  # nothing could be written
             return
@@ -355,7 +355,7 @@ class Role:
         if capture.stage is None:
             self.finishes.begin()
 
-    def _withdraw(self, capture: Capture, error: CaptureError) -> None:
+    def _withdraw(self, capture: CaptureRecord, error: CaptureError) -> None:
         """Remove the manifest of a capture whose warm-up could not start."""
         logger.info("Capture %s starts without warm-up: %s", capture.id, error)
         with contextlib.suppress(OSError):

@@ -49,7 +49,7 @@ from profdeck.on_demand.requests import (
     withdrawal,
 )
 from profdeck.on_demand.stores import Store
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 
 if TYPE_CHECKING:
     from profdeck.on_demand.lookout import Lookout
@@ -179,7 +179,7 @@ class RequestWatch:
             self._entry.join()
             weakref.finalize(self, self._entry.leave)
 
-    def look(self, step: int, capture: Capture | None) -> None:
+    def look(self, step: int, capture: CaptureRecord | None) -> None:
         """Look for a request at the boundary into a global step, unless that was just done. Never raises.
 
         Args:
@@ -232,7 +232,7 @@ class RequestWatch:
             self._step = None
             self._busy = True  # the next boundary has something to say
 
-    def _look(self, step: int, before: int | None, capture: Capture | None) -> None:
+    def _look(self, step: int, before: int | None, capture: CaptureRecord | None) -> None:
         if self._entry.process.ended:
             self._answer(ended=False)
         try:
@@ -271,7 +271,7 @@ class RequestWatch:
             self._request = request
         self._seen = text
 
-    def _agree(self, request: OnDemandRequest, step: int, capture: Capture | None) -> None:
+    def _agree(self, request: OnDemandRequest, step: int, capture: CaptureRecord | None) -> None:
         """Learn the steps of a request, or decide on them if nobody has."""
         plan = decide(self._store, plan_name(request.token), self._plan(request, step))
         if plan is None:
@@ -305,7 +305,7 @@ class RequestWatch:
         last = last if final_step is None else min(last, final_step)
         return StepPlan(token=token, by=by, at_step=step, first_step=first, last_step=last)
 
-    def _start(self, demand: OnDemandSteps, capture: Capture | None) -> None:
+    def _start(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> None:
         """Find out whether an agreed capture begins, or make that certain."""
         begun = StartDecision(token=demand.token, begun=True, by=self._entry.process.name)
         start = decide(self._store, start_name(demand.token), begun)
@@ -319,7 +319,7 @@ class RequestWatch:
         if capture is not None and capture.first_step == demand.first and capture.stage is None:
             self._take_over(demand, capture)  # it warms up for that very step
 
-    def _take_from_config(self, demand: OnDemandSteps, capture: Capture | None) -> bool:
+    def _take_from_config(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> bool:
         """Let the config's own captures stand for those that this process is too late for; return whether they do."""
         if self._since is None or demand.first < self._since:
             return False
@@ -338,7 +338,7 @@ class RequestWatch:
         return True
 
     @staticmethod
-    def _take_over(demand: OnDemandSteps, capture: Capture) -> None:
+    def _take_over(demand: OnDemandSteps, capture: CaptureRecord) -> None:
         """Let a capture that the config began be the one that was asked for."""
         demand.begun = True
         demand.captures.append(capture.id)

@@ -72,69 +72,58 @@ class Owner:
 
 @attrs.define(eq=False, kw_only=True)
 class Capture:
-    """One recording by one process. Hooks receive it; backends write below ``directory`` only."""
+    """One recording by one process. Hooks receive it. Backends write below ``directory`` only."""
 
     id: str
     """The same on every rank of the job, such as ``step10`` or ``step10-actor_update``."""
     directory: Path
+    """The directory of the files of this rank."""
     identity: Identity
+    """The process that records: role, rank, replica."""
     first_step: int
     """The first global step that is recorded."""
     current_step: int
-    """The global step that is under way; below ``first_step`` while warming up."""
+    """The current global step. It is less than ``first_step`` during the warm-up."""
     stage: str | None = None
+    """The stage of the global step that this capture records, or None for the whole step."""
     unit: Unit = Unit.GLOBAL_STEP
-    """What the window counts and the steps in the recording stand for."""
+    """The unit of the window and of the steps in the recording."""
     window: Window | None = None
-    iterations: Iterations | None = None
-    """The engine iterations that were asked for; None for all until the stop."""
+    """The window of mini-batches, or None to record all of them."""
     first_iteration: int | None = None
-    """In a process of an engine: the first iteration that is recorded, counted from the start of the request."""
+    """In an engine process: the first recorded iteration, counted from the start of the request."""
     passed_over: int = 0
-    """Mini-batches of the window that went by before the recording began, as another one held the device."""
+    """The number of mini-batches that the window skipped because another capture held the device."""
     target: str | None = None
-    """What is asked to record, when that is not this process: an engine or a server. Its processes write manifests
-    of their own, and this capture's is about the target as a whole."""
-    request: CaptureRequest | None = None
-    """What the target's processes are asked for, here and in each of them."""
-    expected_ranks: tuple[int, ...] | None = None
-    """The ranks that should have recorded, where the backend learns that from the target."""
-    fleet: FleetRecord | None = None
-    """What came of each target, when many are asked together."""
-    demand: str | None = None
-    """The token of the request that it was asked for with while the job ran; None for what the config selects."""
+    """The engine or server that records, or None if this process records. The processes of a target write their own
+    manifests."""
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
-    """Makes a context manager that marks a stage in the recording; the backend sets it at start."""
-    owner: Owner = attrs.field(factory=Owner)
-    state: CaptureState = CaptureState.NEW
+    """Creates a context manager that marks a stage in the recording. The backend sets it at start."""
     status: Status = Status.RECORDING
+    """The result of the capture: complete, partial, missing or failed once it has ended."""
     artifacts: tuple[Artifact, ...] = ()
+    """The files that the capture has written."""
     problems: list[str] = attrs.field(factory=list)
-    """What went wrong, one sentence each."""
+    """Errors, one sentence each."""
     notes: list[str] = attrs.field(factory=list)
-    """What was harmless but unexpected, such as a second start."""
-    started_ns: int = attrs.field(factory=time.time_ns)
-    ended_ns: int | None = None
-    stall_s: float | None = None
-    """For how many seconds its start and stop kept an engine's process from its work."""
-    waits_for: str | None = None
-    """While it waits for its turn, and when that never came: what is held and by whom."""
-    waited_s: float | None = None
-    """For how many seconds it waited for its turn; None if it did not wait, or still does."""
-    clock: HostClock | None = None
-    """Of a target on another host: how its clock stands to that of this one."""
-    cold_first_step: bool | None = None
-    """True if the recorder started in the first recorded step, without warm-up; this step takes longer. None if nothing
-    has been recorded yet, or the backend has no cold first step."""
+    """Unexpected but harmless events, such as a second start."""
+
+    def report_problem(self, problem: str) -> None:
+        """Add a problem. The capture is then not complete.
+
+        Args:
+            problem: a sentence that says what is wrong and what to do.
+        """
+        self.problems.append(problem)
 
     @property
     def stem(self) -> str:
-        """What the names of all files of this rank, or about this target, in this capture start with."""
+        """The start of all file names of this rank or target in this capture."""
         return f"{self.identity.stem if self.target is None else 'target'}.{self.id}"
 
     @property
     def manifest_path(self) -> Path:
-        """Where this rank's manifest stands."""
+        """The path of this rank's manifest."""
         return self.directory / f"{self.stem}.json"
 
     def artifact_path(self, suffix: str, part: str | None = None) -> Path:
@@ -154,6 +143,44 @@ class Capture:
                 "Use a suffix with a name, such as '.memory.json'."
             )
         return path
+
+
+@attrs.define(eq=False, kw_only=True)
+class EngineCapture(Capture):
+    """A capture as the backend and the processes of an engine use it."""
+
+    iterations: Iterations | None = None
+    """The requested engine iterations. None selects all iterations until the stop."""
+    request: CaptureRequest | None = None
+    """The request that is sent to the processes of the target; in these processes, the received request."""
+    expected_ranks: tuple[int, ...] | None = None
+    """The ranks that should record, if the backend learns them from the target."""
+    fleet: FleetRecord | None = None
+    """The results of the targets of a capture with several targets."""
+    clock: HostClock | None = None
+    """The clock of a target on another host, compared with the clock of this host."""
+    started_ns: int = attrs.field(factory=time.time_ns)
+    """Unix time in nanoseconds."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class CaptureRecord(EngineCapture):
+    """A capture with its internal state."""
+
+    demand: str | None = None
+    """The token of the request during the job, or None for a capture that the config selects."""
+    owner: Owner = attrs.field(factory=Owner)
+    state: CaptureState = CaptureState.NEW
+    ended_ns: int | None = None
+    stall_s: float | None = None
+    """The time for which start and stop blocked an engine process, in seconds."""
+    waits_for: str | None = None
+    """The device that the capture waits for or has waited for in vain, and its holder."""
+    waited_s: float | None = None
+    """The time that the capture waited for its device, in seconds. None while it waits, or if it did not wait."""
+    cold_first_step: bool | None = None
+    """True if the recorder started in the first recorded step, without warm-up; this step takes longer. None if nothing
+    has been recorded yet, or the backend has no cold first step."""
 
     def move_to(self, state: CaptureState) -> None:
         """Advance the state.

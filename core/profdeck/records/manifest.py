@@ -21,7 +21,7 @@ from profdeck.base.processes import is_running, own_start
 from profdeck.base.structuring import shortened
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.host_clock import MOST_APART_NS, HostClock
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
@@ -148,7 +148,7 @@ class ManifestWriter:
     """How a manifest takes the place of the one before; a fleet writes those of its targets together."""
 
 
-def write_manifest(capture: Capture, recorder: ManifestWriter) -> None:
+def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:
     """Replace the capture's manifest by its present state, in the way of the recorder.
 
     Raises:
@@ -219,7 +219,7 @@ def is_manifest(file: Path) -> bool:
     )
 
 
-def manifest_of(capture: Capture, recorder: ManifestWriter) -> Manifest:
+def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
     """Say in a manifest what a capture is at now."""
     from profdeck.base.version import __version__
 

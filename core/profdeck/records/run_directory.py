@@ -35,7 +35,7 @@ from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.launchers import installed_launchers
 from profdeck.base.processes import process_started
-from profdeck.records.capture import Capture, Unit
+from profdeck.records.capture import CaptureRecord, Unit
 from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
 from profdeck.records.request import BatchKind, CaptureRequest
 
@@ -96,7 +96,7 @@ class RunDirectory:
         with contextlib.suppress(FileExistsError):
             write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
-    def reserve(self, capture: Capture, recorder: ManifestWriter) -> None:
+    def reserve(self, capture: CaptureRecord, recorder: ManifestWriter) -> None:
         """Create the capture's directory and first manifest; moves on to a free id if the names are taken.
 
         Names are taken when a job repeats a step, after a restart from a checkpoint, say. Nothing is overwritten.
@@ -128,7 +128,7 @@ class RunDirectory:
         *,
         count: int = 1,
         first_iteration: int | None = None,
-    ) -> Capture:
+    ) -> CaptureRecord:
         """Return the capture that a process of an engine makes for a request, not begun.
 
         Args:
@@ -139,7 +139,7 @@ class RunDirectory:
             first_iteration: the first iteration that it records.
         """
         name = f"{request.id}-{batch}" if batch else request.id
-        return Capture(
+        return CaptureRecord(
             id=f"{name}-{count}" if count > 1 else name,
             directory=self.directory(request.first_step, identity),
             identity=identity,
@@ -179,7 +179,7 @@ class RunDirectory:
             )
 
 
-def withdraw(capture: Capture) -> None:
+def withdraw(capture: CaptureRecord) -> None:
     """Remove the first manifest of a capture that recorded nothing, and the directories that are empty without it.
 
     Raises:

@@ -14,7 +14,7 @@ from profdeck.base.structuring import unstructure
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import Iterations
 from profdeck.config.targets import TargetsConfig
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import runs_below, step_directories
 from profdeck.records.status import Status
@@ -69,7 +69,7 @@ def expected_size(
 
 
 async def within_budget(
-    targets: list[Target], config: TargetsConfig, capture: Capture, options: CommonOptions
+    targets: list[Target], config: TargetsConfig, capture: CaptureRecord, options: CommonOptions
 ) -> tuple[list[Target], list[str]]:
     """Choose as many targets as the budget of a capture allows: without any knowledge, one.
 

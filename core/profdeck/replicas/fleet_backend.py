@@ -28,7 +28,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
 from profdeck.engine.clusters import Actor, ActorGroup, as_cluster_target
 from profdeck.records import manifest, run_directory
-from profdeck.records.capture import Capture, CaptureState as Life, Step
+from profdeck.records.capture import CaptureRecord, CaptureState as Life, EngineCapture, Step
 from profdeck.records.status import Status
 from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, find_targets
@@ -116,12 +116,12 @@ class FleetBackend(EngineBackend):
         self._hooks = RoleHooks(self.member, role=hooks)
 
     @hookimpl
-    def profile_start(self, capture: Capture) -> Awaitable[None]:
+    def profile_start(self, capture: CaptureRecord) -> Awaitable[None]:
         """Start all targets, or as many as the policy needs."""
         return self._start(capture)
 
     @hookimpl
-    def profile_step(self, capture: Capture, step: Step) -> Awaitable[None] | None:  # noqa: ARG002  # as the hook has it
+    def profile_step(self, capture: CaptureRecord, step: Step) -> Awaitable[None] | None:  # noqa: ARG002  # as the hook has it
         """Pass a boundary on, if the backend of the targets wants to know of it."""
         if not self._hooks.calls("profile_step"):
             return None
@@ -133,11 +133,11 @@ class FleetBackend(EngineBackend):
         return passed()
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Awaitable[Sequence[object]]:
+    def profile_stop(self, capture: CaptureRecord) -> Awaitable[Sequence[object]]:
         """Stop all targets that have started, and wait for their files."""
         return self._stop(capture)
 
-    async def state(self, capture: Capture) -> TargetState:  # noqa: ARG002  # one at a time
+    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # one at a time
         """Ask all targets that record how far they are; of one that is gone nothing more will come."""
         recording = [member for member in self._members if member.recording is not None]
 
@@ -163,7 +163,7 @@ class FleetBackend(EngineBackend):
 
     # The start.
 
-    async def _start(self, capture: Capture) -> None:
+    async def _start(self, capture: CaptureRecord) -> None:
         loop, self._members = asyncio.get_running_loop(), []
         deadline_s = loop.time() + self.config.start_timeout_s
         skew_s = None
@@ -200,7 +200,7 @@ class FleetBackend(EngineBackend):
     async def _ask(self, actor: Actor) -> None:
         await self._bound(actor)[0].reach()
 
-    def _member(self, target: Target, whole: Capture) -> Member:
+    def _member(self, target: Target, whole: CaptureRecord) -> Member:
         assert whole.request is not None  # noqa: S101  # core makes it for targets
         identity = attrs.evolve(whole.identity, replica=target.replica)
         # A token each: who lists one engine twice must not end with the one start what the other has begun.
@@ -218,7 +218,7 @@ class FleetBackend(EngineBackend):
             backend, name = self._bound(target.handle)
         except (ConfigError, TargetError) as error:  # of what was discovered: such as a worker of another protocol
             problem = error
-        capture = Capture(
+        capture = CaptureRecord(
             id=whole.id,
             directory=run_directory.replica_directory(whole.directory, target.replica),
             identity=identity,
@@ -246,7 +246,7 @@ class FleetBackend(EngineBackend):
             self._backends[key] = backend, backend.bind(handle)
         return self._backends[key]
 
-    async def _prepared(self, whole: Capture) -> list[Member]:
+    async def _prepared(self, whole: CaptureRecord) -> list[Member]:
         """Reach all targets and reserve the names of their manifests; returns those that can start."""
         members = [member for member in self._members if member.backend is not None]
         limit_s = self.config.start_timeout_s / 2
@@ -270,7 +270,7 @@ class FleetBackend(EngineBackend):
         return [member for member in members if member.outcome is None]
 
     @staticmethod
-    async def _reserve(members: Sequence[Member], whole: Capture, reached: asyncio.Event) -> None:
+    async def _reserve(members: Sequence[Member], whole: CaptureRecord, reached: asyncio.Event) -> None:
         assert whole.request is not None  # noqa: S101  # as above
         directory = run_directory.RunDirectory(whole.request.output, whole.request.run, {})
 
@@ -339,7 +339,7 @@ class FleetBackend(EngineBackend):
 
     # The stop.
 
-    async def _stop(self, capture: Capture) -> Sequence[object]:
+    async def _stop(self, capture: CaptureRecord) -> Sequence[object]:
         reason = " ".join(capture.problems) or None
         for member in self._members:  # what the whole has learnt since it began
             member.capture.current_step, member.capture.demand = capture.current_step, capture.demand
@@ -389,7 +389,7 @@ class FleetBackend(EngineBackend):
                     member.capture.problems.append(problem)
                     member.reason = " ".join(filter(None, [member.reason, problem]))
 
-    def _tell(self, capture: Capture, skew_s: float | None) -> None:
+    def _tell(self, capture: CaptureRecord, skew_s: float | None) -> None:
         """Put into the capture what has come of all targets so far."""
         capture.fleet = FleetRecord(
             policy=self.config.policy,

@@ -24,7 +24,7 @@ from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.http_engine import HttpEngine
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import replica_directory
@@ -142,7 +142,7 @@ async def _collect(
 ) -> Collected:
     assert manifest.target is not None  # noqa: S101  # as the caller looked
     assert manifest.request_token is not None  # noqa: S101
-    capture = Capture(
+    capture = CaptureRecord(
         id=manifest.capture,
         directory=file.parent,
         identity=Identity(role=manifest.role, replica=manifest.replica),

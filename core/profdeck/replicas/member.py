@@ -18,7 +18,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.words import sentence
 from profdeck.engine.clusters import Actor, ActorGroup
 from profdeck.records import manifest
-from profdeck.records.capture import Capture, CaptureState as Life
+from profdeck.records.capture import CaptureRecord, CaptureState as Life
 from profdeck.records.targets import TargetRecord
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.start_gate import GatePass
@@ -34,7 +34,7 @@ class Member:
     name: str
     backend: EngineBackend | None
     """What asks it; None if it cannot be asked."""
-    capture: Capture
+    capture: CaptureRecord
     recorder: manifest.ManifestWriter
     recording: Recording | None = None
     """While it records."""

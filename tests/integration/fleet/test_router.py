@@ -20,7 +20,7 @@ from processes import until
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 from profdeck.replicas.discovery import workers_of
@@ -47,7 +47,7 @@ def settings(root: Path, run: str, **own: Any) -> dict[str, Any]:
 def captured(profiler: Profiler, step: int = 0) -> tuple[TargetRecord, ...]:
     """Capture one step until all windows are full; returns what came of each target."""
 
-    async def capture() -> Capture:
+    async def capture() -> CaptureRecord:
         running = await profiler.astart(step)
         assert running is not None
         assert await profiler.await_window(WINDOW_S)

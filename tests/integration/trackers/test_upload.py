@@ -20,7 +20,7 @@ from captured_runs import write_run
 from gpu_job import GpuJob
 from processes import until
 from profdeck.base.identity import Identity
-from profdeck.records.capture import Capture, CaptureState
+from profdeck.records.capture import CaptureRecord, CaptureState
 from profdeck.records.manifest import ManifestWriter, write_manifest
 
 pytestmark = pytest.mark.trackers
@@ -244,7 +244,7 @@ def test_another_run_of_the_name_is_left_as_it_is(profdeck: Profdeck, run: Path,
 
 def test_a_capture_that_records_stays_here(profdeck: Profdeck, run: Path, bucket: Any) -> None:
     _, name = bucket
-    capture = Capture(
+    capture = CaptureRecord(
         id="step150",
         directory=run / "step_000150" / "trainer",
         identity=Identity(role="trainer", rank=0, world_size=1),

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import Result
 
 from profdeck.base.identity import Identity
-from profdeck.records.capture import Capture, CaptureState
+from profdeck.records.capture import CaptureRecord, CaptureState
 from profdeck.records.manifest import ManifestWriter, write_manifest
 
 Cli = Callable[..., Result]
@@ -26,7 +26,7 @@ roles:
 """
 
 
-def leave(run: Path, capture: Capture, ended_ns: int, **changed: Any) -> None:
+def leave(run: Path, capture: CaptureRecord, ended_ns: int, **changed: Any) -> None:
     """Write the manifest of a capture that has ended."""
     capture.directory.mkdir(parents=True, exist_ok=True)
     for state in (CaptureState.STARTING, CaptureState.RECORDING, CaptureState.STOPPING):
@@ -50,12 +50,12 @@ def job(run: Path, captures: int, *, costs_ns: tuple[int, int] = (100_000_000, 2
         began_ns = now_ns + 6 * STEP_NS
         loading_ns = 0 if number else 1_000_000_000  # in the first capture
         for rank, cost_ns in enumerate(costs_ns):
-            capture = Capture(
+            capture = CaptureRecord(
                 id=f"step{first}", directory=run / f"step_{first:06d}" / "trainer", first_step=first,
                 identity=Identity(role="trainer", rank=rank, world_size=2), current_step=first + 2, started_ns=began_ns,
             )  # fmt: skip
             leave(run, capture, began_ns + 4 * STEP_NS + cost_ns + loading_ns, **changed)
-        engine = Capture(
+        engine = CaptureRecord(
             id=f"step{first}", directory=run / f"step_{first:06d}" / "rollout", first_step=first, current_step=first,
             identity=Identity(role="rollout", rank=0, world_size=1), started_ns=began_ns,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from profdeck.engine.engine import Engine
 from profdeck.engine.transport import file_transfer
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
 from profdeck.replicas.late_collection import Collected, collect_run
@@ -73,7 +73,7 @@ class Remote:
     asked: CaptureRequest
     answer: Answer
     server: SimulatedServer
-    capture: Capture
+    capture: CaptureRecord
 
     @property
     def source(self) -> Path:
@@ -137,7 +137,7 @@ def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
                 await engine.command("stop", {"request": "step1"})
                 replies = await ended(engine)
                 told = [attrs.evolve(structure(data, Reply, where=""), host="elsewhere") for data in replies]
-                capture = Capture(
+                capture = CaptureRecord(
                     id="step1",
                     directory=here / PLACE,
                     identity=Identity(role="rollout"),

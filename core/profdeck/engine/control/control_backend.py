@@ -31,7 +31,7 @@ from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine, T
 from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.request import Answer, CaptureRequest, RequestState
 
 _LATE = "After flush_timeout_s=", " are not whole."
@@ -112,7 +112,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         if problems:  # of the backend that is meant most likely
             raise ConfigError(min(problems)[-1])
 
-    def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> EngineProfiler:
+    def native(self, engine: Engine, capture: EngineCapture, request: CaptureRequest) -> EngineProfiler:
         """Return a capture by the own profiler of an engine whose processes have not loaded profdeck."""
         raise NotImplementedError
 
@@ -142,12 +142,12 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         return self._engine.name
 
     @hookimpl
-    def profile_start(self, capture: Capture) -> Any:
+    def profile_start(self, capture: EngineCapture) -> Any:
         """Ask all processes to record."""
         return self._run(self._start(capture))
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Any:
+    def profile_stop(self, capture: EngineCapture) -> Any:
         """End the recording, and wait until the files of all ranks are whole."""
         return self._run(self._stop(capture))
 
@@ -179,7 +179,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             return Path(about.output) if await self.engine.is_here() else None
         return None
 
-    async def state(self, capture: Capture) -> TargetState:  # noqa: ARG002  # one at a time
+    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # one at a time
         """Ask the processes how far they are."""
         if self._native is not None:
             return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell
@@ -205,7 +205,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         # A blocking engine needs no event loop, and works inside of a running one.
         return run_without_loop(work) if self.engine.blocking else work
 
-    async def _start(self, capture: Capture) -> None:
+    async def _start(self, capture: EngineCapture) -> None:
         assert capture.request is not None  # noqa: S101  # core makes it for targets
         request = self.options.complete(capture.request)
         self.engine.clock = None  # clocks drift: what they were in an earlier capture does not count
@@ -226,7 +226,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             self._keep_clock(capture)
         self.outcome = Outcome.STARTED
 
-    async def _start_processes(self, capture: Capture, request: CaptureRequest) -> None:
+    async def _start_processes(self, capture: EngineCapture, request: CaptureRequest) -> None:
         capture.notes += self._without_effect()
         await self.engine.arrive()
         for left in reversed(range(_STARTS)):
@@ -273,18 +273,18 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         else:
             await asyncio.shield(_tried(stop, _ROLL_BACK_S))
 
-    async def _stop(self, capture: Capture) -> Sequence[Artifact]:
+    async def _stop(self, capture: EngineCapture) -> Sequence[Artifact]:
         try:
             return await self._end(capture)
         finally:
             self._keep_clock(capture)
             await self.engine.close()
 
-    def _keep_clock(self, capture: Capture) -> None:
+    def _keep_clock(self, capture: EngineCapture) -> None:
         clock = self.engine.clock
         capture.clock = None if clock is None or clock.host == capture.identity.host else clock
 
-    async def _end(self, capture: Capture) -> Sequence[Artifact]:
+    async def _end(self, capture: EngineCapture) -> Sequence[Artifact]:
         native, self._native = self._native, None
         if native is not None:
             await native.stop()
@@ -346,7 +346,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             self._told(answer, files.asked)
         return answer
 
-    async def _merged(self, capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
+    async def _merged(self, capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
         """Merge the traces of all ranks, as far as they are here."""
         if not manifests:
             capture.problems.append("The ranks are not merged: no trace of theirs is on this host.")

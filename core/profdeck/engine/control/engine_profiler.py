@@ -27,7 +27,7 @@ from profdeck.base.structuring import unstructure
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import ManifestWriter
 from profdeck.records.request import MOST_RANKS, BatchKind, CaptureRequest
 from profdeck.records.run_directory import RunDirectory
@@ -79,7 +79,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
     in_directories: ClassVar[bool] = False
     """Whether traces may be in directories that the engine makes in its own."""
 
-    def __init__(self, engine: EngineT, options: OptionsT, capture: Capture, request: CaptureRequest) -> None:
+    def __init__(self, engine: EngineT, options: OptionsT, capture: EngineCapture, request: CaptureRequest) -> None:
         """Args:
         engine: what records.
         options: the role's options.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.records.artifact import Artifact
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import read_manifest
 from profdeck.traces.merge import MergeSource, merge_traces
 
 
-def merge_ranks(capture: Capture, manifests: Sequence[Path]) -> Sequence[Artifact]:
+def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
     """Merge the traces that manifests name into one file of the capture; what fails is the file's problem."""
     sources: list[MergeSource] = []
     for path in manifests:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
 
 AT_REST = frozenset({RequestState.IDLE, RequestState.ENDED})
@@ -24,7 +24,7 @@ def check_started(request: CaptureRequest, answer: Answer) -> None:
         raise TargetError(text, Outcome.REFUSED)
 
 
-def judge(capture: Capture, asked: CaptureRequest, answer: Answer) -> Outcome:
+def judge(capture: EngineCapture, asked: CaptureRequest, answer: Answer) -> Outcome:
     """Say in the capture what is missing of what was asked for."""
     answered = {reply.rank: reply for reply in answer.ranks}
     took, missing = [], False

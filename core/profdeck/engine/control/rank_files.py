@@ -26,7 +26,7 @@ from profdeck.base.words import sentence
 from profdeck.engine.control.downloads import Downloaded, Downloader, in_time
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import RemoteFiles
-from profdeck.records.capture import Capture
+from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.run_directory import RunDirectory
@@ -73,7 +73,7 @@ class _NotHere:
 class RankFiles:
     """What one capture has left."""
 
-    capture: Capture
+    capture: EngineCapture
     """That of the target; what is missing here is its problem."""
     asked: CaptureRequest
     manifests: list[Path] = attrs.field(factory=list, init=False)

@@ -27,7 +27,7 @@ from profdeck.base.words import sentence
 from profdeck.engine.worker.file_writer import FileWriter
 from profdeck.engine.worker.iteration_window import IterationWindow
 from profdeck.records import manifest, run_directory
-from profdeck.records.capture import Capture, Step, Unit
+from profdeck.records.capture import CaptureRecord, Step, Unit
 from profdeck.records.request import BatchKind, CaptureRequest, RequestState
 
 logger = logging.getLogger("profdeck")
@@ -48,7 +48,7 @@ class CaptureJob:
         self.over = False
         """No iteration is wanted any more."""
         self.problems: list[str] = []
-        self.ended: list[Capture] = []
+        self.ended: list[CaptureRecord] = []
         self._identity = identity
         self._backend = backend
         self._hooks = RoleHooks(type(backend))
@@ -304,7 +304,7 @@ class CaptureJob:
         wait = self._turn.waited() if self.waits_for else None
         return [] if wait is None else [in_vain(wait)]
 
-    def _capture(self, batch: BatchKind | None) -> Capture:
+    def _capture(self, batch: BatchKind | None) -> CaptureRecord:
         return self._run.capture_of(
             self.request, self._identity, batch, count=self._counts[batch], first_iteration=self._iteration
         )

@@ -20,7 +20,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.job import CaptureJob
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 
 
@@ -128,7 +128,7 @@ class EngineRecorder:
         )
 
 
-def _recorded(capture: Capture) -> Recorded:
+def _recorded(capture: CaptureRecord) -> Recorded:
     return Recorded(
         id=capture.id,
         status=capture.status,

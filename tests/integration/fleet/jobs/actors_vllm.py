@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
-from profdeck.records.capture import Capture
+from profdeck.records.capture import CaptureRecord
 
 OUTPUT, RESULTS, ADDRESS, MODEL = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 ENGINE = {
@@ -108,7 +108,7 @@ def settings(step: int, **own: Any) -> dict[str, Any]:
     return {**whole, "rollout.backend": "vllm", **role}
 
 
-def about(capture: Capture | None) -> dict[str, Any]:
+def about(capture: CaptureRecord | None) -> dict[str, Any]:
     """Return what a test wants to know of a capture."""
     assert capture is not None
     found: dict[str, Any] = {"status": str(capture.status), "problems": capture.problems, "notes": capture.notes}
@@ -138,7 +138,7 @@ def main() -> None:
     results["handles"] = about(capture) | {"tokens": tokens}
 
     # The group; the host is async.
-    async def step() -> Capture | None:
+    async def step() -> CaptureRecord | None:
         profiler = Profiler.from_config(settings=settings(2), role="rollout", target=group)
         async with profiler.capture(2) as capture:
             await asyncio.gather(*(actor.generate.remote(2, 8) for actor in rollouts))
