@@ -160,7 +160,7 @@ class EngineCapture(Capture):
     clock: HostClock | None = None
     """The clock of a target on another host, compared with the clock of this host."""
     started_ns: int = attrs.field(factory=time.time_ns)
-    """Unix time in nanoseconds."""
+    """The start of the capture, as Unix time in nanoseconds."""
 
 
 @attrs.define(eq=False, kw_only=True)
