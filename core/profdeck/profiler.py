@@ -48,6 +48,7 @@ class Profiler:
             group = RoleGroup()
         self._group = group
         self._shared = shared
+        self._caller = object()  # not this profiler: shared steps must not keep it alive
         self._roles, self._busy = group.roles, group.busy  # read by each idle step
 
     @classmethod
@@ -342,19 +343,19 @@ class Profiler:
     def _due(self, step: int) -> list[Role]:
         """Return the roles that have something to do at the start of a global step."""
         due: list[Role] = []
-        if self._shared is None or self._shared.enter(self, step):
+        if self._shared is None or self._shared.enter(self._caller, step):
             for role in self._roles:  # not a comprehension, which costs an idle step a call
                 if role.enters(step):
                     due.append(role)  # noqa: PERF401  # as above
         return due
 
     def _stepping(self, index: int, unit: Unit) -> list[Operation[None]]:
-        if self._shared is not None and not self._shared.counts(self, index, unit):
+        if self._shared is not None and not self._shared.counts(self._caller, index, unit):
             return []
         return [role.step(Step(unit, index)) for role in self._group.busy_roles]
 
     def _stopping(self) -> list[Operation[None]]:
-        if self._shared is not None and not self._shared.leave(self):
+        if self._shared is not None and not self._shared.leave(self._caller):
             return []
         return [role.stop() for role in self._group.busy_roles]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import itertools
 import json
@@ -96,6 +97,20 @@ def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: Mo
     (trace,) = (tmp_path / "run").rglob("rank_0000.step5.trace.json")
     marks = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
     assert marks == ["start", "mini_batch 0", "mini_batch 1"]
+
+
+def test_profilers_that_are_dropped_inside_a_step_release_the_role_at_once(join: Join) -> None:
+    window = {"trainer.window": {"active": 2, "repeat": 1}}
+    gc.disable()
+    try:
+        actor, critic = join(**window), join(**window)
+        actor.start(1)
+        critic.start(1)
+        actor.step(0, "mini_batch")
+        del actor, critic
+        assert join().enabled  # different settings
+    finally:
+        gc.enable()
 
 
 def test_an_exception_in_one_ends_the_capture_for_all(join: Join, tmp_path: Path) -> None:
