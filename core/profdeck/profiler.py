@@ -217,11 +217,14 @@ class Profiler:
         Returns:
             The running capture, as `active` returns it.
         """
-        if due := self._due(global_step):
-            for roles in self._group.phases(due):
-                self._group.finish_start(begin([role.start(global_step) for role in roles]))
-        elif self._shared is None:
-            return None
+        if self._shared is None:
+            for role in self._roles:  # not any(), which costs an idle step several calls
+                if role.enters(global_step):
+                    break
+            else:
+                return None
+        for roles in self._group.phases(self._due(global_step)):
+            self._group.finish_start(begin([role.start(global_step) for role in roles]))
         return self.active
 
     def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
@@ -268,11 +271,8 @@ class Profiler:
 
     async def astart(self, global_step: int) -> Capture | None:
         """Async version of `start`."""
-        if due := self._due(global_step):
-            for roles in self._group.phases(due):
-                await self._group.afinish_start(begin([role.start(global_step) for role in roles]))
-        elif self._shared is None:
-            return None
+        for roles in self._group.phases(self._due(global_step)):
+            await self._group.afinish_start(begin([role.start(global_step) for role in roles]))
         return self.active
 
     async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
@@ -324,7 +324,7 @@ class Profiler:
 
         An exception inside ends the captures, whose traces are kept and marked partial, and is raised to the caller.
         """
-        return Scope(self, self._group, global_step, shared=self._shared is not None)
+        return Scope(self, self._group, global_step, None)
 
     def stage(self, name: str) -> Scope[None]:
         """Return a decorator and context manager, sync and async, that names a part of the global step.
@@ -342,12 +342,9 @@ class Profiler:
 
     def _due(self, step: int) -> list[Role]:
         """Return the roles that have something to do at the start of a global step."""
-        due: list[Role] = []
-        if self._shared is None or self._shared.enter(self._caller, step):
-            for role in self._roles:  # not a comprehension, which costs an idle step a call
-                if role.enters(step):
-                    due.append(role)  # noqa: PERF401  # as above
-        return due
+        if self._shared is not None and not self._shared.enter(self._caller, step):
+            return []
+        return [role for role in self._roles if role.enters(step)]
 
     def _stepping(self, index: int, unit: Unit) -> list[Operation[None]]:
         if self._shared is not None and not self._shared.counts(self._caller, index, unit):

@@ -22,6 +22,8 @@ class RoleGroup:
     busy: set[Role] = attrs.field(factory=set, init=False)
     """The roles that capture something or may do so in this step. The roles keep it up to date."""
     blocker: Blocker = attrs.field(factory=Blocker, init=False)
+    is_shared: bool = attrs.field(default=False, init=False)
+    """Whether several callers use the roles together."""
 
     @property
     def busy_roles(self) -> list[Role]:
@@ -33,7 +35,7 @@ class RoleGroup:
 
         The trace of this process would otherwise contain the start of the engines.
         """
-        if len(roles) == 1:
+        if len(roles) == 1:  # the usual case
             return [roles]
         engines, devices = ([role for role in roles if (role.target is None) is device] for device in (False, True))
         return [phase for phase in (engines, devices) if phase]

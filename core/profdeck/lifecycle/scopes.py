@@ -28,28 +28,18 @@ _Entered = tuple["tuple[Role, AbstractContextManager[object] | None]", ...]
 class Scope(Generic[T_co]):
     """A global step or a stage; see `Profiler.capture` and `Profiler.stage`. It can be entered again."""
 
-    __slots__ = ("_entered", "_group", "_nested", "_profiler", "_shared", "_stage", "_step")
+    __slots__ = ("_entered", "_group", "_nested", "_profiler", "_stage", "_step")
 
-    def __init__(
-        self,
-        profiler: _Steps,
-        group: RoleGroup,
-        step: int | None,
-        stage: str | None = None,
-        *,
-        shared: bool = False,
-    ) -> None:
+    def __init__(self, profiler: _Steps, group: RoleGroup, step: int | None, stage: str | None) -> None:
         """Args:
         profiler: the profiler, which begins and ends the step.
         group: its roles, which enter and leave the stage.
         step: the global step; None for a stage.
-        stage: the name of the stage.
-        shared: whether other scopes of the same step begin and end it for callers of their own.
+        stage: the name of the stage; None for a global step.
         """
         self._profiler = profiler
         self._group = group
         self._step = step
-        self._shared = shared
         self._stage = stage
         self._nested = 0
         self._entered: tuple[_Entered, ...] = ()
@@ -63,7 +53,7 @@ class Scope(Generic[T_co]):
         """
         if self._stage is None:
             raise TypeError("A global step is not a decorator. Use 'with profiler.capture(step):' in the loop.")
-        new = functools.partial(Scope[None], self._profiler, self._group, None, self._stage)
+        new = functools.partial(Scope, self._profiler, self._group, None, self._stage)
         return _decorated(function, self._stage, new if self._profiler.enabled else None)
 
     def __enter__(self) -> T_co:
@@ -112,8 +102,11 @@ class Scope(Generic[T_co]):
             await self._profiler.aclose(reason_of(error))
 
     def _is_open(self, step: int) -> bool:
-        """Return whether another scope has begun the step: only that one may end it."""
-        return not self._shared and any(role.machine.is_open(step) for role in self._group.roles)
+        """Return whether another scope has begun the step: only that one may end it.
+
+        If callers share the steps, each of their scopes begins and ends the step.
+        """
+        return not self._group.is_shared and any(role.machine.is_open(step) for role in self._group.roles)
 
     def _entering(self, roles: list[Role]) -> list[Operation[Any]]:
         return [role.enter_stage(cast("str", self._stage)) for role in roles]

@@ -23,6 +23,7 @@ class SharedSteps:
         group: the roles.
         arguments: the arguments of the first caller.
         """
+        group.is_shared = True
         self.group = group
         self.arguments = arguments
         self._mutex = threading.Lock()
