@@ -43,23 +43,22 @@ MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --b
 
 
 @pytest.fixture(scope="session", autouse=True)
-def begun(begin: Any, engines: Any, root: Path) -> tuple[Server, SglangServer | None, bool]:
-    """Start the servers that are to end, beside those that all tests share; tell whether one is of another host."""
+def begun(begin: Any, engines: Any, root: Path) -> tuple[Server, bool]:
+    """Start a vLLM server that tests may kill. Return the server, and whether it is on another host."""
     other = subprocess.run([*OTHER_HOST, "hostname", "other"], check=False, capture_output=True).returncode == 0
-    return begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ())), begin.sglang(), other
+    return begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ())), other
 
 
 @pytest.fixture(scope="session")
-def victim(begun: tuple[Server, SglangServer | None, bool]) -> Server:
+def victim(begun: tuple[Server, bool]) -> Server:
     """A server of vLLM that is there to be killed; of another host, where that can be made here."""
     return up(begun[0])
 
 
 @pytest.fixture(scope="session")
-def doomed(begun: tuple[Server, SglangServer | None, bool], reward: SglangServer) -> SglangServer:
-    """A server of SGLang that is there to be killed."""
-    assert begun[1] is not None  # where there is the other one
-    return up(begun[1])
+def doomed(begin: Any, reward: SglangServer) -> SglangServer:
+    """An SGLang server that tests may kill."""
+    return up(begin.sglang())
 
 
 @pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.long)])
@@ -271,9 +270,9 @@ def test_of_two_drivers_the_second_one_is_told_of_the_first(
 
 
 @pytest.fixture
-def remount(begun: tuple[Server, SglangServer | None, bool], root: Path) -> Iterator[Remount]:
+def remount(begun: tuple[Server, bool], root: Path) -> Iterator[Remount]:
     """Mount the directory of the runs anew on the other host: ``ro`` or ``rw``."""
-    server, _, other = begun
+    server, other = begun
     if not other:
         pytest.skip("there is no other host: unshare is not allowed to make namespaces here")
 
@@ -341,6 +340,7 @@ SLOW = {"with_stack": True, "record_shapes": True, "profile_memory": True}
 """Makes much to write of little."""
 
 
+@pytest.mark.long
 def test_a_replica_that_is_killed_while_it_writes(
     reward: SglangServer, doomed: SglangServer, root: Path, rollouts: Rollouts
 ) -> None:
