@@ -252,6 +252,33 @@ def test_a_capture_whose_start_did_not_run_is_not_complete(
     assert ("denied" if raises_before else "a wrapper suppressed its error") in document["problems"][0]
 
 
+def test_a_capture_whose_step_error_is_suppressed_is_not_complete(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType
+) -> None:
+    class Suppress:
+        @hookimpl(wrapper=True)
+        def profile_step(self) -> Wrapper:
+            try:
+                return (yield)
+            except OSError:
+                return []
+
+    @hookimpl
+    def fail(self: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(tally.TallyBackend, "profile_step", fail)
+    with build(listeners=[Suppress()], steps=["1..2"]) as profiler:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    document = manifest(tmp_path)
+    assert (document["status"], document["problems"]) == (
+        "partial",
+        ["tally at global_step 1: OSError: disk full. A wrapper suppressed this error."],
+    )
+
+
 def test_a_capture_whose_stop_error_is_suppressed_is_not_complete(build: Build, tmp_path: Path) -> None:
     class Suppress:
         @hookimpl(wrapper=True)

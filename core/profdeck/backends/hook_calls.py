@@ -77,6 +77,11 @@ class HookCall:
             )
         return results
 
+    def take_error(self, capture: CaptureRecord) -> BaseException | None:
+        """Return the exception that the implementation raised in its last call, if any, and forget it."""
+        returned = self.manager.returned.pop(capture, None)
+        return None if returned is None else returned.error
+
     def failed_wrapper(self, error: BaseException) -> str | None:
         """Return the name of the plugin whose wrapper raised an error; None if no wrapper is known to have failed."""
         plugins = {code: item.plugin for item in self.implementations for code in _codes(item.function)}

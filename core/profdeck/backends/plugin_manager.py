@@ -129,6 +129,15 @@ class Witness:
 
     profile_stop = profile_start
 
+    @hookimpl(wrapper=True, trylast=True)
+    def profile_step(self, capture: CaptureRecord) -> Generator[None, list[Any], list[Any]]:
+        """Record an exception of the call."""
+        try:
+            return (yield)
+        except BaseException as error:
+            self.returned[capture] = Returned(error=error)
+            raise
+
 
 def is_witness(implementation: pluggy.HookImpl) -> bool:
     """Return whether an implementation records return values."""

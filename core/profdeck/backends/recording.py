@@ -194,10 +194,15 @@ class Recording:
             if call.plugin not in self._started:
                 continue
             try:
-                for result in call.results(capture=self.capture, step=step):
+                results = call.results(capture=self.capture, step=step)
+                if (suppressed := call.take_error(self.capture)) is not None:
+                    reason = describe_error(suppressed).rstrip(".")
+                    raise CaptureError(f"{reason}. A wrapper suppressed this error.") from suppressed
+                for result in results:
                     if inspect.isawaitable(result):
                         yield result
             except BaseException as error:
+                call.take_error(self.capture)
                 if is_interruption(error):
                     raise
                 wrapper = call.failed_wrapper(error)
