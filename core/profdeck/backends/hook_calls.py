@@ -26,7 +26,7 @@ from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, descr
 from profdeck.base.identity import Identity
 from profdeck.base.interruptions import raise_of_signal
 from profdeck.base.operations import Operation
-from profdeck.records.capture import CaptureRecord
+from profdeck.records.capture import CaptureRecord, Step
 
 
 @attrs.frozen(eq=False)
@@ -55,14 +55,23 @@ class HookCall:
             raise PluginError(f"The plugin was unregistered before {self}.")
         return call.implementations
 
-    def results(self, **arguments: Any) -> list[Any]:
-        """Call the hook and return the results, which may be awaitables.
+    def report_step(self, capture: CaptureRecord, step: Step) -> list[Any]:
+        """Call ``profile_step`` and return the results, which may be awaitables.
 
         Raises:
+            BaseException: from the implementation or a wrapper.
+            CaptureError: a wrapper suppressed an error of the implementation.
             PluginError: a wrapper does not return a list, or the plugin was unregistered.
         """
-        arguments["plugin_name"] = self.plugin.name
-        return self.checked(self.manager.execute(self.hook, self.select(), arguments, False))  # noqa: FBT003  # of pluggy
+        arguments = {"capture": capture, "step": step, "plugin_name": self.plugin.name}
+        try:
+            results = self.manager.execute(self.hook, self.select(), arguments, False)  # noqa: FBT003  # of pluggy
+        finally:
+            failed = self.manager.returned.pop(capture, None)
+        if failed is not None and failed.error is not None:
+            reason = describe_error(failed.error).rstrip(".")
+            raise CaptureError(f"{reason}. A wrapper suppressed this error.") from failed.error
+        return self.checked(results)
 
     def checked(self, results: Any) -> list[Any]:
         """Return the results of a call.
@@ -76,11 +85,6 @@ class HookCall:
                 "it with 'return results', where results is the value of its yield."
             )
         return results
-
-    def take_error(self, capture: CaptureRecord) -> BaseException | None:
-        """Return the exception that the implementation raised in its last call, if any, and forget it."""
-        returned = self.manager.returned.pop(capture, None)
-        return None if returned is None else returned.error
 
     def failed_wrapper(self, error: BaseException) -> str | None:
         """Return the name of the plugin whose wrapper raised an error; None if no wrapper is known to have failed."""

@@ -194,15 +194,10 @@ class Recording:
             if call.plugin not in self._started:
                 continue
             try:
-                results = call.results(capture=self.capture, step=step)
-                if (suppressed := call.take_error(self.capture)) is not None:
-                    reason = describe_error(suppressed).rstrip(".")
-                    raise CaptureError(f"{reason}. A wrapper suppressed this error.") from suppressed
-                for result in results:
+                for result in call.report_step(self.capture, step):
                     if inspect.isawaitable(result):
                         yield result
             except BaseException as error:
-                call.take_error(self.capture)
                 if is_interruption(error):
                     raise
                 wrapper = call.failed_wrapper(error)
