@@ -252,6 +252,18 @@ def test_a_capture_whose_start_did_not_run_is_not_complete(
     assert ("denied" if raises_before else "a wrapper suppressed its error") in document["problems"][0]
 
 
+@pytest.mark.parametrize("registered_first", [False, True])
+def test_a_listener_that_is_also_registered_is_called_once(build: Build, registered_first: bool) -> None:
+    listener = Log(lines := [])
+    name = Profiler.register(listener) if registered_first else ""
+    profiler = build(listeners=[listener])
+    name = name or Profiler.register(listener)
+    with profiler.capture(1):
+        pass
+    Profiler.unregister(name)
+    assert lines.count("log start") == 1
+
+
 def test_a_capture_whose_step_error_is_suppressed_is_not_complete(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType
 ) -> None:

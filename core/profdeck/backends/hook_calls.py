@@ -256,7 +256,9 @@ class RoleHooks:
 
     def _select(self, hook: str, generation: int) -> tuple[HookCall, ...]:
         manager, backend = self._manager, self._backend.plugin
-        plugins = [*self._listeners, *manager.everywhere.values(), backend]
+        sources = {id(plugin.source) for plugin in self._listeners}  # an object may be a listener and registered
+        everywhere = [plugin for plugin in manager.everywhere.values() if id(plugin.source) not in sources]
+        plugins = [*self._listeners, *everywhere, backend]
         wrappers = {plugin.wrappers for plugin in plugins}
         called = {plugin.hooks: plugin for plugin in (plugins if self._role is None else [backend])}
         implemented = getattr(manager.hook, hook).get_hookimpls()
