@@ -28,6 +28,7 @@ from profdeck.base import leases
 from profdeck.base.processes import is_running, process_started, process_stat
 from profdeck.cli import app
 from profdeck.cli.kit import ExitCode
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck.records.status import Status
 from profdeck_npu import analysis, process_group
@@ -485,7 +486,7 @@ def test_what_a_killed_analysis_leaves_is_ended(raw: Make, monkeypatch: pytest.M
 def capture(tmp_path: Path) -> Capture:
     directory = tmp_path / "step_000010" / "trainer"
     directory.mkdir(parents=True)
-    return Capture(id="step10", directory=directory, identity=Identity(), first_step=10, current_step=10)
+    return CaptureRecord(id="step10", directory=directory, identity=Identity(), first_step=10, current_step=10)
 
 
 RECORDER = ManifestWriter(backend="npu", versions={}, options={}, expected_ranks=(0, 1))
@@ -518,7 +519,7 @@ def test_a_supervisor_analyses_and_leaves_nothing(raw: Make, capture: Capture) -
 def test_a_rank_that_still_records_delays_it(raw: Make, capture: Capture, start: Start) -> None:
     directory = raw()
     other = start("print(flush=True); input()")
-    rank = Capture(
+    rank = CaptureRecord(
         id="step10",
         directory=capture.directory,
         identity=Identity(rank=1, world_size=2, pid=other.pid),
@@ -528,7 +529,8 @@ def test_a_rank_that_still_records_delays_it(raw: Make, capture: Capture, start:
     write_manifest(rank, RECORDER)
     elsewhere = attrs.evolve(rank.identity, rank=2, world_size=3, host="another-host")
     write_manifest(
-        Capture(id="step10", directory=capture.directory, identity=elsewhere, first_step=10, current_step=10), RECORDER
+        CaptureRecord(id="step10", directory=capture.directory, identity=elsewhere, first_step=10, current_step=10),
+        RECORDER,
     )
     (capture.directory / "rank_0003.step10.json").write_text("damaged")
     pid = ask([directory], capture)
@@ -569,7 +571,7 @@ def test_a_rank_that_died_delays_nothing(raw: Make, capture: Capture, start: Sta
 
 def attrs_with_pid(capture: Capture, pid: int) -> Capture:
     identity = attrs.evolve(capture.identity, pid=pid)
-    return Capture(id="step10", directory=capture.directory, identity=identity, first_step=10, current_step=10)
+    return CaptureRecord(id="step10", directory=capture.directory, identity=identity, first_step=10, current_step=10)
 
 
 def test_only_so_many_supervisors_of_a_host_analyse_at_once(raw: Make, capture: Capture) -> None:

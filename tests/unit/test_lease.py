@@ -12,8 +12,8 @@ from profdeck.base.leases import Turn, acquire_lease
 
 HOLD = """
 import sys
-from profdeck.base.leases import acquire
-lease = acquire(sys.argv[1:], holder="rollout, step3")
+from profdeck.base.leases import acquire_lease
+lease = acquire_lease(sys.argv[1:], holder="rollout, step3")
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -26,6 +26,7 @@ from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
 from profdeck_sglang.server import SglangServer
 from profdeck_vllm.server import VllmServer
@@ -113,7 +114,9 @@ class Backend(ControlBackend):
 
 
 def capture_of(path: Path, **asked: Any) -> Capture:
-    made = Capture(id="step1", directory=path, identity=Identity(), first_step=1, current_step=1, target="simulated")
+    made = CaptureRecord(
+        id="step1", directory=path, identity=Identity(), first_step=1, current_step=1, target="simulated"
+    )
     made.request = CaptureRequest(id="step1", output=path, run="run", role="rollout", **asked)
     return made
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from profdeck import Capture, Profiler
+from profdeck import Profiler
 from profdeck.base.errors import ConfigError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.control.engine_profiler import TraceOrigin
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import Answer, BatchKind, CaptureRequest, Reply, RequestState
 from profdeck_sglang import autoload, protocol
 from profdeck_sglang.backend import SglangBackend
@@ -105,7 +106,7 @@ def test_a_target_that_is_no_engine_of_sglang_is_refused() -> None:
 def native(tmp_path: Path, **launched: Any) -> SglangCapture:
     """A capture of a server that was launched so."""
     identity = Identity(role="rollout")
-    capture = Capture(id="target", directory=tmp_path, identity=identity, first_step=1, current_step=1)
+    capture = CaptureRecord(id="target", directory=tmp_path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=tmp_path, run="run", role="rollout", token="0123")  # noqa: S106
     made = SglangCapture(SglangServer(URL, timeout_s=1), SglangOptions(), capture, request)
     made._launched = launched

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from profdeck import Capture
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import CaptureRequest
 from profdeck_sglang.options import SglangOptions
 from profdeck_sglang.own_profiler import SglangCapture
@@ -21,7 +21,7 @@ from profdeck_sglang.server import SglangServer
 def native(tmp_path: Path) -> SglangCapture:
     """A capture of a server that has not been asked for anything."""
     identity = Identity(role="server")
-    capture = Capture(id="target", directory=tmp_path, identity=identity, first_step=0, current_step=0)
+    capture = CaptureRecord(id="target", directory=tmp_path, identity=identity, first_step=0, current_step=0)
     request = CaptureRequest(id="step0", output=tmp_path, run="run", role="server")
     return SglangCapture(SglangServer("http://127.0.0.1:1", timeout_s=1), SglangOptions(), capture, request)
 

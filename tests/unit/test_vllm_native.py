@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from profdeck import Capture
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
+from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import CaptureRequest
 from profdeck_vllm.engines import VllmObject
 from profdeck_vllm.options import VllmOptions
@@ -39,7 +39,7 @@ class Engine:
 
 def native(engine: Engine, path: Path) -> VllmCapture:
     identity = Identity(role="rollout")
-    capture = Capture(id="target", directory=path, identity=identity, first_step=1, current_step=1)
+    capture = CaptureRecord(id="target", directory=path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=path, run="run", role="rollout")
     return VllmCapture(VllmObject(engine), VllmOptions(), capture, request)
 

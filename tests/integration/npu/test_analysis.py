@@ -262,7 +262,7 @@ from profdeck_npu.analysis import request
 from profdeck_npu.options import NpuOptions
 
 directory = Path(sys.argv[1])
-capture = Capture(id="step10", directory=directory.parent, identity=Identity(), first_step=10, current_step=10)
+capture = CaptureRecord(id="step10", directory=directory.parent, identity=Identity(), first_step=10, current_step=10)
 write_manifest(capture, ManifestWriter(backend="npu", versions={}, options={}, expected_ranks=(0,)))
 request([directory], capture, NpuOptions())
 """

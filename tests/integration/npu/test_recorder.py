@@ -398,7 +398,7 @@ from profdeck_npu import NpuBackend, NpuOptions
 def direct(directory):
     backend = NpuBackend(NpuOptions(analyse=False))
     backend.preflight()
-    capture = Capture(id="step1", directory=Path(directory), identity=Identity(), first_step=1, current_step=1)
+    capture = CaptureRecord(id="step1", directory=Path(directory), identity=Identity(), first_step=1, current_step=1)
     try:
         backend.profile_start(capture)
     except ProfdeckError as error:
