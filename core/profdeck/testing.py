@@ -15,10 +15,12 @@ import attrs
 import pytest
 
 from profdeck.backends.hookspecs import hookimpl
+from profdeck.lifecycle.last_word import suppress_exit_message
 from profdeck.profiler import Profiler
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.status import Status
+from profdeck.verification.reading import read_run
 
 
 @attrs.frozen
@@ -118,7 +120,7 @@ class CapturedRun:
         return tuple(artifact for capture in self.captures for artifact in capture.artifacts)
 
     def assert_complete(self) -> None:
-        """Check that each capture is complete and that no plugin reported a problem or failed.
+        """Check that each capture is complete, that its files are readable, and that no plugin failed.
 
         Raises:
             AssertionError: there is no capture, or the text contains the problems.
@@ -130,6 +132,11 @@ class CapturedRun:
                 raise AssertionError(
                     f"Capture {capture.id} is {capture.status}. Problems: {capture.problems}. Notes: {capture.notes}."
                 )
+        report = read_run(self.directory)
+        ranks = [rank for capture in report.captures for rank in capture.ranks]
+        problems = [*report.problems, *(problem for rank in ranks for problem in rank.problems)]
+        if problems or report.status is not Status.COMPLETE:
+            raise AssertionError(f"The files of the run are {report.status}. Problems: {problems}.")
 
 
 CaptureRun = Callable[..., CapturedRun]
@@ -186,6 +193,7 @@ def capture_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook_events: Ho
                 with profiler.capture(step):
                     if body is not None:
                         body(step)
+        suppress_exit_message()
         return CapturedRun(tmp_path / "profiles" / "test", tuple(captures.values()), hook_events)
 
     return run

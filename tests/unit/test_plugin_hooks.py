@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -16,9 +17,9 @@ import attrs
 import pluggy
 import pytest
 
-from profdeck import Capture, Profiler, Step, Unit, hookimpl
+from profdeck import Artifact, Capture, Profiler, Step, Unit, hookimpl
 from profdeck.backends.plugin_manager import plugin_manager
-from profdeck.base.errors import BrokenPluginError, LeaseError, PluginError
+from profdeck.base.errors import BrokenPluginError, CaptureError, LeaseError, PluginError
 
 Build = Callable[..., Profiler]
 Wrapper = Generator[None, Any, Any]
@@ -250,6 +251,42 @@ def test_a_capture_whose_start_did_not_run_is_not_complete(
     document = manifest(tmp_path)
     assert document["status"] == "failed"
     assert ("denied" if raises_before else "a wrapper suppressed its error") in document["problems"][0]
+
+
+@pytest.mark.parametrize("returned", ["one artifact", "outside", "text"])
+def test_a_wrong_return_value_of_a_stop_is_a_problem_of_the_backend(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType, returned: str
+) -> None:
+    @hookimpl
+    def stop(self: object, capture: Capture) -> object:
+        artifact = Artifact(path=(tmp_path if returned == "outside" else capture.directory) / "a", size_bytes=1)
+        return {"one artifact": artifact, "outside": [artifact], "text": ["a"]}[returned]
+
+    monkeypatch.setattr(tally.TallyBackend, "profile_stop", stop)
+    with build() as profiler, profiler.capture(1):
+        pass
+    (problem, *_) = manifest(tmp_path)["problems"]
+    expected = {
+        "one artifact": "profile_stop of tally must return a list of artifacts, or of functions that write them: Art",
+        "outside": f"{tmp_path / 'a'} is outside of {tmp_path}",
+        "text": "profile_stop must return artifacts or functions that write them, not 'a'.",
+    }
+    assert problem.startswith(expected[returned])
+
+
+@pytest.mark.parametrize("hook", ["step", "stop", "write"])
+def test_an_error_of_the_backend_is_the_cause_of_what_is_raised_and_its_traceback_is_logged(
+    build: Build, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    profiler = build(on_error="raise", steps=["1..2"], **{"trainer.options.fail_at": hook})
+    with caplog.at_level(logging.DEBUG, "profdeck"), pytest.raises(CaptureError) as raised:
+        for step in (1, 2):
+            with profiler.capture(step):
+                pass
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is raised.value.__cause__
 
 
 @pytest.mark.parametrize("registered_first", [False, True])
@@ -655,8 +692,16 @@ def fail_to_write() -> Any:
     raise OSError("disk full")
 
 
-@pytest.mark.parametrize("output", [fail_to_write, "no artifact"])
-def test_a_failed_start_whose_file_cannot_be_written_ends(build: Build, tmp_path: Path, output: Any) -> None:
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (fail_to_write, "A file could not be written: OSError: disk full"),
+        ("no artifact", "profile_stop must return artifacts or functions that write them, not 'no artifact'."),
+    ],
+)
+def test_a_failed_start_whose_file_cannot_be_written_ends(
+    build: Build, tmp_path: Path, output: Any, expected: str
+) -> None:
     lines: list[str] = []
 
     class Late:
@@ -677,7 +722,7 @@ def test_a_failed_start_whose_file_cannot_be_written_ends(build: Build, tmp_path
     assert lines == ["first start", "first stop partial"]
     document = manifest(tmp_path)
     assert (document["status"], len(document["artifacts"])) == ("partial", 1)
-    assert any("A file could not be written" in problem for problem in document["problems"])
+    assert expected in document["problems"]
 
 
 def test_a_started_listener_is_stopped_if_the_backend_does_not_start(build: Build) -> None:

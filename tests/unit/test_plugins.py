@@ -82,6 +82,10 @@ def test_a_broken_import_names_the_distribution(offer) -> None:
             f"{HOOKS}  common_options = ('with_stak',)",
             r"common_options contains 'with_stak', which is not a common option. Did you mean 'with_stack'\?",
         ),
+        (
+            f"import attrs\n@attrs.frozen\nclass Own: ...\n{BACKEND}  Options = Own",
+            "must extend profdeck.CommonOptions: class Own",
+        ),
         (f"{BACKEND}  hookspec_version = 99", "built for version 99 of profdeck's hooks; .* supports 1. Install"),
         (
             f"{HOOKS}  @hookimpl\n  def capture_finished(self, manifest): pass",

@@ -22,7 +22,7 @@ from profdeck.base.errors import (
     did_you_mean,
 )
 from profdeck.base.structuring import structure
-from profdeck.config.options import COMMON_OPTIONS
+from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 
 BACKENDS = "profdeck.backends"
 LISTENERS = "profdeck.listeners"
@@ -146,6 +146,11 @@ def load_backend(name: str) -> type[Backend]:
         )
     if not attrs.has(cls.Options):
         raise BrokenPluginError(f"The backend '{name}' has Options that are not an attrs class: {cls.Options!r}.")
+    if not issubclass(cls.Options, CommonOptions):
+        raise BrokenPluginError(
+            f"The options of the backend '{name}' must extend profdeck.CommonOptions: class {cls.Options.__name__}"
+            "(CommonOptions)."
+        )
     check_backend(cls)
     return cls
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
@@ -65,6 +66,8 @@ class Recording:
         self._started: set[RegisteredPlugin] = set()
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""
+        self.cause: BaseException | None = None
+        """The first exception of the backend."""
         self._interruption: BaseException | None = None
         """The first interruption of a stop. It is raised after all plugins have been stopped."""
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
@@ -157,7 +160,7 @@ class Recording:
             self._started.add(call.plugin)
         if not call.is_backend:
             if not is_interruption(error):
-                self._add_failure(call, invocation.describe(error))
+                self._add_failure(call, invocation.describe(error), error)
         elif not invocation.raised(error):
             self._start_failure = invocation.describe(error)
 
@@ -202,7 +205,7 @@ class Recording:
                     raise
                 wrapper = call.failed_wrapper(error)
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
-                self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe_error(error)}")
+                self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe_error(error)}", error)
 
     def _stop_plugin(self, call: HookCall) -> Operation[tuple[Output, ...]]:
         """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
@@ -211,12 +214,12 @@ class Recording:
         try:
             with invocation:
                 results = yield from invocation.run_to_completion(self.capture)
-            return tuple(output for outputs in results for output in outputs or ())
+            return _outputs_of(call, results)
         except BaseException as error:  # noqa: BLE001  # other plugins must be stopped
             if is_interruption(error):
                 self._interruption = self._interruption or error
             else:
-                self._add_failure(call, invocation.describe(error))
+                self._add_failure(call, invocation.describe(error), error)
         if invocation.returned is None or invocation.returned.results is None or not call.is_backend:
             return ()
         # A failed wrapper must not lose the trace.
@@ -238,13 +241,20 @@ class Recording:
         if interruption is not None:
             raise interruption
 
-    def _add_failure(self, call: HookCall, text: str) -> None:
-        """Add a problem if the backend's call failed, or a note if a listener's call failed."""
+    def _add_failure(self, call: HookCall, text: str, error: BaseException) -> None:
+        """Add a problem if the backend's call failed, or a note if a listener's call failed. Log the traceback."""
         if call.is_backend:
-            self.capture.problems.append(text)
+            self._add_problem(text, error)
         else:
             self.capture.notes.append(f"A listener failed: {text}")
             logger.warning("Capture %s: a listener failed: %s", self.capture.id, text)
+            logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
+
+    def _add_problem(self, text: str, error: BaseException) -> None:
+        """Add a problem of the capture and log the traceback of its cause."""
+        self.cause = self.cause or error
+        self.capture.problems.append(text)
+        logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
 
     def _tell_wait(self) -> None:
         capture, wait = self.capture, self._turn.waited()
@@ -372,20 +382,21 @@ class Recording:
         artifacts = []
         for output in outputs:
             try:
-                artifacts.append(self._artifact(output))
+                artifact: object = output() if callable(output) else output
             except BaseException as error:  # noqa: BLE001  # the manifest must be written in any case
-                self.capture.problems.append(f"A file could not be written: {describe_error(error)}")
+                self._add_problem(f"A file could not be written: {describe_error(error)}", error)
                 if is_interruption(error):
                     self._interruption = self._interruption or error
+                continue
+            if not isinstance(artifact, Artifact):
+                self.capture.problems.append(
+                    f"profile_stop must return artifacts or functions that write them, not {artifact!r}."
+                )
+            elif not artifact.path.is_relative_to(self.capture.directory):
+                self.capture.problems.append(f"{artifact.path} is outside of {self.capture.directory}.")
+            else:
+                artifacts.append(artifact)
         return tuple(artifacts)
-
-    def _artifact(self, output: Output) -> Artifact:
-        artifact = output() if callable(output) else output
-        if not isinstance(artifact, Artifact):
-            raise CaptureError(f"profile_stop must return artifacts or functions that write them, not {artifact!r}.")
-        if not artifact.path.is_relative_to(self.capture.directory):
-            raise CaptureError(f"{artifact.path} is outside of {self.capture.directory}.")
-        return artifact
 
     def _write(self) -> None:
         try:
@@ -393,6 +404,18 @@ class Recording:
                 manifest.write_manifest(self.capture, self._recorder)
         except OSError as error:
             self.capture.problems.append(f"The manifest cannot be written: {error}")
+
+
+def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
+    """Return the outputs of a call of ``profile_stop``.
+
+    Raises:
+        CaptureError: the plugin did not return a list.
+    """
+    for outputs in results:
+        if outputs is not None and not isinstance(outputs, Iterable):
+            raise CaptureError(f"{call} must return a list of artifacts, or of functions that write them: {outputs!r}.")
+    return tuple(output for outputs in results for output in outputs or ())
 
 
 def _first_step_is_cold(capture: CaptureRecord, backend: Backend) -> bool | None:

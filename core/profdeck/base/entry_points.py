@@ -63,7 +63,7 @@ def _load(point: metadata.EntryPoint) -> Any:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
         raise BrokenPluginError(
             f"The {_kind(point.group)} '{point.name}' of {package} fails to import ({point.value}): "
-            f"{type(error).__name__}: {error}. Reinstall or remove that package."
+            f"{type(error).__name__}: {error}. Correct, reinstall or remove that package."
         ) from error
 
 

@@ -126,6 +126,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
     converter.register_structure_hook_factory(_is_text_or_list, _text_or_list_hook)
     converter.register_structure_hook_func(lambda cls: cls == bool | str, _switch_or_name)
+    converter.register_structure_hook_func(_is_literal, _literal)
     return converter
 
 
@@ -151,6 +152,19 @@ def _section_hook(cls: type, converter: cattrs.Converter) -> Any:
         return from_mapping(value, cls)
 
     return section
+
+
+def _is_literal(cls: Any) -> bool:
+    return typing.get_origin(cls) is typing.Literal
+
+
+def _literal(value: Any, cls: Any) -> Any:
+    allowed = typing.get_args(cls)
+    if not any(value == item and type(value) is type(item) for item in allowed):
+        words = [item for item in allowed if isinstance(item, str)]
+        hint = did_you_mean(value, words) if isinstance(value, str) else ""
+        raise _Wrong(f"expected {' or '.join(map(repr, allowed))}, got {show(value)}.{hint}")
+    return value
 
 
 def _switch_or_name(value: Any, _: Any) -> bool | str:

@@ -162,6 +162,8 @@ def command(
     elif name is not None:
         for number, plugin in enumerate(plugins):
             _explain(plugin, first=number == 0)
+        if any(plugin.problem for plugin in plugins):
+            raise typer.Exit(kit.ExitCode.PLUGIN)
     else:
         _list(plugins)
 

@@ -321,15 +321,14 @@ class Role:
         if capture.status is Status.COMPLETE:
             logger.info("Captured %s in %s.", capture.id, capture.directory)
         elif self.config.on_error is OnError.RAISE and action.reason is None:
-            raise CaptureError(f"Capture {capture.id} is {capture.status}: {' '.join(capture.problems)}")
+            problems = " ".join(capture.problems)
+            raise CaptureError(f"Capture {capture.id} is {capture.status}: {problems}") from recording.cause
         else:
             logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
 
     def _over(self, recording: Recording, *, withdrawn: bool = False) -> None:
         capture = recording.capture
         if not withdrawn:
-            if self.reports:
-                last_word.count(self.run.path, capture)
             self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
         self._drop()
 
@@ -342,6 +341,8 @@ class Role:
 
     def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:
         """Finish a capture and, in continuous mode, answer its request; further stages can come in discrete mode."""
+        if self.reports and capture.state is CaptureState.ENDED:
+            last_word.count(self.run.path, capture)
         self._finish(capture)
         for demand in self.machine.steps.demands:
             if self.watch is not None and demand.token == capture.demand and not self.machine.discrete:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meter_plugins import MeterLog, MeterLogOptions
+from meter_plugins import MeterBackend, MeterLog, MeterLogOptions
 
-from profdeck import Capture, ProfdeckError, Profiler, hookimpl
+from profdeck import Artifact, Capture, ProfdeckError, Profiler, hookimpl
 from profdeck.testing import CaptureRun, FakeClock, HookEvents
 
 pytest_plugins = ["profdeck.testing"]
@@ -44,6 +44,20 @@ def test_a_listener_gets_its_options(capture_run: CaptureRun, tmp_path: Path) ->
 def test_wrong_options_are_errors(capture_run: CaptureRun, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfdeckError, match=message):
         capture_run("meter", settings=settings)
+
+
+def test_a_truncated_trace_is_not_complete(
+    capture_run: CaptureRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @hookimpl
+    def profile_stop(self: object, capture: Capture) -> list[Artifact]:
+        path = capture.artifact_path(".trace.json")
+        path.write_text('{"traceEvents": [')
+        return [Artifact(path=path, size_bytes=5)]
+
+    monkeypatch.setattr(MeterBackend, "profile_stop", profile_stop)
+    with pytest.raises(AssertionError, match="The JSON is not closed"):
+        capture_run("meter").assert_complete()
 
 
 def test_names_of_listeners_are_settings(capture_run: CaptureRun) -> None:
