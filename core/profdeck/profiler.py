@@ -346,6 +346,12 @@ class Profiler:
             return []
         return [role for role in self._roles if role.enters(step)]
 
+    def _has_begun(self, step: int) -> bool:
+        """Return whether this caller has begun the step. A nested scope of the step must not end it."""
+        if self._shared is not None:
+            return self._shared.is_inside(self._caller, step)
+        return any(role.machine.is_open(step) for role in self._roles)
+
     def _stepping(self, index: int, unit: Unit) -> list[Operation[None]]:
         if self._shared is not None and not self._shared.counts(self._caller, index, unit):
             return []

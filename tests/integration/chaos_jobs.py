@@ -34,8 +34,8 @@ HOSTS = (
 )
 
 
-class AlarmError(Exception):
-    """What a host's handler of SIGALRM raises, at any line."""
+class AlarmError(BaseException):  # `Exception` in a hook would be a failure of the hook
+    """Raised by the host's SIGALRM handler, at any line."""
 
 
 def work() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,12 +50,3 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_servers import tiny_model
 
     return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Any]:
-    """A collector of the request traces of a module's servers."""
-    from spans import Collector
-
-    with Collector() as running:
-        yield running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -130,25 +129,12 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def complete(self, prompt: str = "hello world", tokens: int = 20, headers: Mapping[str, str] | None = None) -> str:
+    def complete(self, prompt: str = "hello world", tokens: int = 20) -> str:
         """Let it generate; returns the text."""
         route, body = self.asked(prompt, tokens)
-        response = plain_http.post(f"{self.url}/{route}", json=body, headers=headers)
+        response = plain_http.post(f"{self.url}/{route}", json=body)
         response.raise_for_status()
         return self.text(response.json())
-
-    @contextlib.contextmanager
-    def generating(self, tokens: int, headers: Mapping[str, str]) -> Iterator[None]:
-        """Let it generate, from its first token before the block to its last one after it."""
-        route, body = self.asked("hello world", tokens)
-        ask = functools.partial(plain_http.stream, "POST", headers=headers)
-        with ask(url=f"{self.url}/{route}", json=body | {"stream": True}) as response:
-            response.raise_for_status()
-            lines = response.iter_lines()
-            next(lines)
-            yield
-            for _ in lines:
-                pass
 
     def asked(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the body of a request to generate."""

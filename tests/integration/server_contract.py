@@ -9,7 +9,6 @@ import gzip
 import json
 import os
 import re
-import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,8 +68,6 @@ class ServerContract:
     """More options of a server that is ended in mid-capture."""
     roles: ClassVar[set[str]]
     """Who records in it, with those options."""
-    request_span: ClassVar[str]
-    """A part of the name that the engine gives the span of a request."""
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
@@ -225,22 +222,6 @@ class ServerContract:
                 (manifest.ended_ns - manifest.started_ns) / 1e9, abs=1e-3
             ),
         }
-
-    def test_request_traces_name_the_capture(self, server: Any, collector: Any) -> None:
-        traces = {when: secrets.token_hex(16) for when in ("before", "at its start", "during", "after")}
-        headers = {when: {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"} for when, trace in traces.items()}
-        server.complete(headers=headers["before"])
-        with server.generating(100, headers["at its start"]):
-            call(server, "POST", "start", {"id": "traced", "run": "traced"})
-        server.complete(headers=headers["during"])
-        stop(server, "traced")
-        server.complete(headers=headers["after"])
-        named = {
-            when: {name for span in collector.spans(trace, self.request_span) for name in span.captures}
-            for when, trace in traces.items()
-        }
-        capture = {"traced/traced"}
-        assert named == {"before": set(), "at its start": capture, "during": capture, "after": set()}
 
     @pytest.mark.parametrize(
         ("body", "text"),

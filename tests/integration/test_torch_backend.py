@@ -490,7 +490,7 @@ atexit.register(lambda: print(read_run(Path(sys.argv[1])).status))
 
 
 def test_the_first_captured_step_imports_no_compiler(tmp_path: Path) -> None:
-    """It takes seconds, and swallows what a signal handler of the host raises."""
+    """The import takes seconds."""
     job = (
         "import sys, torch; from profdeck import Profiler\n"
         "given = {'output': '.', 'run': 'run', 'trainer.backend': 'torch', 'steps': [0], 'on_demand': False}\n"

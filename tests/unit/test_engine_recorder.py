@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from hypothesis import example, given, strategies as st
 
 from profdeck import Status
 from profdeck.base import leases, shutdown
-from profdeck.base.errors import CaptureError, ConfigError, UnknownPluginError
+from profdeck.base.errors import CaptureError, ConfigError, TargetError, UnknownPluginError
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
@@ -400,7 +401,9 @@ def test_a_stop_from_another_thread_is_pending_until_the_next_iteration(
         recorder.begin(D, "it1")
     for _ in range(2):
         elsewhere(lambda: recorder.stop(reason))
-    reply = recorder.reply()
+    replies: list[Reply] = []
+    elsewhere(lambda: replies.append(recorder.reply()))
+    (reply,) = replies
     said = f" ({reason})" if reason else ""
     assert reply.state is RequestState.RECORDING
     assert reply.problems == (f"The end of the recording is pending until the engine's next iteration{said}.",)
@@ -450,18 +453,37 @@ def test_the_thread_that_records_may_be_another_than_the_one_that_started(
     assert recorded(tmp_path) == {"step1": [0]}
 
 
-def test_too_long_a_recording_ends_by_itself(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    recorder.start(ask(max_capture_s=0.02))
+def wait_until(seconds: float, passed: Callable[[], bool]) -> None:
+    """Poll a condition until it holds.
+
+    Raises:
+        AssertionError: it does not hold after the given time.
+    """
+    limit = time.monotonic() + seconds
+    while not passed():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("command", ["status", "start", "stop"])
+def test_a_command_to_an_idle_engine_ends_a_recording_that_takes_too_long(
+    recorder: EngineRecorder, ask: Ask, tmp_path: Path, command: str
+) -> None:
+    recorder.start(ask(max_capture_s=0.1))
     iterate(recorder, [D])
-    assert recorder._job is not None
-    assert recorder._job._timer is not None
-    recorder._job._timer.join()  # the engine is idle
-    for _ in range(100):  # between two lines of the main thread
-        if not recorder.active:
-            break
-    assert not recorder.active
-    assert whole(recorder).captures[0].status is Status.PARTIAL
-    assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
+    time.sleep(0.1)
+    assert recorder.active
+    if command == "start":
+        with contextlib.suppress(TargetError):  # the files of the first capture may not be complete
+            recorder.start(ask(id="step2", first_step=2))
+    elif command == "stop":
+        recorder.stop()
+    else:
+        recorder.reply()
+    whole(recorder)
+    manifest = manifests(tmp_path)["step1"]
+    assert manifest["status"] == "partial"
+    assert manifest["problems"] == ["It was not stopped within max_capture_s=0.1 seconds."]
 
 
 @pytest.mark.parametrize("how", ["next iteration", "end of an iteration", "stop"])
@@ -469,17 +491,14 @@ def test_too_long_a_recording_of_another_thread_ends_there(
     recorder: EngineRecorder, ask: Ask, tmp_path: Path, how: str
 ) -> None:
     active: list[bool] = []
-    expired, go_on = threading.Event(), threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def engine() -> None:
-        recorder.start(ask(max_capture_s=0.02))
+        recorder.start(ask(max_capture_s=0.1))
         iterate(recorder, [D])
         if how == "end of an iteration":
             recorder.begin(D, "it1")
-        assert recorder._job is not None
-        assert recorder._job._timer is not None
-        recorder._job._timer.join()
-        expired.set()
+        begun.set()
         go_on.wait()
         active.append(recorder.active)
         if how == "next iteration":
@@ -489,36 +508,23 @@ def test_too_long_a_recording_of_another_thread_ends_there(
 
     thread = threading.Thread(target=engine)
     thread.start()
-    expired.wait()
-    for _ in range(100):  # were the main thread asked to end it, it would here
-        pass
+    begun.wait()
+    late = "It was not stopped within max_capture_s=0.1 seconds"
+    pending = f"The end of the recording is pending until the engine's next iteration (it{late[2:]})."
+    wait_until(10, lambda: recorder.reply().problems == (pending,))
     go_on.set()
     thread.join()
     assert active == [True, False]
     whole(recorder)
-    assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
+    assert manifests(tmp_path)["step1"]["problems"] == [f"{late}."]
     assert recorded(tmp_path) == {"step1": [0, 1] if how == "end of an iteration" else [0]}
 
 
 def test_armed_too_long_ends_as_well(recorder: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     recorder.start(ask(1, 5, max_capture_s=0.02))
-    assert recorder._job is not None
-    assert recorder._job._timer is not None
-    recorder._job._timer.join()
-    for _ in range(100):
-        if not recorder.active:
-            break
+    wait_until(10, lambda: recorder.reply().state is not RequestState.ARMED)
     assert whole(recorder).state is RequestState.ENDED
     assert manifests(tmp_path)["step1"]["problems"] == ["It was not stopped within max_capture_s=0.02 seconds."]
-
-
-def test_an_early_end_leaves_no_timer(recorder: EngineRecorder, ask: Ask) -> None:
-    recorder.start(ask(1))
-    assert recorder._job is not None
-    timer = recorder._job._timer
-    assert timer is not None
-    iterate(recorder, [D])
-    timer.join()
 
 
 # What is refused.

@@ -1,10 +1,10 @@
-"""What metrics and request traces of a server are told of captures, while an engine answers by a script."""
+"""Events of capture requests that a server's metrics receive from a scripted engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.engine.engine import Engine
 from profdeck.engine.server import following
-from profdeck.engine.server.following import EndedCapture, FollowedRequest, Following
+from profdeck.engine.server.following import EndedCapture, Following
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
 
@@ -63,21 +63,21 @@ class ScriptedEngine(Engine):
 
 
 class Log:
-    """Keeps what it is told."""
+    """Records the events of an observer."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.is_over = asyncio.Event()
 
-    def began(self, request: FollowedRequest) -> None:
-        self.told.append(request.name)
+    def began(self) -> None:
+        self.events.append("began")
 
-    def ended(self, request: FollowedRequest) -> None:
-        self.told.append(request.captures)
+    def ended(self, captures: Sequence[EndedCapture]) -> None:
+        self.events.append(captures)
         self.is_over.set()
 
     def refused(self, outcome: Outcome) -> None:
-        self.told.append(outcome)
+        self.events.append(outcome)
 
 
 WHOLE = (EndedCapture(status=Status.PARTIAL, size_bytes=10, duration_s=2, stall_s=0.5),)
@@ -85,28 +85,28 @@ NOTHING = (EndedCapture(status=Status.FAILED, size_bytes=0, duration_s=0, stall_
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "events"),
     [
-        ((ARMED, ARMED, ENDED), ["job/step3", WHOLE]),
-        ((ARMED, TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["job/step3", WHOLE]),
-        ((ARMED, IDLE), ["job/step3", NOTHING]),  # its processes were replaced
-        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["job/step3", WHOLE]),  # it took it after all
+        ((ARMED, ARMED, ENDED), ["began", WHOLE]),
+        ((ARMED, TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),
+        ((ARMED, IDLE), ["began", NOTHING]),  # its processes were replaced
+        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),  # it took it after all
     ],
 )
 def test_a_capture_whose_client_is_gone_is_followed_to_its_end(
-    monkeypatch: pytest.MonkeyPatch, script: tuple[Any, ...], told: list[Any]
+    monkeypatch: pytest.MonkeyPatch, script: tuple[Any, ...], events: list[Any]
 ) -> None:
-    monkeypatch.setattr(following, "_ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr(following, "_POLL_S", 0.001)
 
     async def main() -> list[Any]:
         log, followed = Log(), Following()
-        followed.onlookers.append(log)
+        followed.observer = log
         with contextlib.suppress(TargetError):
             await followed.start(ScriptedEngine(*script), REQUEST)
         await asyncio.wait_for(log.is_over.wait(), 10)
-        return log.told
+        return log.events
 
-    assert asyncio.run(main()) == told
+    assert asyncio.run(main()) == events
 
 
 @pytest.mark.parametrize(
@@ -119,27 +119,29 @@ def test_a_capture_whose_client_is_gone_is_followed_to_its_end(
 def test_a_refused_start_is_told_and_ends_nothing(answer: Any) -> None:
     async def main() -> list[Any]:
         log, followed = Log(), Following()
-        followed.onlookers.append(log)
+        followed.observer = log
         engine = ScriptedEngine(ARMED, ARMED, answer, ENDED)  # the second answer is to the question before a start
         await followed.start(engine, REQUEST)
         with contextlib.suppress(TargetError):
             await followed.start(engine, attrs.evolve(REQUEST, id="second", token="second"))  # noqa: S106  # as above
         await followed._ask(engine)
-        return log.told
+        return log.events
 
-    assert asyncio.run(main()) == ["job/step3", Outcome.ALREADY_ACTIVE, WHOLE]
+    assert asyncio.run(main()) == ["began", Outcome.ALREADY_ACTIVE, WHOLE]
 
 
-def test_what_fails_to_show_a_capture_does_not_stop_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_observer_does_not_stop_the_capture(caplog: pytest.LogCaptureFixture) -> None:
     class Full(Log):
-        def began(self, request: FollowedRequest) -> None:  # noqa: ARG002  # every onlooker gets it
+        def began(self) -> None:
             raise OSError("the disk is full")
 
     async def main() -> list[Any]:
-        log, followed = Log(), Following()
-        followed.onlookers += [Full(), log]
-        await followed.start(ScriptedEngine(ARMED), REQUEST)
-        return log.told
+        log, followed = Full(), Following()
+        followed.observer = log
+        engine = ScriptedEngine(ARMED, ENDED)
+        await followed.start(engine, REQUEST)
+        await followed._ask(engine)
+        return log.events
 
-    assert asyncio.run(main()) == ["job/step3"]
+    assert asyncio.run(main()) == [WHOLE]
     assert "the disk is full" in caplog.text

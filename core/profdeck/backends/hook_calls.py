@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import traceback
 import weakref
@@ -24,7 +25,6 @@ from profdeck.backends.plugin_manager import (
 from profdeck.backends.plugins import RECORDING_HOOKS
 from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe_error
 from profdeck.base.identity import Identity
-from profdeck.base.interruptions import raise_of_signal
 from profdeck.base.operations import Operation
 from profdeck.records.capture import CaptureRecord, Step
 
@@ -153,15 +153,13 @@ class Invocation:
         except GeneratorExit:  # nothing can be awaited any more
             raise
         except BaseException:
-            try:
+            with contextlib.suppress(Exception):  # `describe` reports it
                 if self.returned is None:
                     self._call_without_wrappers(capture)
                 if self.returned is not None:
                     for awaitable in self.returned.pending[:]:
                         if not awaitable.started:
                             yield awaitable
-            except Exception as failure:  # noqa: BLE001  # `describe_error` adds it
-                raise_of_signal(failure)
             raise
 
     def __enter__(self) -> Self:
@@ -227,10 +225,9 @@ class RoleHooks:
         self._generation = -1
         self._calls: dict[str, tuple[HookCall, ...]] = {}
         for name, listener in listeners:
-            if all(plugin.source is not listener for plugin in manager.everywhere.values()):
-                plugin = manager.add_object(name, listener)
-                manager.remove_with(self, plugin)
-                self._listeners.append(plugin)
+            plugin = manager.add_object(name, listener)
+            manager.remove_with(self, plugin)
+            self._listeners.append(plugin)
 
     def bind(self, capture: CaptureRecord, backend: Backend) -> None:
         """Record a capture with a backend, which the caller must keep alive."""

@@ -31,7 +31,6 @@ from profdeck.backends.plugins import (
     listener_name,
 )
 from profdeck.base.errors import BrokenPluginError, PluginError, describe_error
-from profdeck.base.interruptions import raise_of_signal
 from profdeck.records.capture import CaptureRecord
 
 logger = logging.getLogger("profdeck")
@@ -284,7 +283,6 @@ def _isolated(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001  # a plugin must not prevent the job
-            raise_of_signal(error)
             logger.warning("The plugin %s failed at profiler_opened: %s", name, describe_error(error))
 
     return call

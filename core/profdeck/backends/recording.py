@@ -13,7 +13,6 @@ from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError, describe_error
-from profdeck.base.interruptions import is_interruption
 from profdeck.base.operations import Operation
 from profdeck.base.words import sentence
 from profdeck.records import manifest, run_directory
@@ -102,14 +101,14 @@ class Recording:
                             begun = False
                             break
                         self._add_start_failure(invocation, error)
-                        if call.is_backend or is_interruption(error):
+                        if call.is_backend or _is_interruption(error):
                             raise
                     else:
                         self._started.add(call.plugin)
         except BaseException as error:
             reason = self._start_failure or describe_error(error)
             began = yield from self._end_failed_start(reason)
-            if is_interruption(error):
+            if _is_interruption(error):
                 raise
             self._raise_interruption()
             outcome = "was stopped at its start" if began else "did not start"
@@ -159,7 +158,7 @@ class Recording:
         if invocation.completed:  # a wrapper failed after the plugin had started
             self._started.add(call.plugin)
         if not call.is_backend:
-            if not is_interruption(error):
+            if not _is_interruption(error):
                 self._add_failure(call, invocation.describe(error), error)
         elif not invocation.raised(error):
             self._start_failure = invocation.describe(error)
@@ -201,7 +200,7 @@ class Recording:
                     if inspect.isawaitable(result):
                         yield result
             except BaseException as error:
-                if is_interruption(error):
+                if _is_interruption(error):
                     raise
                 wrapper = call.failed_wrapper(error)
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
@@ -216,7 +215,7 @@ class Recording:
                 results = yield from invocation.run_to_completion(self.capture)
             return _outputs_of(call, results)
         except BaseException as error:  # noqa: BLE001  # other plugins must be stopped
-            if is_interruption(error):
+            if _is_interruption(error):
                 self._interruption = self._interruption or error
             else:
                 self._add_failure(call, invocation.describe(error), error)
@@ -385,7 +384,7 @@ class Recording:
                 artifact: object = output() if callable(output) else output
             except BaseException as error:  # noqa: BLE001  # the manifest must be written in any case
                 self._add_problem(f"A file could not be written: {describe_error(error)}", error)
-                if is_interruption(error):
+                if _is_interruption(error):
                     self._interruption = self._interruption or error
                 continue
             if not isinstance(artifact, Artifact):
@@ -404,6 +403,22 @@ class Recording:
                 manifest.write_manifest(self.capture, self._recorder)
         except OSError as error:
             self.capture.problems.append(f"The manifest cannot be written: {error}")
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Return whether an exception ends the host's work; False if only the code that raised it failed.
+
+    ``CancelledError`` is an interruption only while the current task is being cancelled.
+    """
+    import asyncio
+
+    if not isinstance(error, asyncio.CancelledError):
+        return not isinstance(error, Exception)
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs on this thread
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:

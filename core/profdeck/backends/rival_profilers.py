@@ -6,10 +6,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
-
-from profdeck.base.interruptions import raise_of_signal
 
 
 class RivalWatch:
@@ -59,10 +57,8 @@ class RivalWatch:
         @functools.wraps(original)
         def begin(*arguments: Any, **options: Any) -> Any:
             if self._originals and self._own != threading.get_ident():
-                try:
+                with suppress(Exception):  # the other profiler starts in any case
                     self._begins(module)
-                except Exception as error:  # noqa: BLE001  # the other profiler begins all the same
-                    raise_of_signal(error)
             return original(*arguments, **options)
 
         return begin

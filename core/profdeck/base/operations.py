@@ -33,9 +33,12 @@ class RunningOperation:
     """The awaitable that the operation waits for; None once the operation has ended."""
     result: Any = None
     error: BaseException | None = None
+    finishes: bool = False
+    """Whether `finish` has begun."""
 
     async def finish(self) -> None:
         """Await what the operation yields until it ends."""
+        self.finishes = True
         while self.awaitable is not None:
             try:
                 value = await self.awaitable
@@ -79,14 +82,13 @@ def results(runs: Iterable[RunningOperation]) -> list[Any]:
     """Return the results of operations that have ended.
 
     Raises:
-        BaseException: the first error of an operation.
+        BaseException: the first error of an operation. An interruption of the host, such as Ctrl-C, precedes.
     """
-    values = []
-    for run in runs:
-        if run.error is not None:
-            raise run.error
-        values.append(run.result)
-    return values
+    runs = list(runs)
+    errors = [run.error for run in runs if run.error is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, Exception)), errors[0])
+    return [run.result for run in runs]
 
 
 async def finish(runs: Iterable[RunningOperation]) -> list[Any]:
@@ -127,6 +129,8 @@ class Blocker:
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
+        self._closes = False
+        """Whether `finish` closes the private event loop at its end."""
         self._tasks: set[asyncio.Task[Any]] = set()
         """Tasks in progress: event loops hold their tasks weakly."""
 
@@ -145,14 +149,9 @@ class Blocker:
             return results(runs)
         loop = running_loop()
         if loop is None:
-            import asyncio
-
-            self._runner = self._runner or asyncio.Runner()
-            return ctrl_c.run(self._runner, finish(runs))
+            return self._finish_in_private_loop(runs)
         if in_background:
-            task = loop.create_task(finish(runs))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._finish_in_background(loop, runs)
             return []
         for run in runs:
             run.refuse(
@@ -164,10 +163,38 @@ class Blocker:
         return results(runs)
 
     def close(self) -> None:
-        """Close the private event loop."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        """Close the private event loop; if another thread runs it, as soon as the loop stops."""
+        runner = self._runner
+        if runner is None:
+            return
+        self._closes = runner.get_loop().is_running()
+        if not self._closes:
+            self._runner = None
             runner.close()
+
+    def _finish_in_private_loop(self, runs: list[RunningOperation]) -> list[Any]:
+        import asyncio
+
+        if self._runner is not None and self._runner.get_loop().is_running():  # on another thread
+            with asyncio.Runner() as runner:
+                return ctrl_c.run(runner, finish(runs))
+        self._runner = self._runner or asyncio.Runner()
+        try:
+            return ctrl_c.run(self._runner, finish(runs))
+        finally:
+            if self._closes:
+                self.close()
+
+    def _finish_in_background(self, loop: asyncio.AbstractEventLoop, runs: list[RunningOperation]) -> None:
+        def end(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            # A task that is cancelled before its first turn awaits nothing, and would leave an engine recording.
+            if task.cancelled() and not any(run.finishes for run in runs) and not loop.is_closed():
+                self._finish_in_background(loop, runs)
+
+        task = loop.create_task(finish(runs))
+        self._tasks.add(task)
+        task.add_done_callback(end)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

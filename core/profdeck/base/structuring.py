@@ -21,7 +21,6 @@ import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
 from profdeck.base.errors import ConfigError, did_you_mean
-from profdeck.base.interruptions import raise_of_signal
 
 T = TypeVar("T")
 
@@ -51,7 +50,6 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
     try:
         return _converter().structure(data, cls)
     except Exception as error:  # noqa: BLE001  # cattrs raises groups and whatever validators raise
-        raise_of_signal(error)
         lines = cattrs.transform_error(
             error, path="", format_exception=functools.partial(_sentence, unsupported=unsupported)
         )
@@ -67,7 +65,6 @@ _PLAIN = frozenset({str, int, float, bool})
 
 def unstructure(value: Any) -> Any:
     """Turn attrs classes, enums, paths and tuples into plain JSON data."""
-    # Not by cattrs, which swallows what a signal handler raises while it looks for the way of a class.
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Enum | Path):

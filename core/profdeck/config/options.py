@@ -62,7 +62,7 @@ class CommonOptions:
 
     max_capture_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """Longest duration of one capture in seconds. Default: 1800. When it passes, the capture is stopped, its
-    trace is kept and marked partial, and the job goes on."""
+    trace is kept and marked partial, and the job goes on. In engines, it ends at the next iteration or command."""
 
 
 COMMON_OPTIONS = frozenset(field.name for field in attrs.fields(CommonOptions))

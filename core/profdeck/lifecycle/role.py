@@ -333,10 +333,10 @@ class Role:
         self._drop()
 
     def _drop(self) -> None:
+        self.machine.ended()  # first: an interruption must not leave a machine without a recording
         recording, self.recording = self.recording, None
         if recording is not None:
             recording.cancel_timer()
-        self.machine.ended()
         shutdown.unwatch(self)  # delivers a SIGTERM that waited for the trace
 
     def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:

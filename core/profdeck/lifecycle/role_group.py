@@ -22,8 +22,6 @@ class RoleGroup:
     busy: set[Role] = attrs.field(factory=set, init=False)
     """The roles that capture something or may do so in this step. The roles keep it up to date."""
     blocker: Blocker = attrs.field(factory=Blocker, init=False)
-    is_shared: bool = attrs.field(default=False, init=False)
-    """Whether several callers use the roles together."""
 
     @property
     def busy_roles(self) -> list[Role]:

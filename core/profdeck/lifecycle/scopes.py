@@ -63,7 +63,7 @@ class Scope(Generic[T_co]):
                 entered += self._group.finish_start(begin(self._entering(roles)))
             self._push(entered)
             return cast("T_co", None)
-        if self._group.busy and self._is_open(self._step):
+        if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # they are one
             self._nested += 1
         capture: Any = self._profiler.start(self._step)
         return capture  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class Scope(Generic[T_co]):
                 entered += await self._group.afinish_start(begin(self._entering(roles)))
             self._push(entered)
             return cast("T_co", None)
-        if self._group.busy and self._is_open(self._step):
+        if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # as above
             self._nested += 1
         return cast("T_co", await self._profiler.astart(self._step))
 
@@ -100,13 +100,6 @@ class Scope(Generic[T_co]):
             await self._profiler.astop()
         else:
             await self._profiler.aclose(reason_of(error))
-
-    def _is_open(self, step: int) -> bool:
-        """Return whether another scope has begun the step: only that one may end it.
-
-        If callers share the steps, each of their scopes begins and ends the step.
-        """
-        return not self._group.is_shared and any(role.machine.is_open(step) for role in self._group.roles)
 
     def _entering(self, roles: list[Role]) -> list[Operation[Any]]:
         return [role.enter_stage(cast("str", self._stage)) for role in roles]
@@ -135,6 +128,7 @@ class _Steps(Protocol):
 
     @property
     def enabled(self) -> bool: ...
+    def _has_begun(self, step: int) -> bool: ...
     def start(self, global_step: int) -> Capture | None: ...
     def stop(self) -> None: ...
     def close(self, reason: str | None = ...) -> None: ...

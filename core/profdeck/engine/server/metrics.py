@@ -1,12 +1,13 @@
-"""The captures of a server in the ``/metrics`` that its engine has, through the library that the engine uses for it."""
+"""Metrics of a server's captures in its engine's ``/metrics``, by the Prometheus client that the engine uses."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 
 from profdeck.base.outcome import Outcome
-from profdeck.engine.server.following import FollowedRequest
+from profdeck.engine.server.following import EndedCapture
 from profdeck.records.status import Status
 
 _ENDS = (Status.COMPLETE, Status.PARTIAL, Status.FAILED, Status.MISSING)
@@ -39,21 +40,21 @@ class PrometheusMetrics:
         for reason in _REFUSALS:
             self._refused.labels(reason)
 
-    def began(self, request: FollowedRequest) -> None:  # noqa: ARG002  # every onlooker gets it
-        """Show that captures are under way."""
+    def began(self) -> None:
+        """Set the gauge of active captures to 1."""
         self._active.set(1)
 
-    def ended(self, request: FollowedRequest) -> None:
-        """Count the captures of a request."""
+    def ended(self, captures: Sequence[EndedCapture]) -> None:
+        """Count the captures of a request that ended."""
         self._active.set(0)
-        for capture in request.captures:
+        for capture in captures:
             self._ended.labels(capture.status).inc()
             self._size.observe(capture.size_bytes)
             self._duration.observe(capture.duration_s)
             self._stall.observe(capture.stall_s)
 
     def refused(self, outcome: Outcome) -> None:
-        """Count a start that no rank took."""
+        """Count a start that every rank refused."""
         self._refused.labels(outcome).inc()
 
 

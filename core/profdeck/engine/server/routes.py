@@ -14,7 +14,7 @@ Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine
 answer in time. The answer to a command has ``times`` (a `profdeck.engines.MessageTimes`) for comparing clocks. A file
 has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
 
-What is started here shows in the engine's own metrics and request traces, too (`profdeck.engine.server.following`).
+The engine's ``/metrics`` count the captures that these routes start (`profdeck.engine.server.following`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from profdeck.engine.engine_config import EngineConfig
 from profdeck.engine.options import Auth, EngineOptions
 from profdeck.engine.server.following import Following
 from profdeck.engine.server.metrics import prometheus_metrics
-from profdeck.engine.server.request_spans import join_request_traces
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_engine import About
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
@@ -94,18 +93,7 @@ class Routes:
         for command in ("start", "stop"):
             app.add_api_route(f"/profdeck/{command}", self._route(command), methods=["POST"], include_in_schema=False)
         app.add_api_route("/profdeck/files/{place:path}", self._files(), methods=["GET"], include_in_schema=False)
-        if metrics := prometheus_metrics():
-            self._following.onlookers.append(metrics)
-        serving = app.router.lifespan_context
-
-        @contextlib.asynccontextmanager
-        async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-            async with serving(app) as state:  # the engine sets up its request traces in here, at the latest
-                if spans := join_request_traces():
-                    self._following.onlookers.append(spans)
-                yield state
-
-        app.router.lifespan_context = lifespan
+        self._following.observer = prometheus_metrics()
 
     def _route(self, command: str) -> Any:
         from fastapi import Request

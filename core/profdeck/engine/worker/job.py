@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -35,7 +36,7 @@ logger = logging.getLogger("profdeck")
 
 @attrs.frozen
 class _Ending:
-    """An end that was asked for and waits for the engine's thread."""
+    """A deferred stop, which the engine's thread carries out."""
 
     reason: str | None
 
@@ -81,7 +82,8 @@ class CaptureJob:
         self._mark: AbstractContextManager[object] | None = None
         self._counts: Counter[BatchKind | None] = Counter()
         self._writer = FileWriter()
-        self._timer: threading.Timer | None = None
+        self._deadline_s = math.inf
+        """`time.monotonic` at which ``max_capture_s`` has passed."""
         self._thread = threading.get_ident()
         self._busy = False
         self._held_up_s = 0.0
@@ -110,10 +112,11 @@ class CaptureJob:
 
     @property
     def pending(self) -> list[str]:
-        """What was asked for and waits."""
-        if self._ending is None or self.over:
+        """The problem that a deferred stop is in a reply; empty without a deferred stop."""
+        due = None if self.over else self._due()
+        if due is None:
             return []
-        reason = f" ({self._ending.reason})" if self._ending.reason else ""
+        reason = f" ({due.reason})" if due.reason else ""
         return [f"The end of the recording is pending until the engine's next iteration{reason}."]
 
     def prepare(self) -> None:
@@ -140,10 +143,7 @@ class CaptureJob:
             first.manifest_path.unlink()
         else:
             self._unbegun = Recording(first, self._backend, self._hooks, self._recorder, self._turn)
-        limit_s = self._backend.options.max_capture_s
-        self._timer = threading.Timer(limit_s, self._expire, (expired(limit_s),))
-        self._timer.daemon = True
-        self._timer.start()
+        self._deadline_s = time.monotonic() + self._backend.options.max_capture_s
         shutdown.watch(self, self._finish_at_exit)
 
     def begin_now(self) -> None:
@@ -164,13 +164,13 @@ class CaptureJob:
             self._finish()
             shutdown.unwatch(self)
             raise
-        self._end_if_asked()
+        self.end_if_due()
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
         """Report that an iteration begins."""
         if self.over:
             return
-        if self._ending is not None:
+        if self._due():
             self.stop(None)
             return
         key = batch if self.request.batch_kinds else None
@@ -214,7 +214,8 @@ class CaptureJob:
         """End, on the thread that records; before its time if there is a reason."""
         if self.over:
             return
-        reason = reason or (self._ending.reason if self._ending else None)
+        due = self._due()
+        reason = reason or (due.reason if due else None)
         short = self._short()
         if self._recording is not None:
             self._close(reason or " ".join(short) or None)
@@ -256,7 +257,7 @@ class CaptureJob:
         bound = self._backend.thread_bound and self._iterates
         if recording is None or not bound or self._thread == threading.get_ident():
             self.guarded(functools.partial(self.stop, reason))
-        elif self._ending is None:
+        elif self._due() is None:
             self._ending = _Ending(reason)
             recording.capture.notes.append(
                 "A stop from another thread than the one that records is carried out at the engine's next iteration."
@@ -270,11 +271,12 @@ class CaptureJob:
                 call()
             except Exception as error:  # noqa: BLE001  # the engine serves on
                 self._fail(error)
-        self._end_if_asked()
+        self.end_if_due()
 
-    def _end_if_asked(self) -> None:
+    def end_if_due(self) -> None:
+        """Carry out a deferred stop, and end a capture that has lasted too long, on the thread that records only."""
         here = self._thread == threading.get_ident()
-        if self._ending is not None and not self.over and here and self._mark is None:
+        if here and self._mark is None and not self.over and self._due():
             self.guarded(functools.partial(self.stop, None))
         if self._exiting and self.over:
             self._give_back()
@@ -364,8 +366,6 @@ class CaptureJob:
     def _finish(self) -> None:
         self.over = True
         self._turn.release()
-        if self._timer is not None:
-            self._timer.cancel()
         self._writer.close()
 
     def _fail(self, error: Exception) -> None:
@@ -378,13 +378,13 @@ class CaptureJob:
             self.problems.append(describe_error(second))
         self._finish()
 
-    # Ends that come from the clock, a signal or the interpreter.
+    def _due(self) -> _Ending | None:
+        """Return the deferred stop, if there is one. After ``max_capture_s`` there always is."""
+        if self._ending is None and time.monotonic() >= self._deadline_s:
+            self._ending = _Ending(expired(self._backend.options.max_capture_s))
+        return self._ending
 
-    def _expire(self, reason: str) -> None:
-        """Ask for the end of a capture that takes too long. Runs on the timer's thread."""
-        self._ending = self._ending or _Ending(reason)  # the next iteration ends it, if nothing does before
-        if self._thread == threading.main_thread().ident:
-            shutdown.call_in_main_thread(lambda: None if self._busy else self.guarded(lambda: self.stop(reason)))
+    # Ends by a signal or the exit of the interpreter.
 
     def _finish_at_exit(self, reason: str) -> bool:
         if self._busy:

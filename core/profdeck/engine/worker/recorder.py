@@ -54,6 +54,8 @@ class EngineRecorder:
         Raises:
             ProfdeckError: it is refused; what ran before goes on untouched.
         """
+        if self._job is not None:
+            self._job.end_if_due()
         if self._job is not None and self._job.state is not RequestState.ENDED:
             self._job.note(f"A second start ({request.id}) was refused.")
             raise TargetError(
@@ -106,9 +108,14 @@ class EngineRecorder:
             self._job.end_here_or_later(reason)
 
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
-        """Say how things stand, and why a command was refused: in words and as a code."""
+        """Return the state of the recorder and, if a command was rejected, the message and the reason code.
+
+        A capture that has lasted longer than ``max_capture_s`` ends here, if this thread may end it. An idle engine has
+        no other occasion.
+        """
         job = self._job
         if job is not None:
+            job.end_if_due()
             job.release_if_ended()
         return Reply(
             rank=self.identity.rank,
