@@ -44,12 +44,9 @@ if TYPE_CHECKING:
     from profdeck.base.imports import after_import as after_import
     from profdeck.base.json_files import JsonKind as JsonKind
     from profdeck.base.launchers import Launcher as Launcher, library_identity as library_identity
-    from profdeck.base.leases import Lease as Lease, acquire_lease as acquire_lease
     from profdeck.base.processes import (
-        has_ended as has_ended,
         is_running as is_running,
         process_started as process_started,
-        process_stat as process_stat,
         start_detached as start_detached,
     )
     from profdeck.base.progress import Meter as Meter, Progress as Progress
@@ -129,7 +126,6 @@ SECTIONS = {
         "backends.building": "build_backend run_preflight",
         "backends.device_recording": "CaptureCycles CyclePart OneAtATime recording_metadata",
         "backends.rival_profilers": "RivalWatch",
-        "base.leases": "Lease acquire_lease",
         "base.launchers": "Launcher library_identity",
         "base.imports": "after_import",
     },
@@ -138,7 +134,7 @@ SECTIONS = {
         "records.manifest": "Manifest is_manifest read_manifest",
         "base.files": "directory_size file_size lock_directory replace_file",
         "base.json_files": "JsonKind",
-        "base.processes": "has_ended is_running process_started process_stat start_detached",
+        "base.processes": "is_running process_started start_detached",
         "on_demand.stores": "Store",
     },
     "Artifacts and traces": {

@@ -1,58 +1,53 @@
-"""The offline analysis of what torch_npu recorded, in a child process with a deadline.
+"""The offline analysis of a raw recording by torch_npu, in a child process with a time limit.
 
-torch_npu's ``analyse`` swallows its errors, exits with 0 and says that it is done, whatever happened; it changes how
-its process starts others, and it refuses to run in a daemon. So it has a process for itself, and what counts are the
-files that it leaves. What an earlier analysis left is removed first, and the raw data stay.
+torch_npu's ``analyse`` logs its errors and exits with 0 even if it failed. It also changes the start method of its
+process and does not run in a daemon. So a child process runs it, and the result is judged by the files that it wrote.
+The child removes the files of an earlier analysis first. The raw data stay.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import logging
 import os
-import re
 import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import attrs
-import msgspec
 
-from profdeck import Capture, ProfdeckError
-from profdeck.plugin import CaptureError, TraceError, describe_error, process_started, start_detached
-from profdeck_npu.options import Export, NpuOptions
-from profdeck_npu.process_group import Cancellation, Ended, run_group
+from profdeck import ProfdeckError
+from profdeck.plugin import CaptureError, TraceError, describe_error, process_started
+from profdeck_npu.analyser import CANNOT_BEGIN
+from profdeck_npu.options import Export
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
 from profdeck_npu.traces.directory import AscendDirectory
 from profdeck_npu.traces.info import NPU, Info, read_info
 
 TIMEOUT_S = 1800.0
 
-_LOGS = "logs"
-_LOG = "profdeck_analysis.log"
-_SUPERVISOR_LOG = "profdeck_supervisor.log"
+_POLL_S = 0.1
+_KILL_GRACE_S = 5.0
 
-# "[2026-01-31 12:00:00] [ERROR] [4711] profiler.py: text" on stdout, "[...] [ERROR] [module:12] text" in logs/.
-_COMPLAINT = re.compile(r"\[ERROR\] \[[^\]]*\] (?:profiler\.py: )?(?P<text>.*)")
-_OTHER_LINE = re.compile(r".*\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\] \[")
-_MAX_COMPLAINTS = 10
-_MAX_LOG_BYTES = 16 << 20
-# The process that does the work prints the one (all releases from 2.6 to 2.14) and leaves the other (newer ones) at its
-# end, even if all failed. Without both it died, which its parent passes over.
-_THROUGH, _THROUGH_FILE = b"All profiling data parsed", "analyse.done"
-# File systems that cannot lock say so in these ways.
+LOG = "logs/profdeck_analysis.log"
+"""The output of the analysis, relative to the directory."""
+# torch_npu's worker process prints this line at its end (2.6 to 2.14), and newer releases create this file. If the
+# worker dies, both are missing and its parent still exits with 0.
+_COMPLETED, _COMPLETED_FILE = b"All profiling data parsed", "analyse.done"
+# Errors of file systems without locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
-
 
 _NO_MSPROF = (
     "the program msprof, by which torch_npu reads device data, is not on the PATH; it is part of CANN, so source its "
@@ -66,18 +61,8 @@ class AnalysisUnderWayError(CaptureError):
     """Another process analyses the directory."""
 
 
-@attrs.frozen(kw_only=True)
-class Order:
-    """What a supervisor is asked for."""
-
-    capture: str
-    """The directory of the capture, with the manifests of its ranks."""
-    directories: tuple[str, ...]
-    timeout_s: float
-
-
 def default_processes() -> int:
-    """Return how many directories are analysed at once on this host: half of the cores, but one at least."""
+    """Return the number of analyses that run at once on this host: half of the cores, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
@@ -87,11 +72,11 @@ def remedy(directory: Path) -> str:
 
 
 def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return patterns of the files that an analysis has to leave, relative to its output.
+    """Return patterns of the files that an analysis must write, relative to `OUTPUT`.
 
     Args:
-        directory: What torch_npu recorded; its own notes in it say what was recorded.
-        export: What is to be written; if empty, what the recording was configured for.
+        directory: a directory that torch_npu wrote.
+        export: formats to write; if empty, those that the recording was configured for.
     """
     info = _info(directory)
     exports = export or info.exports or (Export.TEXT,)
@@ -107,7 +92,7 @@ def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def is_analysed(directory: Path, export: Sequence[str] = ()) -> bool:
-    """Tell whether the files that are to be expected are there: whole ones, unless an analysis of ours proved that."""
+    """Return whether the expected files exist. Read them if no analysis by profdeck has checked them."""
     state = _readable_state(directory)
     if state is None:
         return (directory / OUTPUT).is_dir() and _damage(directory, expected(directory, export)) is None
@@ -120,44 +105,40 @@ def analyse(
     *,
     export: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
-    cancellation: Cancellation | None = None,
+    cancelled: threading.Event | None = None,
 ) -> AnalysisState:
-    """Analyse what torch_npu recorded, whatever an earlier analysis left, and write the state of the directory.
+    """Analyse a directory, replace the result of an earlier analysis, and write the state of the directory.
 
-    Returns when all processes of it have ended. If the analysis could not even begin, a result that was there before
-    stays, and with it the state that it had.
+    Returns when all processes of the analysis have ended. If torch_npu cannot be loaded, an earlier result and its
+    state are kept.
 
     Args:
-        directory: The directory that torch_npu made, ``*_ascend_pt``.
-        export: What is to be written; if empty, what the recording was configured for.
-        timeout_s: After so many seconds the analysis is ended and has failed.
-        cancellation: Ends it from another thread; it has failed then.
+        directory: a directory that torch_npu wrote, ``*_ascend_pt``.
+        export: formats to write; if empty, those that the recording was configured for.
+        timeout_s: time limit. The analysis is killed and fails when it passes.
+        cancelled: the analysis is killed and fails when it is set.
 
     Returns:
-        ``done``, or ``failed`` with the problems.
+        A state ``done``, or ``failed`` with the problem.
 
     Raises:
-        AnalysisUnderWayError: Another process analyses it.
-        BaseException: What a signal handler raised, such as KeyboardInterrupt; the state is ``failed`` then.
+        AnalysisUnderWayError: another process analyses the directory.
     """
     directory = directory.absolute()
-    state = _new_state(directory, "running", os.getpid(), expected(directory, export))
+    state = new_state(directory, "running", os.getpid(), expected(directory, export))
     command = [sys.executable, "-P", "-m", "profdeck_npu.analyser", str(directory), ",".join(export)]
-
-    def run(log: BinaryIO) -> Ended:
-        return run_group(command, output=log, timeout_s=timeout_s, cancellation=cancellation)
-
+    run = partial(_run, command, timeout_s=timeout_s, cancelled=cancelled or threading.Event())
     try:
-        with _only_one(directory) as log:
-            return _analyse(directory, state, log, run)
+        with _lock(directory) as log:
+            return _analyse(directory, state, partial(run, log))
     except OSError as error:
         advice = "; copy it to where you may write, and analyse the copy" if error.errno in _NOT_ALLOWED else ""
         return fail(directory, f"it cannot be analysed: {describe_error(error)}{advice}", state)
 
 
 def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> AnalysisState:
-    """Write that the analysis of a directory failed, if it can be written, and return that."""
-    state = state or _readable_state(directory) or _new_state(directory, "failed", os.getpid(), ())
+    """Write that the analysis of a directory failed, and return this state. Log a state that cannot be written."""
+    state = state or _readable_state(directory) or new_state(directory, "failed", os.getpid(), ())
     state = attrs.evolve(state, state="failed", ended_ns=time.time_ns(), problems=(problem,))
     try:
         write_state(directory, state)
@@ -166,112 +147,92 @@ def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> A
     return state
 
 
-def request(directories: Sequence[Path], capture: Capture, options: NpuOptions) -> None:
-    """Have directories of this rank analysed when all ranks of a capture on this host have stopped.
-
-    A supervisor of its own session does it, which outlives this process and is no child of it. Their states are
-    ``pending`` when this returns, after some milliseconds. Never raises: what goes wrong makes them ``failed``.
-
-    Args:
-        directories: What torch_npu recorded, in the capture's directory.
-        capture: The capture; its directory has the manifests of its ranks.
-        options: Its deadline.
-    """
-    if not directories:
-        return
-    directories = [directory.absolute() for directory in directories]
-    order = Order(
-        capture=str(capture.directory.absolute()),
-        directories=tuple(map(str, directories)),
-        timeout_s=options.analyse_timeout_s,
-    )
-    try:
-        _start_supervisor(directories, order)
-    except Exception as error:  # noqa: BLE001  # nothing may come of it in the job
-        _log.warning("The analysis of %s cannot be started: %s", directories[0], describe_error(error))
-        for directory in directories:
-            with suppress(Exception):
-                fail(directory, f"it could not be started: {describe_error(error)}")
-
-
-def _start_supervisor(directories: Sequence[Path], order: Order) -> None:
-    (directories[0] / _LOGS).mkdir(exist_ok=True)
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as theirs, os.fdopen(writing, "wb") as ours:
-        with (directories[0] / _LOGS / _SUPERVISOR_LOG).open("ab") as log:
-            pid = start_detached("profdeck_npu.supervisor", stdin=theirs, stderr=log)
-        theirs.close()
-        for directory in directories:
-            write_state(directory, _new_state(directory, "pending", pid, expected(directory)))
-        # The supervisor has waited for this. Should we die before, it ends without an order, and the states tell.
-        ours.write(msgspec.json.encode(attrs.asdict(order)))
-
-
-def _analyse(directory: Path, state: AnalysisState, log: BinaryIO, run: Callable[[BinaryIO], Ended]) -> AnalysisState:
-    before = _readable_state(directory)
+def _analyse(directory: Path, state: AnalysisState, run: Callable[[], int | str]) -> AnalysisState:
+    previous = _readable_state(directory)
     write_state(directory, state)
-    logs = {*directory.glob(f"{_LOGS}/*")}
-    begun, complaints = False, list[str]()
-    problems = _obstacles(directory)
-    try:
-        if not problems:
-            ended = run(log)
-            begun = ended.begun
-            problems = _problems(directory, state, ended)
-    except BaseException as error:
-        fail(directory, describe_error(error) if isinstance(error, Exception) else "it was interrupted", state)
-        raise
-    if begun:
-        new = {*directory.glob(f"{_LOGS}/*")} - logs
-        complaints = _complaints([directory / _LOGS / _LOG, *sorted(new)])
-    done = attrs.evolve(
+    problem, has_begun = _obstacle(directory), False
+    if problem is None:
+        result = run()
+        has_begun = result != CANNOT_BEGIN
+        problem = result if isinstance(result, str) else _problem(directory, state.expected, result)
+    finished = attrs.evolve(
         state,
-        state="failed" if problems else "done",
+        state="failed" if problem else "done",
         ended_ns=time.time_ns(),
-        problems=tuple(dict.fromkeys([*problems, *complaints])),
+        problems=(problem,) if problem else (),
     )
-    if begun or (before and before.state != "done") or _damage(directory, state.expected):
-        write_state(directory, done)
-    elif before:  # the result of an earlier analysis is there, untouched
-        write_state(directory, before)
-    else:  # as above, of one that was not ours
+    has_result = previous.state == "done" if previous else (directory / OUTPUT).is_dir()
+    if has_begun or not has_result:
+        write_state(directory, finished)
+    elif previous:
+        write_state(directory, previous)
+    else:  # the earlier result is not from profdeck
         (directory / STATE_FILE).unlink()
-    return done
+    return finished
 
 
-def _obstacles(directory: Path) -> list[str]:
-    """Say why an analysis need not begin."""
-    device_data = next(directory.glob("PROF_*"), None)
-    if device_data is None and not (directory / "FRAMEWORK").is_dir():
-        return ["there are no raw data: neither FRAMEWORK nor PROF_* is in it"]
-    if device_data is not None and shutil.which("msprof") is None:
-        return [_NO_MSPROF]
-    return []
+def _run(command: Sequence[str], log: BinaryIO, *, timeout_s: float, cancelled: threading.Event) -> int | str:
+    """Run a child process, then kill the remainder of its process group.
+
+    Returns:
+        The exit code, or a message if the child was killed at its time limit or because of ``cancelled``.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        # Not `child.wait`: the group's ID cannot be reused until the child has been waited for.
+        while (ended := os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+            if time.monotonic() > deadline_s or cancelled.wait(_POLL_S):
+                break
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        _await_end(child.pid)
+    if ended is not None:
+        return child.returncode
+    return "it was interrupted" if cancelled.is_set() else f"it was ended at its limit of {timeout_s:g} s"
 
 
-def _problems(directory: Path, state: AnalysisState, ended: Ended) -> list[str]:
-    """Judge an analysis by what it left."""
-    log = directory / _LOGS / _LOG
-    if ended.because == "timeout":
-        return [f"it was ended at its deadline, after {(time.time_ns() - state.started_ns) / 1e9:.0f} s"]
-    if ended.because == "cancelled":
-        return ["it was interrupted"]
-    if ended.returncode < 0:
-        why = ", as the system does when the memory runs out" if ended.returncode == -signal.SIGKILL else ""
-        return [f"its process was ended by signal {-ended.returncode}{why}"]
-    if not ended.begun:
-        return [f"it could not begin: {_last_words(log)}"]
-    problems = []
-    if not (directory / OUTPUT / _THROUGH_FILE).exists() and _THROUGH not in _read(log):
-        problems.append("torch_npu ended before it was through, as when the memory runs out")
-    if problem := _damage(directory, state.expected):
-        problems.append(problem)
-    return problems
+def _await_end(group: int) -> None:
+    """Wait until a killed process group is empty, for a limited time: some containers never reap orphans."""
+    deadline_s = time.monotonic() + _KILL_GRACE_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline_s:
+            os.killpg(group, 0)
+            time.sleep(_POLL_S)
+
+
+def _obstacle(directory: Path) -> str | None:
+    """Return why the analysis cannot begin, or ``None``."""
+    has_device_data = any(directory.glob("PROF_*"))
+    if not has_device_data and not (directory / "FRAMEWORK").is_dir():
+        return "there are no raw data: neither FRAMEWORK nor PROF_* is in it"
+    if has_device_data and shutil.which("msprof") is None:
+        return _NO_MSPROF
+    return None
+
+
+def _problem(directory: Path, patterns: Sequence[str], returncode: int) -> str | None:
+    """Return why an ended analysis failed, or ``None`` if its output is complete."""
+    output = (directory / LOG).read_bytes()
+    if returncode < 0:
+        reason = " (often: out of memory)" if returncode == -signal.SIGKILL else ""
+        return f"its process was ended by signal {-returncode}{reason}"
+    if returncode:
+        lines = output.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), f"it exited with {returncode}")
+    if _COMPLETED in output or (directory / OUTPUT / _COMPLETED_FILE).exists():
+        problem = _damage(directory, patterns)
+    else:
+        problem = "torch_npu's process died before its end (often: out of memory)"
+    return problem and f"{problem.rstrip('.')} (see {LOG})"
 
 
 def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
-    """Say what is missing or damaged of the files that an analysis has to leave; None if all are whole."""
-    from profdeck_npu.traces.check import check_output  # not for the job, which only asks for analyses
+    """Return which expected files are missing or corrupt, or ``None``."""
+    from profdeck_npu.traces.check import check_output  # not in the job, which only requests analyses
 
     try:
         return check_output(directory, patterns)
@@ -279,48 +240,25 @@ def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
         return str(error)
 
 
-def _complaints(logs: Iterable[Path]) -> list[str]:
-    """Collect the errors in logs, each with the exception that follows it, once and up to a number of them."""
-    found: dict[str, None] = {}
-    for log in logs:
-        lines = _read(log).decode(errors="replace").splitlines()
-        starts = [number for number, line in enumerate(lines) if _OTHER_LINE.match(line)]
-        for start, end in itertools.pairwise([*starts, len(lines)]):
-            if match := _COMPLAINT.search(lines[start]):
-                exception = lines[end - 1].strip() if end - start > 1 and "Traceback" in lines[start + 1] else ""
-                found[" ".join(filter(None, [match["text"].strip(), exception]))] = None
-    more = len(found) - _MAX_COMPLAINTS
-    return [*list(found)[:_MAX_COMPLAINTS], *([f"and {more} more errors in {_LOGS}/"] if more > 0 else [])]
-
-
-def _last_words(log: Path) -> str:
-    """Return the last line of a log."""
-    lines = _read(log).decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "it said nothing"
-
-
-def _read(log: Path) -> bytes:
-    try:
-        with log.open("rb") as file:
-            return file.read(_MAX_LOG_BYTES)
-    except OSError:
-        return b""
+def open_log(directory: Path) -> BinaryIO:
+    """Open the log of a directory's analysis for appending."""
+    log = directory / LOG
+    log.parent.mkdir(exist_ok=True)
+    return log.open("ab", buffering=0)
 
 
 @contextmanager
-def _only_one(directory: Path) -> Generator[BinaryIO, None, None]:
-    """Hold a directory; provide the new log of its analysis.
+def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
+    """Lock a directory and return its truncated log.
 
-    The log is the lock: the processes of an analysis inherit it as their output, so that a directory is held until
-    the last of them has ended, whatever became of us.
+    The log is the lock. The processes of an analysis inherit it as their output, so it is locked until the last of
+    them has ended.
 
     Raises:
-        AnalysisUnderWayError: Another process holds it.
-        OSError: It cannot be written to.
+        AnalysisUnderWayError: another process holds the lock.
+        OSError: the directory cannot be written to.
     """
-    logs = directory / _LOGS
-    logs.mkdir(exist_ok=True)
-    with (logs / _LOG).open("ab", buffering=0) as log:
+    with open_log(directory) as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -333,7 +271,7 @@ def _only_one(directory: Path) -> Generator[BinaryIO, None, None]:
 
 
 def under_way(state: AnalysisState | None) -> str:
-    """Say that another process analyses a directory, or is about to, by its state."""
+    """Return a message that another process analyses a directory, or is going to."""
     process = f"process {state.pid} on {state.host}" if state else "another process"
     return f"it is being analysed by {process}: let that end first, or end it"
 
@@ -341,13 +279,14 @@ def under_way(state: AnalysisState | None) -> str:
 def _readable_state(directory: Path) -> AnalysisState | None:
     try:
         return read_state(directory)
-    except ProfdeckError:  # what an analysis is about to replace
+    except ProfdeckError:  # the analysis replaces it
         return None
 
 
-def _new_state(
+def new_state(
     directory: Path, state: Literal["pending", "running", "failed"], pid: int, patterns: tuple[str, ...]
 ) -> AnalysisState:
+    """Return the state of an analysis by a process of this host that begins now."""
     return AnalysisState(
         state=state,
         host=socket.gethostname(),
@@ -360,7 +299,7 @@ def _new_state(
 
 
 def _info(directory: Path) -> Info:
-    """Return what torch_npu noted of the recording; nothing if that cannot be read."""
+    """Return torch_npu's information about the recording, empty if it cannot be read."""
     try:
         return read_info(AscendDirectory(directory).info)
     except TraceError:

@@ -99,8 +99,8 @@ class NpuBackend(Backend[NpuOptions]):
             self._recorder.step()
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Sequence[Output]:
-        """End the recording; what checks its files, and asks for their analysis, is returned."""
+    def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder has it
+        """Stop the recording. The last output is a function that checks the files and starts their analysis."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return ()
@@ -111,9 +111,9 @@ class NpuBackend(Backend[NpuOptions]):
 
         def check_and_analyse() -> Artifact:
             artifact = last() if callable(last) else last
-            from profdeck_npu import analysis
+            from profdeck_npu import background
 
-            analysis.request(recorder.directories, capture, self.options)
+            background.request(recorder.directories, self.options.analyse_timeout_s)
             return artifact
 
         return [*others, check_and_analyse]

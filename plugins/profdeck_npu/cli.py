@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, suppress
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,6 @@ from profdeck.plugin import (
 from profdeck_npu import analysis, cann
 from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.options import Export
-from profdeck_npu.process_group import Cancellation, terminable
 from profdeck_npu.traces.analysis_state import read_state
 
 command = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -170,28 +170,24 @@ def _analysing(directory: Path, *, force: bool) -> str | None:
 
 
 def _analyse(directories: Sequence[Path], processes: int, timeout_s: float, export: Sequence[Export]) -> list[_Result]:
-    with (
-        terminable(),
-        closing(Cancellation()) as cancellation,
-        show_progress("Analysing") as on_progress,
-        ThreadPoolExecutor(processes) as pool,
-    ):
-        work = partial(_analyse_one, export=export, timeout_s=timeout_s, cancellation=cancellation)
+    cancelled = threading.Event()
+    with show_progress("Analysing") as on_progress, ThreadPoolExecutor(processes) as pool:
+        work = partial(_analyse_one, export=export, timeout_s=timeout_s, cancelled=cancelled)
         futures = [pool.submit(work, directory) for directory in directories]
         try:
             for done, _ in enumerate(as_completed(futures), 1):
                 on_progress(done, len(futures))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            cancellation.cancel()
+            cancelled.set()
             raise
     return [future.result() for future in futures]
 
 
-def _analyse_one(directory: Path, *, export: Sequence[Export], timeout_s: float, cancellation: Cancellation) -> _Result:
+def _analyse_one(directory: Path, *, export: Sequence[Export], timeout_s: float, cancelled: threading.Event) -> _Result:
     started_s = time.monotonic()
     try:
-        state = analysis.analyse(directory, export=export, timeout_s=timeout_s, cancellation=cancellation)
+        state = analysis.analyse(directory, export=export, timeout_s=timeout_s, cancelled=cancelled)
     except analysis.AnalysisUnderWayError as error:
         return _Result(directory, AnalysisOutcome.BUSY, (str(error),))
     outcome = AnalysisOutcome.DONE if state.state == "done" else AnalysisOutcome.FAILED
@@ -224,4 +220,4 @@ def _show(results: Sequence[_Result]) -> None:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in results).items())
     console.print(f"{len(results)} director{'y' if len(results) == 1 else 'ies'}: {counts}")
     if any(result.outcome is AnalysisOutcome.FAILED for result in results):
-        console.print("Raw data are as they were. What torch_npu said is in logs/ of each directory.")
+        console.print(f"The raw data are unchanged. The output of torch_npu is in {analysis.LOG} of each directory.")

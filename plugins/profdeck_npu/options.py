@@ -125,12 +125,12 @@ class NpuOptions(CommonOptions):
     captures with `profdeck` needs `text`."""
 
     analyse: bool = True
-    """Analyse captures in a process of its own, once all ranks of this host have ended them. Default: on. Off leaves
-    raw data, for `profdeck npu analyse`."""
+    """Analyse a capture in a separate process after it has ended. Default: on. Off leaves raw data, for
+    `profdeck npu analyse`."""
 
     analyse_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
-    """How long the analysis of one rank may take, in seconds. Default: 1800. When it passes, the analysis is ended with
-    all its processes, and the raw data stay."""
+    """Time limit for the analysis of one directory, in seconds. Default: 1800. When it passes, all processes of the
+    analysis are killed, and the raw data stay."""
 
     def __attrs_post_init__(self) -> None:
         """Check the fields against each other, and resolve which counters are read."""

@@ -50,7 +50,6 @@ def check_directory(path: Path, on_progress: Progress | None = None) -> Artifact
     if state is not None and state.under_way:
         found.problems.append(f"its analysis is under way (process {state.pid})")
     elif state is not None and state.state == "done":
-        found.notes += state.problems
         found.look_for(state.expected, directory)
         found.read(_files(directory), on_progress)
         found.compare_steps()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import shutil
 import signal
@@ -19,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.base.processes import is_running, process_started
-from profdeck_npu import process_group
-from profdeck_npu.analysis import analyse, is_analysed
+from profdeck.base.processes import is_running, process_started, process_stat
+from profdeck_npu.analysis import LOG, analyse, is_analysed
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck_npu.traces.check import check_directory
 
@@ -91,9 +89,15 @@ def hanging(tmp_path: Path, timeout_s: float = PATIENCE_S) -> tuple[int, list[in
         for pid in map(int, file.read_text().split()) if file.exists() else ():
             with contextlib.suppress(OSError):
                 if b"--export=on" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid, process_group._members(os.getpgid(pid))
+                    return pid, members(os.getpgid(pid))
         time.sleep(0.02)
     return None
+
+
+def members(group: int) -> list[int]:
+    """List the processes of a process group. Source: field 5 of ``/proc/<pid>/stat`` (proc(5))."""
+    stats = {int(path.parent.name): process_stat(int(path.parent.name)) for path in Path("/proc").glob("[0-9]*/stat")}
+    return [pid for pid, stat in stats.items() if stat and int(stat[2]) == group]
 
 
 def runs(pid: int) -> bool:
@@ -110,22 +114,20 @@ def contents(directory: Path) -> dict[str, bytes]:
 def analysing(directory: Path, **options) -> Iterator[Callable[[], AnalysisState]]:
     """Analyse in another thread; what this yields waits for it and returns its state."""
     states: list[AnalysisState] = []
-    with contextlib.closing(process_group.Cancellation()) as cancellation:
-        thread = threading.Thread(
-            target=lambda: states.append(analyse(directory, cancellation=cancellation, **options))
-        )
-        thread.start()
+    cancelled = threading.Event()
+    thread = threading.Thread(target=lambda: states.append(analyse(directory, cancelled=cancelled, **options)))
+    thread.start()
 
-        def state() -> AnalysisState:
-            thread.join(PATIENCE_S)
-            assert states, "the analysis does not end"
-            return states[0]
+    def state() -> AnalysisState:
+        thread.join(PATIENCE_S)
+        assert states, "the analysis does not end"
+        return states[0]
 
-        try:
-            yield state
-        finally:
-            cancellation.cancel()
-            thread.join()
+    try:
+        yield state
+    finally:
+        cancelled.set()
+        thread.join()
 
 
 def test_text_is_read_back_whole(raw: Raw) -> None:
@@ -177,7 +179,6 @@ def test_without_cann_it_says_what_to_do(raw: Raw, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("LD_LIBRARY_PATH")
     directory = raw("text")
     (problem,) = analyse(directory).problems
-    assert problem.startswith("it could not begin: ")
     assert "set_env.sh" in problem
     assert not (directory / OUTPUT).exists()
 
@@ -189,7 +190,7 @@ def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch:
     state = analyse(directory)
     assert state.state == "failed"
     assert f"{OUTPUT}/kernel_details.csv is missing" in state.problems[0]
-    assert any("Failed to export CANN TEXT Profiling data" in problem for problem in state.problems[1:])
+    assert "Failed to export CANN TEXT Profiling data" in (directory / LOG).read_text()
     assert (directory / OUTPUT / "analyse.done").exists()  # so says torch_npu
     check = check_directory(directory)
     assert not check.whole
@@ -226,8 +227,7 @@ def test_a_hanging_msprof_is_ended_with_all_processes(
     msprof, group = found
     assert len(group) >= 4  # the leader, its worker, the worker's export, msprof
     assert msprof in group
-    (took_s,) = re.fullmatch(r"it was ended at its deadline, after (\d+) s", problems[0]).groups()
-    assert int(took_s) >= timeout_s
+    assert problems == (f"it was ended at its limit of {timeout_s} s",)
     assert not any(map(runs, group))
     assert not is_analysed(directory)
     assert contents(directory) == before
@@ -249,22 +249,16 @@ def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.
             msprof, signal.SIGKILL
         )  # what the worker had started goes on, and torch_npu waits for it, to exit with 0
         problems = state().problems
-    assert problems[0] == "torch_npu ended before it was through, as when the memory runs out"
+    assert problems == (f"torch_npu's process died before its end (often: out of memory) (see {LOG})",)
     assert not any(map(runs, group))
 
 
 REQUEST = """
 import sys
 from pathlib import Path
-from profdeck import Capture, Identity
-from profdeck.records.manifest import ManifestWriter, write_manifest
-from profdeck_npu.analysis import request
-from profdeck_npu.options import NpuOptions
+from profdeck_npu.background import request
 
-directory = Path(sys.argv[1])
-capture = CaptureRecord(id="step10", directory=directory.parent, identity=Identity(), first_step=10, current_step=10)
-write_manifest(capture, ManifestWriter(backend="npu", versions={}, options={}, expected_ranks=(0,)))
-request([directory], capture, NpuOptions())
+request([Path(sys.argv[1])], 600.0)
 """
 
 

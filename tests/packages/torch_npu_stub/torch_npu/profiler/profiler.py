@@ -3,7 +3,6 @@
 STUB_ANALYSIS says what it does instead of analysing:
 
     unset         writes whole files
-    complain      the same, with errors in its output and in a log
     nothing       writes no file, says an error and that all was parsed
     stale         does nothing, and says that all was parsed
     damaged       leaves a timeline that is not closed
@@ -57,15 +56,6 @@ def analyse(profiler_path, max_process_number=0, export_type=None):
         return
     if todo == "nothing":
         say("ERROR", "Failed to export CANN Profiling data. Error msg: it says why")
-    if todo == "complain":
-        say("ERROR", "Task [KernelViewParser] run failed.")
-        say("ERROR", "Task [KernelViewParser] run failed.")
-        Path(profiler_path, "logs", f"profiler_1_{os.getpid()}.log").write_text(
-            "[2026-01-01-00:00:00.001] [INFO] [AscendProfiler:97] all is well\n"
-            "[2026-01-01-00:00:00.002] [ERROR] [AscendProfiler:98] Failed to generate x.csv.\n"
-            "Traceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 'y'\n"
-            "[2026-01-01-00:00:00.003] [WARNING] [AscendProfiler:99] a warning\n"
-        )
     say("INFO", "All profiling data parsed in a total time of 0:00:00.1")
 
 

@@ -1,0 +1,103 @@
+"""Analyses after a capture, in a detached process: ``python -m profdeck_npu.background SECONDS DIRECTORY...``.
+
+`request` starts the process. It continues when the job ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from profdeck.plugin import describe_error, start_detached
+from profdeck_npu.analysis import (
+    AnalysisUnderWayError,
+    analyse,
+    default_processes,
+    expected,
+    fail,
+    is_analysed,
+    new_state,
+    open_log,
+)
+from profdeck_npu.traces.analysis_state import write_state
+
+_NICENESS = 10
+
+_log = logging.getLogger(__name__)
+
+
+def request(directories: Sequence[Path], timeout_s: float) -> None:
+    """Start the analysis of a rank's directories and return after some milliseconds.
+
+    The states of the directories are ``pending`` then, or ``failed`` if the process cannot be started.
+
+    Args:
+        directories: directories that torch_npu wrote.
+        timeout_s: time limit for each directory.
+    """
+    if not directories:
+        return
+    directories = [directory.absolute() for directory in directories]
+    try:
+        _start(directories, timeout_s)
+    except Exception as error:  # noqa: BLE001  # the job must continue
+        _log.warning("The analysis of %s cannot be started: %s", directories[0], describe_error(error))
+        for directory in directories:
+            fail(directory, f"it could not be started: {describe_error(error)}")
+
+
+def _start(directories: Sequence[Path], timeout_s: float) -> None:
+    reading, writing = os.pipe()
+    with (
+        os.fdopen(reading, "rb") as stdin,
+        os.fdopen(writing, "wb", buffering=0) as go,
+        open_log(directories[0]) as log,
+    ):
+        pid = start_detached(__name__, str(timeout_s), *map(str, directories), stdin=stdin, stderr=log)
+        for directory in directories:
+            write_state(directory, new_state(directory, "pending", pid, expected(directory)))
+        go.write(b"\n")  # only now, because the process replaces these states
+
+
+def main() -> None:
+    """Analyse the directories that the command line names, one after the other."""
+    sys.stdin.readline()  # the job has written the pending states
+    timeout_s, *directories = sys.argv[1:]
+    with suppress(OSError):
+        os.nice(_NICENESS)  # the job continues on the same cores
+    with suppress(OSError):
+        _acquire_slot()
+    for directory in map(Path, directories):
+        with suppress(AnalysisUnderWayError):
+            if not is_analysed(directory):  # another host may have analysed it meanwhile
+                analyse(directory, timeout_s=float(timeout_s))
+
+
+def _acquire_slot() -> None:
+    """Wait until fewer than `default_processes` of these processes are analysing. The slot is held until exit."""
+    slots = range(default_processes())
+    for slot in slots:
+        with suppress(BlockingIOError):
+            return _lock_slot(slot, fcntl.LOCK_NB)
+    return _lock_slot(random.choice(slots), 0)  # noqa: S311  # no secret
+
+
+def _lock_slot(slot: int, flags: int) -> None:
+    path = Path(tempfile.gettempdir(), f"profdeck-analysis-{os.getuid()}-{slot}.lock")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+
+
+if __name__ == "__main__":
+    main()
