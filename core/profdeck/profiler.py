@@ -244,7 +244,7 @@ class Profiler:
         Inside a running event loop the capture of an engine ends a little later; `astop` waits for that.
         """
         if self._busy or self._shared is not None:
-            self._group.blocker.finish(begin(self._stopping()), in_background=True)
+            self._group.finish_end(self._stopping())
 
     def close(self, reason: str | None = None) -> None:
         """End all captures now, marking them partial. Harmless when idle; the profiler can be used again.
@@ -256,7 +256,7 @@ class Profiler:
                 is then withdrawn, as if the schedule had ended before.
         """
         try:
-            self._group.blocker.finish(begin(self._closing(reason)), in_background=True)
+            self._group.finish_end(self._closing(reason))
         finally:
             self._group.blocker.close()
 
@@ -282,7 +282,7 @@ class Profiler:
 
     async def astop(self) -> None:
         """Async version of `stop`."""
-        await finish(begin(self._stopping()))
+        await finish(begin(self._stopping().values()))
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
         """Wait until the engines have recorded the windows of the running captures; `astop` is then due.
@@ -308,7 +308,7 @@ class Profiler:
 
     async def aclose(self, reason: str | None = None) -> None:
         """Async version of `close`."""
-        await finish(begin(self._closing(reason)))
+        await finish(begin(self._closing(reason).values()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -357,15 +357,15 @@ class Profiler:
             return []
         return [role.step(Step(unit, index)) for role in self._group.busy_roles]
 
-    def _stopping(self) -> list[Operation[None]]:
+    def _stopping(self) -> dict[Role, Operation[None]]:
         if self._shared is not None and not self._shared.leave(self._caller):
-            return []
-        return [role.stop() for role in self._group.busy_roles]
+            return {}
+        return {role: role.stop() for role in self._group.busy_roles}
 
-    def _closing(self, reason: str | None) -> list[Operation[None]]:
+    def _closing(self, reason: str | None) -> dict[Role, Operation[None]]:
         if self._shared is not None:
             self._shared.clear()
-        return [role.close(reason) for role in self._roles]
+        return {role: role.close(reason) for role in self._roles}
 
     def _pause_requests(self) -> None:
         for role in self._roles:

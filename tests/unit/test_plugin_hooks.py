@@ -293,12 +293,15 @@ def test_an_error_of_the_backend_is_the_cause_of_what_is_raised_and_its_tracebac
 def test_a_listener_that_is_also_registered_is_called_once(build: Build, registered_first: bool) -> None:
     listener = Log(lines := [])
     name = Profiler.register(listener) if registered_first else ""
-    profiler = build(listeners=[listener])
+    profiler = build(listeners=[listener], steps=[1, 3])
     name = name or Profiler.register(listener)
     with profiler.capture(1):
         pass
     Profiler.unregister(name)
     assert lines.count("log start") == 1
+    with profiler.capture(3):
+        pass
+    assert lines.count("log start") == 2
 
 
 def test_a_capture_whose_step_error_is_suppressed_is_not_complete(

@@ -99,6 +99,16 @@ def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: Mo
     assert marks == ["start", "mini_batch 0", "mini_batch 1"]
 
 
+def test_a_nested_scope_of_one_caller_does_not_end_the_step(join: Join) -> None:
+    actor, ref = join(), join()
+    with actor.capture(2), ref.capture(2):
+        with actor.capture(2):
+            pass
+        ref.stop()
+        assert actor.active is not None
+    assert actor.active is None
+
+
 def test_profilers_that_are_dropped_inside_a_step_release_the_role_at_once(join: Join) -> None:
     window = {"trainer.window": {"active": 2, "repeat": 1}}
     gc.disable()

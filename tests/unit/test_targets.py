@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -334,6 +335,60 @@ def test_a_start_that_is_cancelled_is_rolled_back(build: Build, tally: ModuleTyp
     targets = {target.id: target for target in report.targets}
     assert (targets["step1"].status, targets["step1-take2"].status) == (Status.FAILED, Status.COMPLETE)
     assert "CancelledError" in targets["step1"].problems[0]
+
+
+@pytest.mark.parametrize("during", ["start", "stop"])
+def test_close_in_another_thread_is_carried_out_by_the_running_operation(
+    build: Build, tally: ModuleType, tmp_path: Path, during: str
+) -> None:
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            profiler.close("closed elsewhere")
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    class Engine(tally.ToyEngine):  # type: ignore[misc, name-defined]
+        async def command(self, command: str, payload: dict[str, Any]) -> Any:
+            if (command, threads) == (during, []):
+                threads.append(thread := threading.Thread(target=close))
+                thread.start()
+                await asyncio.to_thread(thread.join)
+            return await super().command(command, payload)
+
+    threads: list[threading.Thread] = []
+    engine = Engine()
+    profiler = build(engine, on_error="warn", steps=[1, 3])
+    profiler.start(1)
+    engine.iterate("decode")
+    profiler.stop()
+    assert errors == []
+    assert not any(recorder.active for recorder in engine.ranks)
+    with profiler.capture(3):
+        engine.iterate("decode")
+    statuses = {target.id: target.status for target in read_run(tmp_path / "run").targets}
+    assert statuses["step3"] is Status.COMPLETE
+    profiler.close()
+
+
+def test_a_stop_in_an_event_loop_whose_task_is_cancelled_can_be_repeated(
+    build: Build, tally: ModuleType, tmp_path: Path
+) -> None:
+    engine = tally.ToyEngine()
+    profiler = build(engine)
+
+    async def host() -> None:
+        await profiler.astart(1)
+        engine.iterate("decode")
+        profiler.stop()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    asyncio.run(host())
+    assert all(recorder.active for recorder in engine.ranks)
+    profiler.stop()
+    assert the_target(tmp_path).status is Status.COMPLETE
 
 
 @pytest.mark.parametrize("hook", ["start", "stop"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
@@ -33,12 +33,9 @@ class RunningOperation:
     """The awaitable that the operation waits for; None once the operation has ended."""
     result: Any = None
     error: BaseException | None = None
-    finishes: bool = False
-    """Whether `finish` has begun."""
 
     async def finish(self) -> None:
         """Await what the operation yields until it ends."""
-        self.finishes = True
         while self.awaitable is not None:
             try:
                 value = await self.awaitable
@@ -134,25 +131,18 @@ class Blocker:
         self._tasks: set[asyncio.Task[Any]] = set()
         """Tasks in progress: event loops hold their tasks weakly."""
 
-    def finish(self, runs: list[RunningOperation], *, in_background: bool = False) -> list[Any]:
+    def finish(self, runs: list[RunningOperation]) -> list[Any]:
         """Finish operations in a private event loop and return their results.
 
-        Args:
-            runs: the operations.
-            in_background: if an event loop is running on this thread, let the operations end there later, and return
-                no results. Otherwise they fail in that case.
+        Inside a running event loop, operations that wait fail.
 
         Raises:
             BaseException: the first error of an operation.
         """
         if all(run.awaitable is None for run in runs):
             return results(runs)
-        loop = running_loop()
-        if loop is None:
+        if running_loop() is None:
             return self._finish_in_private_loop(runs)
-        if in_background:
-            self._finish_in_background(loop, runs)
-            return []
         for run in runs:
             run.refuse(
                 CaptureError(
@@ -185,16 +175,36 @@ class Blocker:
             if self._closes:
                 self.close()
 
-    def _finish_in_background(self, loop: asyncio.AbstractEventLoop, runs: list[RunningOperation]) -> None:
-        def end(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            # A task that is cancelled before its first turn awaits nothing, and would leave an engine recording.
-            if task.cancelled() and not any(run.finishes for run in runs) and not loop.is_closed():
-                self._finish_in_background(loop, runs)
+    def finish_end(self, at_once: Iterable[Operation[Any]], deferred: Iterable[Operation[Any]]) -> None:
+        """Finish operations that end captures, by blocking. Inside a running event loop, they end in a task.
 
-        task = loop.create_task(finish(runs))
+        Args:
+            at_once: operations that begin now.
+            deferred: operations that begin with the task: if it is cancelled before, they have not begun.
+
+        Raises:
+            BaseException: the first error of an operation that has ended.
+        """
+        loop = running_loop()
+        if loop is None:
+            self.finish(begin([*at_once, *deferred]))
+            return
+        if deferred := list(deferred):
+            self._start_task(loop, _run_all(deferred))
+        runs = begin(at_once)
+        if all(run.awaitable is None for run in runs):
+            results(runs)
+        else:
+            self._start_task(loop, finish(runs))
+
+    def _start_task(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(end)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _run_all(operations: list[Operation[Any]]) -> None:
+    await finish(begin(operations))
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

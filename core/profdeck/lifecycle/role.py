@@ -422,4 +422,7 @@ class Role:
         return True
 
     def _close(self, reason: str) -> None:
-        self.blocker.finish(begin([self.close(reason)]), in_background=not self.backend.thread_bound)
+        if self.backend.thread_bound:
+            self.blocker.finish(begin([self.close(reason)]))
+        else:
+            self.blocker.finish_end([], [self.close(reason)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -44,7 +44,7 @@ class RoleGroup:
             return self.blocker.finish(runs)
         except BaseException as error:
             if len(self.roles) > 1:
-                self.blocker.finish(begin(self._closing(error)), in_background=True)
+                self.finish_end(self._closing(error))
             raise
 
     async def afinish_start(self, runs: list[RunningOperation]) -> list[Any]:
@@ -55,11 +55,22 @@ class RoleGroup:
             if len(self.roles) > 1:
                 import asyncio
 
-                await asyncio.shield(finish(begin(self._closing(error))))
+                await asyncio.shield(finish(begin(self._closing(error).values())))
             raise
 
-    def _closing(self, error: BaseException) -> list[Operation[None]]:
+    def finish_end(self, operations: Mapping[Role, Operation[None]]) -> None:
+        """Finish operations that end captures, by blocking. Inside a running event loop, those of engines end later.
+
+        Raises:
+            BaseException: the first error of an operation.
+        """
+        self.blocker.finish_end(
+            [operation for role, operation in operations.items() if role.target is None],
+            [operation for role, operation in operations.items() if role.target is not None],
+        )
+
+    def _closing(self, error: BaseException) -> dict[Role, Operation[None]]:
         """Return operations that end all captures: the host receives an exception and will not end them."""
         failed = isinstance(error, Exception)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
-        return [role.close(reason) for role in self.roles]
+        return {role: role.close(reason) for role in self.roles}

@@ -71,7 +71,7 @@ class Scope(Generic[T_co]):
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
             if operations := self._leaving(error):
-                self._group.blocker.finish(begin(operations), in_background=True)
+                self._group.finish_end(operations)
         elif self._nested:
             self._nested -= 1
         elif error is None:
@@ -93,7 +93,7 @@ class Scope(Generic[T_co]):
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
             if operations := self._leaving(error):
-                await finish(begin(operations))
+                await finish(begin(operations.values()))
         elif self._nested:
             self._nested -= 1
         elif error is None:
@@ -110,14 +110,15 @@ class Scope(Generic[T_co]):
                 annotation.__enter__()
         self._entered = (*self._entered, tuple(entered))
 
-    def _leaving(self, error: BaseException | None) -> list[Operation[Any]]:
+    def _leaving(self, error: BaseException | None) -> dict[Role, Operation[None]]:
         """Leave the annotations, and return the operations that end the captures of the stage."""
         *outer, entered = self._entered
         self._entered = tuple(outer)
-        reason, operations = reason_of(error), []
+        reason = reason_of(error)
+        operations: dict[Role, Operation[None]] = {}
         for role, annotation in entered:
             if annotation is None:
-                operations.append(role.end(reason))
+                operations[role] = role.end(reason)
             else:
                 annotation.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         return operations
