@@ -93,17 +93,11 @@ def _capture(
         report, elsewhere = _read(wish.run, store, request, plan, processes)
         if all(map(waiting.is_over, processes)):
             requests.forget(store, request)
-            if report is not None:
-                with kit.show_progress("Waiting for the finish"):
-                    record.await_finishes(report)
+            _await_finishes(report)
         else:
             _say(f"The capture goes on. See it later with: profdeck ls {kit.short_path(wish.run)}")
     problems = {process.id: problem for process in processes if (problem := _problem(process, request))}
-    complete = (
-        not problems
-        and (report is not None or bool(elsewhere))
-        and (report is None or report.status is Status.COMPLETE)
-    )
+    complete = not problems and (bool(elsewhere) if report is None else report.status is Status.COMPLETE)
     if json:
         kit.print_json(
             {
@@ -129,6 +123,12 @@ def _capture(
         kit.warn(f"{kit.short_path(wish.page)} is not written: all files of this capture are on other hosts.")
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _await_finishes(report: RunReport | None) -> None:
+    if report is not None:
+        with kit.show_progress("Waiting for the finish"):
+            record.await_finishes(report)
 
 
 def _processes(store: Store) -> list[JobProcess]:
