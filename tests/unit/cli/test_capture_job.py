@@ -371,6 +371,9 @@ def test_files_on_another_host_are_located(cli: Cli, store: Callable[..., str], 
     assert f"trainer rank 1: its files are on {ProcessId().host}, in {directory}" in words(result.stdout)
     assert "copy the step_* directories from there into host0/run" in words(result.stdout)
     assert "missing" not in result.stdout
+    result = cli("collect", run)
+    assert result.exit_code == 0, result.output
+    assert "Files that processes of the job wrote on other hosts are not fetched." in words(result.stderr)
     # Copied files make the run complete.
     for file in directory.glob("step_*/trainer/*"):
         shutil.copy2(file, run / file.relative_to(directory))
