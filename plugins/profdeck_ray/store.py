@@ -68,12 +68,9 @@ class Notes:
         return self._notes.setdefault(name, text)
 
     def put(self, name: str, text: bytes) -> None:
-        """Write a note. An empty text removes it."""
+        """Write a note."""
         self._asked_s = time.monotonic()
-        if text:
-            self._notes[name] = text
-        else:
-            self._notes.pop(name, None)
+        self._notes[name] = text
 
     def remove(self, name: str, text: bytes) -> None:
         """Remove a note if its text has not changed."""

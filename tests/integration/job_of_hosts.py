@@ -12,7 +12,7 @@ from profdeck import Profiler
 
 directory = Path(sys.argv[1], f"host{os.environ['GROUP_RANK']}")
 dist.init_process_group("gloo")
-settings = {"output": str(directory), "run": "live", "on_demand": "tcpstore", "steps": [5], "trainer.backend": "torch"}
+settings = {"output": str(directory), "run": "live", "on_demand": "tcpstore", "trainer.backend": "torch"}
 profiler = Profiler.from_config(role="trainer", settings=settings | {"trainer.ranks": "all"})
 for step in range(1_000_000):
     with profiler.capture(step):

@@ -1,4 +1,4 @@
-"""Captures on demand of a torchrun job of two nodes that share no directory, through its TCPStore."""
+"""On-demand captures of a torchrun job of two nodes that share no directory, through its TCPStore."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ import pytest
 
 from namespaces import linked_hosts
 from processes import ending, free_port, until
-from profdeck import Profiler
-from profdeck.records.manifest import read_manifest
-from profdeck.records.status import Status
 from profdeck_torch.tcp_store import connect
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -74,48 +71,29 @@ def ranks(found: dict[str, Any]) -> list[tuple[int, str]]:
     return [(rank["rank"], rank["status"]) for rank in capture["ranks"]]
 
 
-def test_both_hosts_are_captured_into_one_run(job: tuple[Path, int, list[int]], ask: Ask, tmp_path: Path) -> None:
+def locations(found: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Return the run directory of each process, and whether the requester reads its files there."""
+    return [(process["directory"], process["files_here"]) for process in found["processes"]]
+
+
+def test_both_hosts_are_captured(job: tuple[Path, int, list[int]], ask: Ask, tmp_path: Path) -> None:
+    """Each host keeps its files. A requester that was killed does not prevent the next capture."""
     hosts, port, _ = job
     until(lambda: "2 processes" in (ask("--run", hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1]))
-    found = captured(ask("--run", hosts / "host1" / "live", "--steps", 2, "--json"))
-    assert found["complete"]
-    assert found["last_step"] == found["first_step"] + 1
-    assert ranks(found) == [(0, "complete"), (1, "complete")]
-    # from a host that has nothing of the run
-    elsewhere = tmp_path / "live"
-    found = captured(ask("--run", elsewhere, "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
-    assert (found["complete"], ranks(found)) == (True, [(0, "complete"), (1, "complete")])
-    assert len(list(elsewhere.glob("step_*/trainer/rank_*.trace.json.gz"))) == 2
-
-
-def test_what_the_config_selected_is_collected(job: tuple[Path, int, list[int]], tmp_path: Path) -> None:
-    """Nobody asked for it, so each host has its own part until somebody collects."""
-    hosts = job[0]
-    until((hosts / "host1" / "live" / "step_000005").exists)
-
-    def collected() -> str:
-        command = [sys.executable, "-m", "profdeck", "collect", str(hosts / "host0" / "live")]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    until(lambda: [*(hosts / "host0" / "live" / "step_000005" / "trainer").glob("rank_0001.*.gz")] or not collected())
-    assert "trainer rank 1: 0 artifacts fetched." in collected()
-    listed = [sys.executable, "-m", "profdeck", "ls", str(hosts / "host0" / "live"), "--json"]
-    found = json.loads(subprocess.run(listed, check=True, capture_output=True, text=True).stdout)
-    first = found["captures"][0]
-    assert (first["first_step"], [rank["status"] for rank in first["ranks"]]) == (5, ["complete", "complete"])
-
-
-def test_a_killed_requester_leaves_nothing_behind(job: tuple[Path, int, list[int]], ask: Ask) -> None:
-    run = job[0] / "host0" / "live"
-    killed = ask("--run", run, "--in", 100_000)
+    killed = ask("--run", hosts / "host0" / "live", "--in", 100_000)
     assert killed.stderr is not None
     assert any("will be captured" in line for line in killed.stderr)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    found = captured(ask("--run", run, "--json"))
-    assert ranks(found) == [(0, "complete"), (1, "complete")]
+    found = captured(ask("--run", hosts / "host1" / "live", "--steps", 2, "--json"))
+    assert found["complete"]
+    assert found["last_step"] == found["first_step"] + 1
+    assert ranks(found) == [(1, "complete")]
+    assert locations(found) == [(str(hosts / "host0" / "live"), False), (str(hosts / "host1" / "live"), True)]
+    # A host without files of the run.
+    found = captured(ask("--run", tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
+    assert (found["complete"], found["ls"]) == (True, None)
+    assert locations(found) == [(str(hosts / f"host{rank}" / "live"), False) for rank in range(2)]
 
 
 @pytest.mark.long
@@ -164,44 +142,6 @@ def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_process_that_dies_in_mid_capture_is_named(ask: Ask, tmp_path: Path) -> None:
-    port = free_port()
-    with ending() as nodes:
-        for node in range(2):
-            nodes.append(subprocess.Popen(launch(node, "127.0.0.1", port, tmp_path), text=True))
-        runs = [tmp_path / f"host{node}" / "live" for node in range(2)]
-
-        def both_are_there() -> bool:
-            return "2 processes" in ask("--run", runs[0], "--steps", 1).communicate(timeout=120)[1]
-
-        until(both_are_there)
-        asking = ask("--run", runs[0], "--steps", 100_000)
-
-        def under_way() -> list[int]:
-            manifests = map(read_manifest, runs[1].glob("step_*/trainer/rank_0001.step*.json"))
-            return [one.pid for one in manifests if one.status is Status.RECORDING]
-
-        until(under_way)
-        (victim,) = under_way()
-        os.kill(victim, signal.SIGKILL)
-        _, error = asking.communicate(timeout=120)
-        for node in nodes:
-            assert node.wait(60) == 1
-    assert asking.returncode == 1
-    assert "The job was asked, and cannot be reached any more" in error
-    assert "frame #" not in error
-    said = {}
-    for command in ("ls", "collect"):
-        done = subprocess.run(
-            [sys.executable, "-m", "profdeck", command, runs[0]], check=False, capture_output=True, text=True
-        )
-        assert done.returncode == 1
-        said[command] = done.stdout + done.stderr
-    assert "rank 1: It should have recorded and left nothing" in said["ls"]
-    assert "error: The job of this run cannot be asked, and may have ended" in said["collect"]
-
-
-@pytest.mark.long
 def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None:
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
     with linked_hosts(2, tmp_path) as hosts, ending() as nodes:
@@ -216,7 +156,9 @@ def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None
         until(both_are_there, every_s=0.5)
         for host, run in zip(hosts, runs, strict=True):
             found = captured(ask("--run", run, "--steps", 2, "--json", within=host.enter))
-            assert (found["complete"], ranks(found)) == (True, [(0, "complete"), (1, "complete")])
+            (here,) = (process for process in found["processes"] if process["files_here"])
+            assert (found["complete"], ranks(found)) == (True, [(here["rank"], "complete")])
+            assert here["directory"] == str(run)
             assert [process["host"] for process in found["processes"]] == ["host-0", "host-1"]
 
         # the link is cut, and comes back
@@ -229,18 +171,6 @@ def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None
 
         subprocess.run([*hosts[0].enter, "touch", str(tmp_path / "host0" / "stop")], check=True)
         assert [process.wait(60) for process in nodes] == [0, 0]
-
-
-def test_what_is_whole_needs_no_job(tmp_path: Path) -> None:
-    """Of a job that has ended, whose ranks share a directory."""
-    run = tmp_path / "live"
-    settings = {"output": str(tmp_path), "run": "live", "steps": [0], "trainer.backend": "torch"}
-    with Profiler.from_config(settings=settings) as profiler, profiler.capture(0):
-        pass
-    (run / "on_demand.json").write_text(json.dumps({"store": f"tcpstore:127.0.0.1:{free_port()}"}))
-    command = [sys.executable, "-m", "profdeck", "collect", run]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "Nothing is missing that a server could send.\n"), done.stderr
 
 
 def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Captures on demand in a job whose processes share no directory: stores, lookouts, and the files that come through."""
+"""On-demand captures of jobs whose processes share no directory: stores and the polling for requests."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import importlib.util
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import msgspec
 import pytest
 
 from processes import until
@@ -19,13 +16,9 @@ from profdeck import Profiler
 from profdeck.base.errors import ConfigError, MissingLibraryError, UnknownPluginError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
-from profdeck.on_demand import gathering, lookout, requests, stores
-from profdeck.on_demand.gathering import Gathered, gather
-from profdeck.on_demand.lookout import FileCall, FileReply, answer
+from profdeck.on_demand import lookout, requests, stores
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
 from profdeck.on_demand.stores import FileStore, Store
-from profdeck.records.manifest import is_manifest, read_manifest
-from profdeck.verification.reading import read_run
 
 pytestmark = pytest.mark.usefixtures("tally")
 
@@ -183,100 +176,6 @@ def test_a_store_that_is_gone_costs_steps_nothing(start: Start, store: MemorySto
     assert all(one.token is None for one in requests.read_processes(store))
 
 
-def gathered(store: Store, run: Path) -> dict[str, str]:
-    found = asyncio.run(gather(store, run, requests.read_processes(store), limit_s=30))
-    return {one.name: one.problem for one in found if one.problem}
-
-
-def test_the_files_of_all_hosts_come_into_one_run(start: Start, store: MemoryStore, tmp_path: Path) -> None:
-    ranks = start()
-    asked(store, 1, 1, 2)
-    step(ranks, 0, 1, 2)
-    for run in (tmp_path / "host0" / "run", tmp_path / "elsewhere" / "run"):
-        assert gathered(store, run) == {}
-        report = read_run(run)
-        assert (str(report.status), report.problems) == ("complete", ())
-        assert [rank.rank for capture in report.captures for rank in capture.ranks] == [0, 1]
-    (copied,) = filter(is_manifest, (tmp_path / "host0" / "run").glob("step_*/trainer/rank_0001*.json"))
-    assert read_manifest(copied).collected_from is not None
-    assert gathered(store, tmp_path / "host0" / "run") == {}  # again
-
-
-def test_files_of_a_process_that_has_ended_are_named(
-    start: Start, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gathering, "_ENDED_ANSWER_S", 0.2)
-    ranks = start()
-    asked(store, 1, 1, 2)
-    step(ranks, 0, 1, 2)
-    ranks.pop().close()
-    gc.collect()
-    until(lambda: requests.read_processes(store)[1].ended)
-    (left,) = gathered(store, tmp_path / "host0" / "run").items()
-    assert left[0] == "trainer rank 1"
-    assert str(tmp_path / "host1") in left[1]
-    assert "it has not answered" in left[1]
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "other/step_000001/trainer/rank_0000.step1.json",
-        "run/../other/x.json",
-        "run/run.json",
-        "run/secret",
-        "/etc/passwd",
-    ],
-)
-def test_only_files_of_captures_are_sent(tmp_path: Path, place: str) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "other").mkdir()
-    for file in ("run/run.json", "run/secret", "other/x.json"):
-        (tmp_path / file).write_text("{}")
-    process = JobProcess.of(Identity(), None, 0)
-    reply, content = answer(FileCall("n", place), tmp_path / "run", process)
-    assert (bool(reply.error), reply.sizes, content) == (True, None, b"")
-
-
-@pytest.mark.parametrize(
-    ("lie", "said"),
-    [
-        ({"manifests": ("run/../../outside.json",)}, "is no manifest of this run"),
-        ({"manifests": ("other/step_000001/trainer/rank_0000.step1.json",)}, "is no manifest of this run"),
-        ({"manifests": ("/etc/rank_0000.json",)}, "is no manifest of this run"),
-        ({"manifests": ()}, "has none of its captures"),
-        ({"size_bytes": 1 << 60}, "larger than its manifest says"),
-        ({"error": "no"}, "no"),
-        ({"sizes": {"a": 1}}, "is no file"),
-    ],
-)
-def test_a_process_that_lies_costs_its_own_files_only(
-    start: Start,
-    store: MemoryStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lie: dict[str, Any],
-    said: str,
-) -> None:
-    ranks = start()
-    asked(store, 1, 1, 2)
-    step(ranks, 0, 1, 2)
-    true = answer
-
-    def lying(call: FileCall, run: Path, process: JobProcess) -> tuple[FileReply, bytes]:
-        reply, content = true(call, run, process)
-        concerned = process.rank == 1 and bool(call.place) != ("manifests" in lie)
-        return (msgspec.structs.replace(reply, **lie) if concerned else reply), content
-
-    monkeypatch.setattr(lookout, "answer", lying)
-    run = tmp_path / "asker" / "run"
-    (left,) = gathered(store, run).items()
-    assert left[0] == "trainer rank 1"
-    assert said in left[1]
-    assert {path.name for path in tmp_path.iterdir()} == {"asker", "host0", "host1"}
-    assert [path.name for path in (tmp_path / "asker").iterdir()] == ["run"]
-
-
 @pytest.mark.parametrize("kind", [FileStore, MemoryStore])
 def test_what_a_store_promises(kind: type[Store], tmp_path: Path) -> None:
     store: Store = FileStore(tmp_path) if kind is FileStore else MemoryStore()
@@ -340,23 +239,3 @@ def test_a_rank_of_another_host_is_gone_when_it_says_so(store: MemoryStore) -> N
     away = attrs.evolve(process, at=ProcessId(host="another-host"))
     assert not away.gone
     assert attrs.evolve(away, ended=True).gone
-
-
-def test_all_captures_are_collected_while_the_job_runs(start: Start, store: MemoryStore, tmp_path: Path) -> None:
-    """Those of the config, too, which nobody asked for and so nobody has fetched."""
-    ranks = start(steps=[1, 4])
-    step(ranks, *range(4))
-    run = tmp_path / "host0" / "run"
-
-    def collected() -> list[Gathered]:
-        return asyncio.run(gather(store, run, requests.read_processes(store), limit_s=30, everything=True))
-
-    assert collected() == [Gathered("trainer rank 1", 1, None)]
-    assert [rank.rank for capture in read_run(run).captures for rank in capture.ranks] == [0, 1]
-    for profiler in ranks:
-        profiler.start(4)
-    assert collected() == [Gathered("trainer rank 1", 0, None)]  # of what is under way nothing comes yet
-    for profiler in ranks:
-        profiler.stop()
-    assert collected() == [Gathered("trainer rank 1", 1, None)]
-    assert str(read_run(run).status) == "complete"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import attrs
 import typer
 
 from profdeck.cli import _trace_options, kit, report, summary
 from profdeck.verification.reports import RunReport
+
+if TYPE_CHECKING:
+    from profdeck.traces.analysis.model import RunSummary
 
 Page = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Also write what `profdeck report` says of it.")
@@ -33,6 +37,7 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
         return
     traces = sum(len(capture.ranks) for capture in found.captures) if page is not None else 0
     run, problems = _trace_options.summarise_paths(paths, traces=traces)
+    run = _without_unreported(run, found)
     if not quiet:
         kit.stdout_console().print()
         summary.show(run, paths, top=8)
@@ -40,3 +45,19 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
         report.write([run], [", ".join(map(kit.short_path, paths))], page)
         kit.print_stderr(f"{kit.short_path(page)}: {kit.size(page.stat().st_size)}")
     summary.tell(run, problems)
+
+
+def _without_unreported(run: RunSummary, found: RunReport) -> RunSummary:
+    """Remove ranks without files that the report does not have: their files are on other hosts."""
+    from profdeck.traces.findings.finding import findings_of
+
+    reported = {(one.role, one.replica, one.id, rank.rank) for one in found.captures for rank in one.ranks}
+    captures = tuple(
+        state
+        for state in run.captures
+        if state.host is not None or (state.role, state.replica, state.capture, state.rank) in reported
+    )
+    if len(captures) == len(run.captures):
+        return run
+    run = attrs.evolve(run, captures=captures)
+    return attrs.evolve(run, findings=findings_of(run))

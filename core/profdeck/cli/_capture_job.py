@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import attrs
@@ -31,7 +31,6 @@ _RESTART_S = 60.0
 # How long a process may take to say that it looks for a request, and how long it may say nothing.
 _JOIN_S = 10.0
 _SILENT_S = 30.0
-_FETCH_S = 1800.0
 _MOST_NAMED = 4
 
 
@@ -91,36 +90,45 @@ def _capture(
                 raise _nothing(waiting, plan, processes)
             plan = plan or requests.read_plan(store, request)
             assert plan is not None  # noqa: S101  # what has begun was agreed on
-        elsewhere = waiting.fetched(processes) if store.remote else {}
-        report = _read(wish.run, request, plan, processes)
+        report, elsewhere = _read(wish.run, store, request, plan, processes)
         if all(map(waiting.is_over, processes)):
             requests.forget(store, request)
-            with kit.show_progress("Waiting for the finish"):
-                record.await_finishes(report)
+            _await_finishes(report)
         else:
             _say(f"The capture goes on. See it later with: profdeck ls {kit.short_path(wish.run)}")
-    left_out = {process: reason for process in processes if (reason := _came_to(process, request))}
-    left_out |= {process: elsewhere[process.name] for process in processes if process.name in elsewhere}
-    complete = report.status is Status.COMPLETE and not left_out
+    problems = {process.id: problem for process in processes if (problem := _problem(process, request))}
+    complete = not problems and (bool(elsewhere) if report is None else report.status is Status.COMPLETE)
     if json:
         kit.print_json(
             {
-                "run": str(report.path),
+                "run": str(wish.run),
                 "complete": complete,
                 "first_step": plan.first_step,
                 "last_step": plan.last_step,
-                "processes": [_plain(process, left_out.get(process)) for process in processes],
-                "ls": ls.plain(report),
+                "processes": [
+                    _plain(process, request, problems.get(process.id), _directory(process, wish.run), elsewhere)
+                    for process in processes
+                ],
+                "ls": report and ls.plain(report),
             }
         )
     else:
-        ls.show(report)
-        for process, reason in left_out.items():
-            if process.name in elsewhere or not process.captures:  # else its manifest says it
-                kit.stdout_console().print(f"{process.name}, {process.at}: {reason}.")
-    _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
+        if report is not None:
+            ls.show(report)
+        unlisted = {process.id for process in processes if not _captures(process, request)} | elsewhere
+        _show_processes(wish.run, processes, {id_: problems[id_] for id_ in unlisted & problems.keys()}, elsewhere)
+    if report is not None:
+        _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
+    elif wish.page is not None:
+        kit.warn(f"{kit.short_path(wish.page)} is not written: all files of this capture are on other hosts.")
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _await_finishes(report: RunReport | None) -> None:
+    if report is not None:
+        with kit.show_progress("Waiting for the finish"):
+            record.await_finishes(report)
 
 
 def _processes(store: Store) -> list[JobProcess]:
@@ -248,15 +256,6 @@ class _Waiting:
             return f"The request cannot be withdrawn: {describe_error(error)}"
         return f"The capture has begun, and goes on. See it with: profdeck ls {kit.short_path(run)}"
 
-    def fetched(self, processes: list[JobProcess]) -> dict[str, str]:
-        """Bring the files of all processes here; returns by name why some are not."""
-        from profdeck.on_demand.gathering import gather
-
-        done = [process for process in processes if _captured(process, self.request)]
-        with kit.show_progress("Fetching the files"):
-            found = asyncio.run(gather(self.store, self.wish.run, done, limit_s=_FETCH_S))
-        return {one.name: one.problem for one in found if one.problem}
-
     def _is_silent(self, process: JobProcess) -> bool:
         """Tell whether a process of a store has not looked for too long: nothing else tells that its host is gone."""
         if not self.store.remote:
@@ -277,13 +276,13 @@ def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
     return process.token == request.token and process.done and not process.problem
 
 
-def _came_to(process: JobProcess, request: OnDemandRequest) -> str | None:
-    """Say why a process has no whole capture; None if it may have one."""
+def _problem(process: JobProcess, request: OnDemandRequest) -> str | None:
+    """Return why a process's capture is absent or incomplete; ``None`` if the process reports no problem."""
     if process.token != request.token:
         return "it ended before it saw the request" if process.gone else "it has begun no global step since"
     if not process.done:
         return "it ended before the capture was over" if process.gone else "it has not come to the end of the capture"
-    return process.problem
+    return process.problem or process.incomplete
 
 
 def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProcess]) -> CaptureError:
@@ -292,7 +291,7 @@ def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProces
     if plan is not None and plan.problem:
         return CaptureError(f"Nothing is captured: {plan.problem}.")
     if plan is not None:
-        which = "; ".join(f"{process.name}: {_came_to(process, waiting.request)}" for process in processes)
+        which = "; ".join(f"{process.name}: {_problem(process, waiting.request)}" for process in processes)
         return CaptureError(f"Nothing was captured, and the request is withdrawn. {which}.")
     if all(process.gone for process in processes):
         return CaptureError("The job has ended before it began another global step. Nothing was captured.")
@@ -303,18 +302,80 @@ def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProces
     )
 
 
-def _read(run: Path, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess]) -> RunReport:
-    """Read the captures that were made for a request."""
-    made = {(process.role, process.replica, id_) for process in processes for id_ in process.captures}
+def _read(
+    run: Path, store: Store, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess]
+) -> tuple[RunReport | None, set[str]]:
+    """Read the captures that were made for a request.
+
+    Returns:
+        The report of the files in the run directory, ``None`` if a remote store is used and there are none; and the
+        ids of the processes whose files are elsewhere.
+    """
+    manifests = list[Manifest]()
     for folder in _folders(run, plan):
         for file in filter(is_manifest, folder.glob("**/*.json")):
-            try:
-                manifest = read_manifest(file)
-            except ProfdeckError:  # which the report names
-                continue
-            if manifest.demand == request.token:
-                made.add(_origin(manifest))
-    return ls.read(run, only=lambda manifest: _origin(manifest) in made)
+            with contextlib.suppress(ProfdeckError):  # the report names it
+                manifests.append(read_manifest(file))
+    elsewhere = set[str]()
+    if store.remote:
+        answered = [process for process in processes if _captures(process, request)]
+        elsewhere = {process.id for process in answered if not any(_made(process, one, request) for one in manifests)}
+    local = [process for process in processes if process.id not in elsewhere]
+    made = {(process.role, process.replica, id_) for process in local for id_ in _captures(process, request)}
+    made |= {_origin(manifest) for manifest in manifests if manifest.demand == request.token}
+    if store.remote and made.isdisjoint(map(_origin, manifests)):
+        return None, elsewhere
+    report = ls.read(run, only=lambda manifest: _origin(manifest) in made)
+    return (_without_absent(report, processes) if store.remote else report), elsewhere
+
+
+def _captures(process: JobProcess, request: OnDemandRequest) -> tuple[str, ...]:
+    """Return the IDs of the captures that a process made for a request."""
+    return process.captures if process.token == request.token else ()
+
+
+def _made(process: JobProcess, manifest: Manifest, request: OnDemandRequest) -> bool:
+    """Return whether a manifest is the process's own and belongs to the request."""
+    same = (manifest.role, manifest.replica, manifest.rank) == (process.role, process.replica, process.rank)
+    # A capture that the config selected may have ended before the request, so its manifest has no token.
+    return same and manifest.capture in process.captures and manifest.demand in (request.token, None)
+
+
+def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunReport:
+    """Remove ranks without a manifest that are processes of the job: they may write on another host."""
+    ranks = {(process.role, process.replica, process.rank) for process in processes}
+    captures = (
+        attrs.evolve(
+            capture,
+            ranks=tuple(
+                rank
+                for rank in capture.ranks
+                if rank.manifest is not None or (capture.role, capture.replica, rank.rank) not in ranks
+            ),
+        )
+        for capture in report.captures
+    )
+    return attrs.evolve(report, captures=tuple(captures))
+
+
+def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, str], elsewhere: set[str]) -> None:
+    """Print problems that the report does not have, and the locations of files on other hosts."""
+    console = kit.stdout_console()
+    for process in processes:
+        if problem := problems.get(process.id):
+            console.print(f"{process.name}, {process.at}: {sentence(problem)}")
+        if process.id in elsewhere:
+            console.print(f"{process.name}: its files are on {process.at.host}, in {_directory(process, run)}")
+    if elsewhere:
+        console.print(
+            f"To read all ranks together, copy the step_* directories from there into {kit.short_path(run)}, or set "
+            "output to a directory that all hosts share."
+        )
+
+
+def _directory(process: JobProcess, run: Path) -> PurePosixPath:
+    """Return the run directory on the process's host."""
+    return PurePosixPath(process.output, run.name)
 
 
 def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
@@ -330,7 +391,10 @@ def _folders(run: Path, plan: StepPlan) -> list[Path]:
     return sorted(folder for folder, number in numbers.items() if number.isdecimal() and int(number) in steps)
 
 
-def _plain(process: JobProcess, problem: str | None) -> dict[str, Any]:
+def _plain(
+    process: JobProcess, request: OnDemandRequest, problem: str | None, directory: PurePosixPath, elsewhere: set[str]
+) -> dict[str, Any]:
+    captures = _captures(process, request)
     return {
         "role": process.role,
         "replica": process.replica,
@@ -338,7 +402,9 @@ def _plain(process: JobProcess, problem: str | None) -> dict[str, Any]:
         "target": process.target,
         "host": process.at.host,
         "pid": process.at.pid,
-        "captures": process.captures,
+        "captures": captures,
+        "directory": str(directory),
+        "files_here": process.id not in elsewhere if captures else None,
         "problem": problem,
     }
 

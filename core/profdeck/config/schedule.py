@@ -218,6 +218,8 @@ class OnDemandSteps:
     """Whether their capture has begun, or in discrete mode their first step."""
     captures: list[str] = attrs.field(factory=list)
     """The ids of what was begun for them."""
+    incomplete: list[str] = attrs.field(factory=list)
+    """For each incomplete capture, its id and the reason."""
 
 
 @attrs.define

@@ -345,7 +345,11 @@ class Role:
             last_word.count(self.run.path, capture)
         self._finish(capture)
         for demand in self.machine.steps.demands:
-            if self.watch is not None and demand.token == capture.demand and not self.machine.discrete:
+            if demand.token != capture.demand:
+                continue
+            if capture.status is not Status.COMPLETE:
+                demand.incomplete.append(f"{capture.id}: {problem or ' '.join(capture.problems)}")
+            if self.watch is not None and not self.machine.discrete:
                 self.watch.answer(demand, problem)
 
     def _finish(self, capture: CaptureRecord) -> None:

@@ -18,7 +18,6 @@ from profdeck.base.identity import Identity
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand.stores import Store
-from profdeck.records.manifest import Manifest
 
 SCHEMA = 1
 DEFAULT_IN_STEPS = 2
@@ -122,6 +121,8 @@ class JobProcess:
     """The ids of what it captured for it."""
     problem: str | None = None
     """Why it captured nothing."""
+    incomplete: str | None = None
+    """Why its captures are incomplete."""
 
     @classmethod
     def of(cls, identity: Identity, target: str | None, warmup_steps: int, output: str = "") -> JobProcess:
@@ -141,12 +142,6 @@ class JobProcess:
         """The process in words: ``trainer rank 0``."""
         role = self.role if self.replica is None else f"{self.role}/{self.replica}"
         return f"{role} ({self.target})" if self.target else f"{role} rank {self.rank}"
-
-    def made(self, manifest: Manifest) -> bool:
-        """Tell whether a manifest is of this process, or of an engine that it drives."""
-        own = (manifest.role, manifest.replica, manifest.rank) == (self.role, self.replica, self.rank)
-        driven = manifest.role == self.role or manifest.role.startswith(f"{self.role}-")
-        return own or (driven and self.target is not None)
 
     def is_blind(self, request: OnDemandRequest) -> bool:
         """Tell whether this process of a store takes requests, and does not look for this one at every boundary yet."""

@@ -26,12 +26,13 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 
 from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
+from profdeck.on_demand.lookout import Lookout
 from profdeck.on_demand.requests import (
     MOST_STEPS,
     PROCESSES,
@@ -50,9 +51,6 @@ from profdeck.on_demand.requests import (
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import CaptureRecord
-
-if TYPE_CHECKING:
-    from profdeck.on_demand.lookout import Lookout
 
 logger = logging.getLogger("profdeck")
 
@@ -86,7 +84,7 @@ class _OwnAnswer:
         """
         before = self._there()
         if before is not None and before.done and self.process.token is None:
-            kept = ("token", "step", "done", "captures", "problem")
+            kept = ("token", "step", "done", "captures", "problem", "incomplete")
             self.process = attrs.evolve(self.process, **{name: getattr(before, name) for name in kept})
         self.say()
 
@@ -168,9 +166,7 @@ class RequestWatch:
         self._lookout: Lookout | None = None
         self._is_asked: Callable[[], bool]
         if store.remote:
-            from profdeck.on_demand.lookout import Lookout  # which sends files, and needs what reads them
-
-            self._lookout = lookout = Lookout(store, run, self._entry)
+            self._lookout = lookout = Lookout(store, self._entry)
             self._is_asked = lambda: lookout.is_asked
             weakref.finalize(self, lookout.leave)  # at the end of the process at the latest
         else:
@@ -212,7 +208,8 @@ class RequestWatch:
             self._agreed = [other for other in self._agreed if other is not demand]
             self._steps.remove(demand)
             if self._entry.process.token == demand.token:
-                self._answer(done=True, captures=tuple(demand.captures), problem=problem)
+                incomplete = " ".join(demand.incomplete) or None
+                self._answer(done=True, captures=tuple(demand.captures), problem=problem, incomplete=incomplete)
 
     def answer_stages(self, step: int | None = None) -> None:
         """Answer, in discrete mode, demands of which no stage will come any more. Never raises.
@@ -277,7 +274,7 @@ class RequestWatch:
         if plan is None:
             return  # the next boundary tries again
         self._request = None
-        self._answer(token=request.token, step=step, done=False, captures=(), problem=None)
+        self._answer(token=request.token, step=step, done=False, captures=(), problem=None, incomplete=None)
         if plan.first_step is None or plan.last_step is None:
             self._answer(done=True, problem=plan.problem)
             return

@@ -155,17 +155,22 @@ def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def recorded(document: dict[str, Any]) -> set[tuple[str, str, str]]:
-    """Return who recorded what, where, and whether it is whole."""
-    return {
+    """Return role, host and status of each rank, and ``elsewhere`` as the status of files that stay on their host."""
+    here = {
         (capture["role"], rank["host"], rank["status"])
         for capture in document["ls"]["captures"]
         for rank in capture["ranks"]
+    }
+    return here | {
+        (process["role"], process["host"], "elsewhere")
+        for process in document["processes"]
+        if process["files_here"] is False
     }
 
 
 def test_one_capture_of_all_hosts(cluster: Cluster, job: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     run = cluster.output / "live"
-    everybody = {("trainer", "host-0", "complete"), ("trainer", "host-1", "complete")}
+    everybody = {("trainer", "host-0", "complete"), ("trainer", "host-1", "elsewhere")}
     everybody.add(("rollout", "host-2", "complete"))
     if "host-3" in cluster.servers:
         everybody.add(("reward", "host-3", "complete"))

@@ -1,4 +1,4 @@
-"""Captures on demand of actors of a real Ray cluster that share no directory, through an actor of their own."""
+"""On-demand captures of actors of a real Ray cluster that share no directory, through an actor as the store."""
 
 from __future__ import annotations
 
@@ -78,19 +78,22 @@ def captured(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def ranks(found: dict[str, Any]) -> list[tuple[int, str]]:
-    (capture,) = found["ls"]["captures"]
-    return [(rank["rank"], rank["status"]) for rank in capture["ranks"]]
-
-
-def test_actors_that_share_nothing_are_captured_into_one_run(cluster: Cluster, start: Ask, tmp_path: Path) -> None:
+def test_actors_that_share_no_directory_are_captured(cluster: Cluster, start: Ask, tmp_path: Path) -> None:
     job = start("-c", DRIVER, cluster.address, tmp_path)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     run = tmp_path / "host1" / "live"
     store = f"ray:{cluster.address}"
     found = captured(start("-m", "profdeck", "capture", "--run", run, "--steps", 2, "--json"))
-    assert (found["complete"], ranks(found)) == (True, [(0, "complete"), (1, "complete")])
+    (capture,) = found["ls"]["captures"]
+    assert (found["complete"], [(rank["rank"], rank["status"]) for rank in capture["ranks"]]) == (
+        True,
+        [(1, "complete")],
+    )
+    assert [(process["directory"], process["files_here"]) for process in found["processes"]] == [
+        (str(tmp_path / "host0" / "live"), False),
+        (str(run), True),
+    ]
     killed = start("-m", "profdeck", "capture", "--run", run, "--in", 100_000)
     assert killed.stderr is not None
     assert any("will be captured" in line for line in killed.stderr)
@@ -98,7 +101,7 @@ def test_actors_that_share_nothing_are_captured_into_one_run(cluster: Cluster, s
     killed.wait()
     elsewhere = tmp_path / "elsewhere" / "live"
     found = captured(start("-m", "profdeck", "capture", "--run", elsewhere, "--store", store, "--json"))
-    assert (found["complete"], ranks(found)) == (True, [(0, "complete"), (1, "complete")])
+    assert (found["complete"], found["ls"]) == (True, None)
     job.communicate("end\n", timeout=60)
     assert job.returncode == 0
 

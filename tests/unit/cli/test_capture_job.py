@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +30,12 @@ import json, select, sys
 from pathlib import Path
 from profdeck import Identity, Profiler
 given = json.loads(sys.argv[1])
+settings = given["settings"]
 ranks = [
-    Profiler.from_config(identity=Identity(rank=rank, world_size=given["world_size"]), settings=given["settings"])
+    Profiler.from_config(
+        identity=Identity(rank=rank, world_size=given["world_size"]),
+        settings=settings | {"output": settings["output"].format(rank=rank)},
+    )
     for rank in given["ranks"]
 ]
 print("ready", flush=True)
@@ -146,6 +151,8 @@ def test_only_what_was_asked_for_is_shown(cli: Cli, job: Start, tmp_path: Path) 
             "host": ProcessId().host,
             "pid": process.pid,
             "captures": [f"step{document['first_step']}"],
+            "directory": str(tmp_path / "run"),
+            "files_here": True,
             "problem": None,
         }
     ]
@@ -176,7 +183,7 @@ def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_pat
     job((1,), 2, stuck=True)
     result = cli("capture", "--run", tmp_path / "run", "--timeout", 2)
     assert result.exit_code == 1
-    assert re.search(r"trainer rank 1, process \d+ on .*: it has begun no global step since\.", words(result.stdout))
+    assert re.search(r"trainer rank 1, process \d+ on .*: It has begun no global step since\.", words(result.stdout))
     assert re.search(r"\d+ trainer 1 missing", words(result.stdout))
     assert "The capture goes on. See it later with: profdeck ls run" in result.stderr
     assert (tmp_path / "run" / "demand.json").exists()  # for the rank that has not seen it
@@ -328,6 +335,68 @@ def test_a_job_that_is_about_to_join_its_store_is_waited_for(
     out, err = asked.communicate(timeout=60)
     assert asked.returncode == 0, err
     assert json.loads(out)["complete"]
+
+
+@pytest.fixture
+def store(job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Start two ranks that write to host0 and host1, and return the address of their store."""
+
+    def start(**settings: Any) -> str:
+        (board := tmp_path / "board" / "run").mkdir(parents=True)
+        monkeypatch.setenv("PAPER_BOARD", str(board))
+        job((0, 1), 2, output=str(tmp_path / "host{rank}"), on_demand="paper-board", **settings)
+        return f"paper-board:{board}"
+
+    return start
+
+
+def listed(document: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(rank["rank"], rank["status"]) for capture in document["ls"]["captures"] for rank in capture["ranks"]]
+
+
+def test_files_on_another_host_are_located(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+    run, address = tmp_path / "host0" / "run", store()
+    result = cli("capture", "--run", run, "--store", address, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["complete"], listed(document)) == (True, [(0, "complete")])
+    assert [(one["directory"], one["files_here"], one["problem"]) for one in document["processes"]] == [
+        (str(run), True, None),
+        (str(tmp_path / "host1" / "run"), False, None),
+    ]
+    assert not list(run.glob("step_*/trainer/rank_0001*"))
+    result = cli("capture", "--run", run, "--store", address)
+    assert result.exit_code == 0, result.output
+    directory = tmp_path / "host1" / "run"
+    assert f"trainer rank 1: its files are on {ProcessId().host}, in {directory}" in words(result.stdout)
+    assert "copy the step_* directories from there into host0/run" in words(result.stdout)
+    assert "missing" not in result.stdout
+    result = cli("collect", run)
+    assert result.exit_code == 0, result.output
+    assert "Files that processes of the job wrote on other hosts are not fetched." in words(result.stderr)
+    # Copied files make the run complete.
+    for file in directory.glob("step_*/trainer/*"):
+        shutil.copy2(file, run / file.relative_to(directory))
+    assert cli("ls", run).exit_code == 0
+
+
+def test_a_host_without_files_of_the_run(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+    run = tmp_path / "elsewhere" / "run"
+    result = cli("capture", "--run", run, "--store", store(), "--json", "--report", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["complete"], document["ls"]) == (True, None)
+    assert [one["files_here"] for one in document["processes"]] == [False, False]
+    assert "page.html is not written: all files of this capture are on other hosts." in words(result.stderr)
+    assert not run.exists()
+
+
+def test_an_incomplete_capture_on_another_host(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+    address = store(**{"trainer.options.fail_at": "stop"})
+    result = cli("capture", "--run", tmp_path / "run", "--store", address, "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["complete"]) == (1, False)
+    assert all("stop does not work" in one["problem"] for one in document["processes"])
 
 
 def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that come part by part, where a part is one answer: through a job's store, or from an actor."""
+"""Transfer of files in parts, one part per reply, for transports without streams such as calls of an actor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 
 PART_BYTES = 1 << 22
-"""As much of a file comes at once. Source: a store takes 8 MiB, MAX_PAYLOAD_LENGTH of torch's libuv one."""
+"""Largest part of a file in one reply."""
 
 
 @attrs.frozen(kw_only=True)
