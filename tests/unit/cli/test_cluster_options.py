@@ -79,7 +79,6 @@ def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
     [
         (["--actor", "rollout_*"], "--actor requires --ray."),
         (["--url", "http://127.0.0.1:1", "--ray-namespace", "jobs"], "--ray-namespace requires --ray."),
-        ([], "repeat --url or use --router, --targets, --ray or --config."),
         ([], "For several servers, repeat --url or use --router, --targets, --ray or --config."),
     ],
 )
