@@ -4,8 +4,6 @@ python -m benchmarks.standing [--rounds 12] [--json FILE]
 
 A block is as many steps as lie between two captures. In every round each block runs with and without its capture of
 three steps and one of warm-up, in an order drawn anew; the stop, the writing and the packing of the trace are in it.
-The last row has what `profdeck check` predicts: jobs of five captures by their manifests, against what they really
-took longer than jobs without.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from benchmarks.captured_step import Body, training_step
 from benchmarks.measure import Row, parser, ratio_interval, report
 
 from profdeck import Profiler
-from profdeck.verification.cost import cost_of
 
 COUNT = 3
 BLOCKS = (100, 500)
@@ -72,33 +69,6 @@ def measure(output: Path, body: Body, every: int, rounds: int) -> Row:
     )
 
 
-def predict(output: Path, body: Body, every: int, rounds: int) -> Row:
-    """Compare the share of a job that is predicted by its manifests with that by which it was longer."""
-    predicted: list[float] = []
-    times: dict[bool, list[float]] = {True: [], False: []}
-    chance = random.Random(0)
-    for number in range(rounds):
-        for captures in chance.sample([True, False], 2):
-            place = output / f"job-{number}"
-            with profiler_of(place, every, captures=captures) as profiler:
-                times[captures].append(block(body, profiler, 0, 5 * every))
-        cost = cost_of(place / f"{every}-True", "trainer")
-        assert cost is not None
-        assert cost.step_s is not None
-        predicted.append(1 + cost.capture_s / (every * cost.step_s))
-    longer = [with_s / without_s for with_s, without_s in zip(times[True], times[False], strict=True)]
-    ratio, interval = ratio_interval(predicted, longer)
-    return Row(
-        what=f"every {every} for {COUNT}, as check predicts",
-        unit="of a job without",
-        measured=statistics.median(predicted),
-        peer=statistics.median(longer),
-        peer_name="what it took",
-        ratio=ratio,
-        interval=interval,
-    )
-
-
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__)
@@ -106,7 +76,6 @@ def main() -> None:
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as output:
         rows = [measure(Path(output), training_step(), every, chosen.rounds) for every in BLOCKS]
-        rows.append(predict(Path(output), training_step(), BLOCKS[0], chosen.rounds))
     report(rows, chosen.json)
 
 

@@ -234,8 +234,8 @@ class SimulatedServer:
         self.token = token
         self.host, self.output, self.version = host or socket.gethostname(), output, version
         self.backend = backend
-        self.model: str | None = None
-        """What it serves at the routes of OpenAI, if anything."""
+        self.traffic = 0
+        """Iterations that the engine runs after each start."""
         self.gives: Path | None = None
         """The output directory whose files it sends, as our routes do; None if it has no such route."""
         self._server: asyncio.Server | None = None
@@ -305,8 +305,6 @@ class SimulatedServer:
         status, error = act.status, act.error
         if path == ABOUT and status == HTTPStatus.OK:
             return status, json.dumps({"backend": self.backend}).encode()
-        if status == HTTPStatus.OK and self.model is not None and path.startswith("/v1/"):
-            return self._served(path, arrival)
         if status == HTTPStatus.OK:
             status, error = self._admitted(method, path, arrival)
         if status != HTTPStatus.OK:
@@ -324,16 +322,9 @@ class SimulatedServer:
         content = {"server": about, "answer": {"ranks": replies, "frontends": {}}, "times": times}
         if refused:
             return 409, json.dumps({**content, "error": refused}).encode()
+        if arrival.command == "start":
+            self.engine.iterate(self.traffic)
         return 200, json.dumps(content).encode()
-
-    def _served(self, path: str, arrival: Arrival) -> tuple[int, bytes]:
-        """Serve its model, with an iteration per token."""
-        if path == "/v1/models":
-            return 200, json.dumps({"object": "list", "data": [{"id": self.model}]}).encode()
-        if arrival.body.get("model") != self.model:
-            return 404, json.dumps({"error": {"message": "The model does not exist."}}).encode()
-        self.engine.iterate(arrival.body.get("max_tokens", 16))
-        return 200, b"{}"
 
     def _given(self, directory: Path, place: str, arrival: Arrival) -> tuple[int, bytes]:
         try:

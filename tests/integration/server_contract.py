@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 
 import plain_http
 import pytest
-from servers import TOKEN, busy, call, command_line, command_line_of_many, finished, wait_for_group, wait_for_start
+from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
 
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
@@ -140,35 +139,37 @@ class ServerContract:
         assert "Only 0 of 5 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
 
-    def test_ctrl_c_ends_the_recording_of_the_server(self, server: Any, root: Path) -> None:
-        process = command_line(server, "--iterations", "1000", "--run", "interrupted")
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_the_recording_of_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:
+        run = f"until-{number.name}"
+        process = command_line(server, "--run", run)
         wait_for_start(process, server)
-        process.send_signal(signal.SIGINT)
-        finished(process, server)
-        assert process.returncode == 130
-        assert status(server)["state"] == "ended"
-        (target,) = read_run(root / "interrupted").targets
-        assert "Interrupted." in target.problems
-
-    def test_two_commands_begin_and_end_a_capture(self, server: Any, root: Path) -> None:
-        out, err = finished(command_line(server, "start", "--run", "held"), server)
-        assert re.fullmatch(r"profdeck capture stop --run \S+held\n", out), err
         server.complete()
-        process = command_line_of_many("stop", "--run", str(root / "held"))
+        process.send_signal(number)
         out, err = finished(process, server)
         assert process.returncode == 0, err
         assert re.search(r"^0 +server +0 +complete", out, re.MULTILINE)
-        assert read_run(root / "held").status is Status.COMPLETE
-        assert not list((root / "held").glob("held*"))
+        assert status(server)["state"] == "ended"
+        assert read_run(root / run).status is Status.COMPLETE
 
-    def test_a_capture_whose_holder_was_killed_is_told_and_taken_over(self, server: Any, root: Path) -> None:
-        finished(command_line(server, "start", "--run", "lost"), server)
-        os.kill(json.loads((root / "lost" / "held.json").read_text())["process"]["pid"], signal.SIGKILL)
-        process = command_line_of_many("stop", "--run", str(root / "lost"))
-        _, err = finished(process, server)
-        assert (process.returncode, "which has ended: the servers stop by themselves" in err) == (1, True)
-        process = command_line(server, "--iterations", "2", "--warmup-requests", "1", "--run", "next")
-        _, err = finished(process, server)
+    def test_a_signal_before_the_window_is_full_leaves_a_partial_capture(self, server: Any) -> None:
+        process = command_line(server, "--iterations", "1000", "--run", "interrupted")
+        wait_for_start(process, server)
+        server.complete()
+        process.send_signal(signal.SIGINT)
+        out, err = finished(process, server)
+        assert process.returncode == 1, err
+        assert "of 1000 iterations ran before the stop." in out
+        assert status(server)["state"] == "ended"
+
+    def test_the_capture_of_a_killed_command_is_taken_over(self, server: Any) -> None:
+        process = command_line(server, "--run", "lost")
+        wait_for_start(process, server)
+        process.kill()
+        finished(process, server)
+        with busy(server):
+            process = command_line(server, "--iterations", "2", "--run", "next")
+            _, err = finished(process, server)
         assert process.returncode == 0, err
 
     def test_the_routes_start_stop_and_name_the_files(self, server: Any, root: Path) -> None:

@@ -682,7 +682,7 @@ def test_a_capture_of_servers_is_over_when_its_finish_is(
         monkeypatch.syspath_prepend(path)
     with ServersInThread(2) as servers:
         for server in servers:
-            server.model, server.engine = "tiny", RecordingEngine("tally-device")
+            server.traffic, server.engine = 5, RecordingEngine("tally-device")
         targets = [{"backend": "simulated", "targets": {"urls": [server.url]}} for server in servers]
         config = {
             "output": str(tmp_path),
@@ -691,7 +691,7 @@ def test_a_capture_of_servers_is_over_when_its_finish_is(
             "finish": {"command": COUNT.format(tmp_path), "wait_s": AGES_S},
         }
         (tmp_path / "job.yaml").write_text(json.dumps(config))
-        options = ["--config", str(tmp_path / "job.yaml"), "--iterations", "5", "--warmup-requests", "1", "--json"]
+        options = ["--config", str(tmp_path / "job.yaml"), "--iterations", "5", "--json"]
         result = CliRunner().invoke(app, ["capture", *options])
     assert result.exit_code == 0, result.output
     listed = json.loads(result.stdout)["ls"]

@@ -20,6 +20,10 @@ pytestmark = pytest.mark.usefixtures("tally")
     ("settings", "said"),
     [
         ({"trainer.options.activities": ["gpu"]}, "Did you mean 'cuda'?"),
+        (
+            {"trainer.targets": {"budget_gb": 1.0}},
+            "unknown key 'budget_gb'. It was removed. Set 'sample' to limit the number of targets that record.",
+        ),
         ({"trainer.all_ranks": True}, "unknown key 'all_ranks'. Here that is ranks: all."),
         ({"trainer.contents": ["cpu"]}, "Here that is options.activities"),
         ({"trainer.step_start": 3}, "Here that is steps, such as '3..5'."),

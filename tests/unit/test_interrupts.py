@@ -1,4 +1,4 @@
-"""Ctrl-C while a loop runs: what is cancelled, what is raised, whose handler is there afterwards."""
+"""Ctrl-C and SIGTERM while a loop runs: cancellation, errors, and the restored handlers."""
 
 from __future__ import annotations
 
@@ -133,6 +133,32 @@ def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
         ctrl_c.run(runner, cancelled())
     with pytest.raises(ValueError):  # noqa: PT011  # it has no text
         ctrl_c.run(runner, failed())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_and_the_next_one_cancels(runner: asyncio.Runner, number: signal.Signals) -> None:
+    stop = ctrl_c.StopSignal()
+
+    async def early() -> None:
+        signal.raise_signal(number)
+        await stop.wait()
+
+    async def work(*, again: bool) -> int:
+        asyncio.get_running_loop().call_later(0, signal.raise_signal, number)
+        await stop.wait()
+        if again:
+            signal.raise_signal(number)
+            await stop.wait()
+        return 7
+
+    assert ctrl_c.run(runner, work(again=False), stop) == 7
+    stop = ctrl_c.StopSignal()
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c.run(runner, work(again=True), stop)
+    stop = ctrl_c.StopSignal()
+    with pytest.raises(KeyboardInterrupt):  # nothing waits yet
+        ctrl_c.run(runner, early(), stop)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_handler_of_the_host_stays() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C while a sync façade or a command drives an event loop."""
+"""Ctrl-C and SIGTERM while a sync façade or a command drives an event loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,39 @@ T = TypeVar("T")
 
 _GENTLE = 2
 """How many interrupts only cancel. One more may find the loop in a call that blocks, where nothing else helps."""
+_DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 
 
-def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
+class StopSignal:
+    """Lets the first interrupt end a wait of the work normally. An interrupt outside the wait cancels the work."""
+
+    def __init__(self) -> None:
+        self._awaited: asyncio.Event | None = None
+        self._received = False
+
+    async def wait(self) -> None:
+        """Wait for the first interrupt."""
+        import asyncio
+
+        self._awaited = asyncio.Event()
+        try:
+            await self._awaited.wait()
+        finally:
+            self._awaited = None
+
+    def receive(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Accept an interrupt. Return False if it must cancel the work."""
+        if self._received or self._awaited is None:
+            return False
+        self._received = True
+        loop.call_soon_threadsafe(self._awaited.set)
+        return True
+
+
+def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal | None = None) -> T:
     """Run a coroutine to its end, as `asyncio.Runner.run` does, where the first Ctrl-C and the second cancel it.
 
     A second Ctrl-C is for work that takes its time to end: it gives that up. asyncio's own handler then raises at once,
@@ -26,10 +56,15 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
 
     Where the host has a handler of its own, or this is not the main thread, nothing is changed.
 
+    Args:
+        runner: the runner of the event loop.
+        work: the coroutine.
+        stop: receives the first interrupt if the work waits for it. SIGTERM then has the effect of Ctrl-C.
+
     Raises:
-        KeyboardInterrupt: it was interrupted, and has ended.
+        KeyboardInterrupt: an interrupt cancelled the work, and the work has ended.
     """
-    presses = _Presses(runner.get_loop())
+    presses = _Presses(runner.get_loop(), stop)
     with presses.watched():
         try:
             result = runner.run(presses.cancelling(work))
@@ -42,27 +77,36 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
     return result
 
 
+def cancels(handler: object) -> bool:
+    """Return whether a signal handler cancels the work of `run`, whose end also ends its captures."""
+    return isinstance(getattr(handler, "__self__", None), _Presses)
+
+
 class _Presses:
     """The interrupts that come while a loop runs."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, stop: StopSignal | None) -> None:
         self.count = 0
         self._loop = loop
+        self._stop = stop
         self._task: asyncio.Task[Any] | None = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Take interrupts in the place of Python's own handler, if that is there."""
-        ours = threading.current_thread() is threading.main_thread()
-        ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        """Replace the default handlers of the signals until the block ends. Other handlers stay."""
         handler = self._press  # one object, by which it is known again
-        if ours:
-            signal.signal(signal.SIGINT, handler)
+        numbers = [signal.SIGINT] if self._stop is None else [signal.SIGINT, signal.SIGTERM]
+        if threading.current_thread() is not threading.main_thread():
+            numbers = []
+        ours = [number for number in numbers if signal.getsignal(number) is _DEFAULT_HANDLERS[number]]
+        for number in ours:
+            signal.signal(number, handler)
         try:
             yield
         finally:
-            if ours and signal.getsignal(signal.SIGINT) is handler:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in ours:
+                if signal.getsignal(number) is handler:
+                    signal.signal(number, _DEFAULT_HANDLERS[number])
 
     async def cancelling(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work that interrupts cancel."""
@@ -74,6 +118,8 @@ class _Presses:
         return await work
 
     def _press(self, _number: int, _frame: FrameType | None) -> None:
+        if self._stop is not None and self._stop.receive(self._loop):
+            return
         self.count += 1
         if self.count > _GENTLE:
             raise KeyboardInterrupt

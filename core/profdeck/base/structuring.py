@@ -246,11 +246,15 @@ _OF_OTHERS = {
 
 _RENAMED = {"stages": "batch_kinds"}
 """Keys of requests in earlier versions."""
+_REMOVED = {"budget_gb": "Set 'sample' to limit the number of targets that record."}
+"""Removed keys, with their replacements."""
 
 
 def _instead(key: str, allowed: list[str]) -> str:
     if (renamed := _RENAMED.get(key)) in allowed:
         return f" It was renamed to '{renamed}'."
+    if key in _REMOVED:
+        return f" It was removed. {_REMOVED[key]}"
     if key in _OF_OTHERS:
         return f" Here that is {_OF_OTHERS[key]}."
     return did_you_mean(key, allowed)

@@ -1,20 +1,21 @@
-"""Server captures of `profdeck capture`: find and check the servers, start, send requests, wait and stop."""
+"""Server captures of `profdeck capture`: find and check the servers, start, wait and stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from profdeck.base.ctrl_c import StopSignal
 from profdeck.base.errors import CaptureError, ConfigError, describe_error, did_you_mean
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
 from profdeck.base.structuring import structure
-from profdeck.cli import _checked_servers, _warm_up, kit
+from profdeck.cli import _checked_servers, kit
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.config.model import Config
@@ -33,6 +34,7 @@ _ACTORS = "targets.actors"
 _COMMAND = "command line"
 _FILES = 1024
 _FILES_PER_SERVER = 4
+_STOPPING = "Stopping the recording. Press Ctrl-C again to leave its files to the servers."
 _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "raise"}
 """Settings without which a command line would not capture once, or not say why."""
 
@@ -57,7 +59,6 @@ class ServerOptions:
     settings: Mapping[str, Any]
     """Other settings, by dotted key."""
     config: Path | None
-    warmup_requests: int | None
     iterations: int | None
     timeout_s: float
 
@@ -80,8 +81,6 @@ class ServerCapture:
     captures: tuple[EngineCapture, ...]
     """One per role; none if the start failed."""
     servers: tuple[CheckedServer, ...]
-    sent: _warm_up.Sent | None
-    """The warm-up requests, if requested."""
     error: CaptureError | None
     """Why the start failed."""
 
@@ -106,16 +105,12 @@ class _Role:
         return Identity(role=self.name, replica=self.servers[0].replica if self.alone else None)
 
 
-Stopped = Callable[[Path, list[dict[str, Any]], int], Awaitable[None]]
-"""Told of the run, its servers and how many of them record as soon as they do; returns when they are to stop."""
-
-
-async def capture(given: ServerOptions, stopped: Stopped | None = None) -> ServerCapture:
+async def capture(given: ServerOptions, stop: StopSignal) -> ServerCapture:
     """Capture servers.
 
     Args:
-        given: what to capture.
-        stopped: what says when to stop, if not only their windows and the time do.
+        given: the command-line options.
+        stop: ends the recording before its windows are full or the time is over.
 
     Raises:
         ConfigError: what is given is wrong, or the servers do not fit together.
@@ -123,10 +118,10 @@ async def capture(given: ServerOptions, stopped: Stopped | None = None) -> Serve
         PluginError: no backend can be used for them.
     """
     with contextlib.ExitStack() as until_stopped:
-        return await _capture(given, stopped, until_stopped)
+        return await _capture(given, stop, until_stopped)
 
 
-async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped: contextlib.ExitStack) -> ServerCapture:
+async def _capture(given: ServerOptions, stop: StopSignal, until_stopped: contextlib.ExitStack) -> ServerCapture:
     draft = load_draft(given.config, settings=given.settings, settings_source=kit.SETTINGS_SOURCE)
     roles = [await _role(given, draft, name, until_stopped) for name in _names(given, draft)]
     # The other roles are left out: this capture is all that its run has, and nobody is to miss or await them.
@@ -135,8 +130,6 @@ async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped:
     servers = [server for role in roles for server in role.servers]
     allow_files(_FILES + _FILES_PER_SERVER * len(servers))  # each server takes several connections
     await _checked(servers)
-    if given.warmup_requests is not None:
-        _warm_up.check(servers)
     for role in roles:
         draft.set(f"roles.{role.name}.backend", _checked_servers.common_backend(role.servers), _COMMAND)
     if draft.get("output") is None and (output := await _checked_servers.common_output(servers)) is not None:
@@ -146,24 +139,20 @@ async def _capture(given: ServerOptions, stopped: Stopped | None, until_stopped:
     targets = {role.name: role.target for role in roles}
     profiler = Profiler(open_roles(config, targets, {role.name: role.identity for role in roles}, ()))
     try:
-        captures, sent = await _recorded(given, profiler, servers, stopped)
+        captures = await _recorded(given, profiler, servers, stop)
     except CaptureError as error:
         run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
             error = CaptureError(f"{error} What came of each: profdeck ls {kit.short_path(run)}")
-        return ServerCapture(run=run, captures=(), servers=tuple(servers), sent=None, error=error)
+        return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
     made = tuple(captures.values())
-    return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), sent=sent, error=None)
+    return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), error=None)
 
 
 def _run(captures: Mapping[str, EngineCapture]) -> Path:
     request = next(iter(captures.values())).request
     assert request is not None  # noqa: S101  # it was of servers
     return request.output / request.run
-
-
-def _plain(servers: Iterable[CheckedServer]) -> list[dict[str, Any]]:
-    return [server.plain for server in servers]
 
 
 # What is to be captured.
@@ -226,7 +215,7 @@ async def _role(given: ServerOptions, draft: ConfigDraft, name: str, until_stopp
     found, notes = await discover(targets, ReplicaNumbers(), _checked_servers.asking_by(backends))
     for note in notes:
         kit.print_stderr(note)
-    servers = [CheckedServer.found(name, target, targets, backend) for target in found]
+    servers = [CheckedServer.found(name, target, backend) for target in found]
     return _Role(name=name, alone=False, servers=servers)
 
 
@@ -308,54 +297,53 @@ async def _checked(servers: list[CheckedServer]) -> None:
 
 
 async def _recorded(
-    given: ServerOptions, profiler: Profiler, servers: list[CheckedServer], stopped: Stopped | None
-) -> tuple[dict[str, EngineCapture], _warm_up.Sent | None]:
+    given: ServerOptions, profiler: Profiler, servers: list[CheckedServer], stop: StopSignal
+) -> dict[str, EngineCapture]:
     """Start, wait and stop; what is started is stopped, whatever happens.
 
     Raises:
         CaptureError: the start failed.
     """
+    stopping = False
     try:
         await profiler.astart(0)
         captures = {role: capture for role, capture in profiler.captures.items() if isinstance(capture, EngineCapture)}
         recording = [server for server in servers if _takes_part(server, captures[server.role])]
         lost: str | None = None
         async with watching(profiler, len(recording), given.iterations) as phase:
-            async with _warm_up.sending(given.warmup_requests, recording, given.timeout_s) as sent:
-                try:
-                    await _until(
-                        profiler, given.timeout_s, stopped and stopped(_run(captures), _plain(servers), len(recording))
-                    )
-                except CaptureError as error:  # none answers any more; what is there counts
-                    lost = describe_error(error)
-            phase.stopping = True
+            try:
+                await _wait(profiler, given.timeout_s, stop)
+            except CaptureError as error:  # none answers any more; what is there counts
+                lost = describe_error(error)
+            phase.stopping = stopping = True
             with contextlib.suppress(CaptureError):  # what is incomplete is in the report
                 await (profiler.astop() if lost is None else profiler.aclose(lost))
     except asyncio.CancelledError:
-        kit.print_stderr("Stopping what records. Press Ctrl-C again to leave its files to the servers.")
+        if not stopping:
+            kit.print_stderr(_STOPPING)
         raise
     finally:
         await profiler.aclose("interrupted")  # the servers must not go on recording
-    return captures, sent if given.warmup_requests is not None else None
+    return captures
 
 
-async def _until(profiler: Profiler, timeout_s: float, stopped: Awaitable[None] | None) -> None:
-    """Wait until all windows are full, the time is over, or somebody wants to stop.
+async def _wait(profiler: Profiler, timeout_s: float, stop: StopSignal) -> None:
+    """Wait until all windows are full, the time is over, or a signal arrives.
 
     Raises:
         CaptureError: none of the servers answers any more.
     """
-    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(profiler.await_window(timeout_s))]
-    if stopped is not None:
-        waits.append(asyncio.ensure_future(stopped))
+    windows, signalled = asyncio.create_task(profiler.await_window(timeout_s)), asyncio.create_task(stop.wait())
     try:
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for one in done:
-            await one
+        await asyncio.wait((windows, signalled), return_when=asyncio.FIRST_COMPLETED)
+        if windows.done():
+            windows.result()
+        else:
+            kit.print_stderr(_STOPPING)
     finally:
-        for one in waits:
-            one.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        windows.cancel()
+        signalled.cancel()
+        await asyncio.gather(windows, signalled, return_exceptions=True)
 
 
 def _takes_part(server: CheckedServer, capture: EngineCapture) -> bool:

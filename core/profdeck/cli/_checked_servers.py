@@ -24,7 +24,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.version import __version__
 from profdeck.base.words import plural
 from profdeck.cli import kit
-from profdeck.config.targets import TargetsConfig, WorkerType
+from profdeck.config.targets import WorkerType
 from profdeck.engine.clusters import Actor, AskActor, NoEngineError
 from profdeck.engine.transport.http_engine import About, HttpEngine
 from profdeck.replicas.discovery import Target
@@ -39,14 +39,6 @@ _GONE = {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
 _MOST_ROWS = 16
 
 
-@attrs.frozen
-class Router:
-    """What workers that cannot serve a request alone are asked through."""
-
-    url: str
-    key: str | None = attrs.field(repr=False)
-
-
 @attrs.define(kw_only=True)
 class CheckedServer:
     """One server that is to record."""
@@ -55,8 +47,6 @@ class CheckedServer:
     url: str
     replica: int | None
     worker_type: WorkerType | None = None
-    router: Router | None = None
-    """The one that its role names."""
     listed_healthy: bool = True
     """Health reported by the router."""
     actor: Actor | None = None
@@ -89,15 +79,13 @@ class CheckedServer:
             self.problem = TargetError(str(error), Outcome.REFUSED)
 
     @classmethod
-    def found(cls, role: str, target: Target, config: TargetsConfig, backend: str | None) -> Self:
-        """Take a target that the config of a role has led to."""
-        key = os.environ.get(config.router_key_variable)
+    def found(cls, role: str, target: Target, backend: str | None) -> Self:
+        """Create a server from a target of a role's config."""
         return cls(
             role=role,
             url=str(target.handle),
             replica=target.replica,
             worker_type=target.worker_type,
-            router=Router(config.router, key) if config.router else None,
             listed_healthy=target.healthy,
             actor=target.handle if isinstance(target.handle, Actor) else None,
             problem=target.problem,

@@ -21,8 +21,6 @@ class ClusterOptions:
 
     flags: tuple[str, ...]
     """Options that select a cluster, in the form ``--NAME``."""
-    parameters: frozenset[str]
-    """Names of all parameters added by clusters."""
     _calls: tuple[Callable[[], object], ...]
 
     def selected(self) -> Any:
@@ -45,7 +43,6 @@ def with_cluster_options(name: str, command: Any) -> Any:
         return command
     clusters = {one.name: one.command_options[name] for one in installed_clusters() if name in one.command_options}
     added = {cluster: _parameters(options) for cluster, options in clusters.items()}
-    names = frozenset(one.name for parameters in added.values() for one in parameters)
 
     @functools.wraps(command)
     def extended(**values: Any) -> Any:
@@ -53,7 +50,7 @@ def with_cluster_options(name: str, command: Any) -> Any:
             functools.partial(clusters[cluster], **{one.name: values.pop(one.name) for one in parameters})
             for cluster, parameters in added.items()
         )
-        options = ClusterOptions(tuple(f"--{cluster}" for cluster in clusters), names, calls)
+        options = ClusterOptions(tuple(f"--{cluster}" for cluster in clusters), calls)
         return command(**values, **{_PARAMETER: options})
 
     parameters: list[Parameter] = []

@@ -44,8 +44,13 @@ _OWN = {
     "prune": "Delete old captures of a run, whole steps at a time.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""
-_REPLACED = {"backends": "plugins"}
-"""Names of removed commands, with the commands that replace them."""
+_HELD = "'profdeck capture' with the servers and without --iterations records until Ctrl-C, SIGTERM or --timeout."
+_REPLACED = {
+    "backends": "Use 'profdeck plugins'.",
+    "capture start": _HELD,
+    "capture stop": _HELD,
+}
+"""Removed commands, with their replacements."""
 
 
 class Commands(TyperGroup):
@@ -79,8 +84,9 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the arguments name, or fail with the nearest match."""
-        if args[0] in _REPLACED:
-            ctx.fail(f"No such command '{args[0]}'. Use 'profdeck {_REPLACED[args[0]]}'.")
+        for name in (args[0], " ".join(args[:2])):
+            if name in _REPLACED:
+                ctx.fail(f"No such command '{name}'. {_REPLACED[name]}")
         if self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command '{args[0]}'.{did_you_mean(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)

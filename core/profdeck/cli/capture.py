@@ -4,52 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import attrs
 import typer
 
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
-from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.cli import _after_capture, _capture_job, _capture_servers, _held_capture, _warm_up, kit, ls
+from profdeck.base.errors import ConfigError
+from profdeck.cli import _after_capture, _capture_job, _capture_servers, kit, ls
 from profdeck.cli._cluster_options import ClusterOptions
 from profdeck.cli.kit import ExitCode, SettingsOption
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, SampleBy, WorkerType
 from profdeck.engine.clusters import ActorSelection
 from profdeck.on_demand.requests import MOST_STEPS
-from profdeck.records.capture import EngineCapture
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 
 _OF_SERVERS = (
-    *("worker_type", "sample", "sample_by", "policy", "quorum", "iterations", "skip", "batch_kind", "warmup_requests"),
+    *("worker_type", "sample", "sample_by", "policy", "quorum", "iterations", "skip", "batch_kind"),
     *("ranks", "role", "replica", "output", "backend", "settings"),
 )
 _OF_JOBS = ("store", "in_steps", "steps")
-_WHERE = ("url", "router", "targets", "config")
 _TIMEOUT_OF_SERVERS_S = 300.0
-_TIMEOUT_OF_HELD_S = 1800.0
 _TIMEOUT_OF_JOBS_S = 3600.0
-
-
-class Action(StrEnum):
-    """Action on a server capture, whose start and stop can be separate commands."""
-
-    START = "start"
-    STOP = "stop"
-
-
-_Action = Annotated[
-    Action | None,
-    typer.Argument(
-        help="start: start recording servers, and return. stop: stop the capture of --run RUN. Default: both.",
-        show_default=False,
-    ),
-]
 
 _Url = Annotated[
     list[str] | None,
@@ -106,7 +85,14 @@ _InSteps = Annotated[
     ),
 ]
 _Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="Of a job: global steps to record.")]
-_Iterations = Annotated[int | None, typer.Option(min=1, metavar="N", help="Engine iterations to record.")]
+_Iterations = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Engine iterations to record. Default: the config's, or until Ctrl-C, SIGTERM or --timeout.",
+    ),
+]
 _Skip = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations to pass over first.")]
 _Kinds = Annotated[
     list[str] | None,
@@ -118,15 +104,7 @@ _Kinds = Annotated[
     ),
 ]
 _Stage = Annotated[list[str] | None, typer.Option("--stage", hidden=True)]
-_WarmupRequests = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Once all record, send each server N short completions, one after the other, so that an idle one has "
-        "iterations. They are recorded too: --skip passes over the first iterations.",
-    ),
-]
+_WarmupRequests = Annotated[str | None, typer.Option("--warmup-requests", hidden=True)]
 _Ranks = Annotated[
     str | None, typer.Option(help="The engine's ranks that record: all, or numbers such as 0,8 or 0..7. Default: 0.")
 ]
@@ -159,7 +137,6 @@ _Timeout = Annotated[
 
 def command(  # noqa: PLR0913  # the options of a command line
     ctx: typer.Context,
-    action: _Action = None,
     *,
     url: _Url = None,
     router: _Router = None,
@@ -193,18 +170,14 @@ def command(  # noqa: PLR0913  # the options of a command line
     """Capture running servers or a job; exit with 1 if incomplete."""
     if stage:
         raise ConfigError("--stage was renamed to --batch-kind.")
-    if action is Action.STOP:
-        if run is None:
-            raise ConfigError("stop requires --run RUN, the run directory printed by 'profdeck capture start'.")
-        names = (*_OF_JOBS, *_OF_SERVERS, *of_clusters.parameters, *_WHERE)
-        _refuse(ctx, names, "cannot be used with stop. Use --run to select the capture.")
-        _stop(run, timeout, page, json=json)
-        return
+    if warmup_requests is not None:
+        raise ConfigError(
+            "--warmup-requests was removed: profdeck sends no requests to servers. Send your own requests before and "
+            "during the capture. To exclude the first iterations, use --skip (iterations.skip in a config)."
+        )
     selection: ActorSelection | None = of_clusters.selected()
     if not (url or router or targets or selection or config):
         where = ", ".join(["--router", "--targets", *of_clusters.flags])
-        if action is Action.START:
-            raise ConfigError(f"start requires servers: specify them with --url, {where} or --config.")
         options = _capture_job.OnDemandOptions(
             run=_run_of_job(ctx, run, where),
             in_steps=in_steps,
@@ -245,24 +218,13 @@ def command(  # noqa: PLR0913  # the options of a command line
             **dict(map(parse_setting, settings or ())),
         },
         config=config,
-        warmup_requests=warmup_requests,
         iterations=iterations,
-        timeout_s=timeout or (_TIMEOUT_OF_HELD_S if action else _TIMEOUT_OF_SERVERS_S),
+        timeout_s=timeout or _TIMEOUT_OF_SERVERS_S,
     )
-    if action is Action.START:
-        _refuse(ctx, ("page",), "is for a capture that has ended: give it to the stop.")
-        _start(given, json=json)
-        return
+    stop = ctrl_c.StopSignal()
     with asyncio.Runner() as runner:
-        captured = ctrl_c.run(runner, _capture_servers.capture(given))
-    report = Report(
-        run=captured.run,
-        servers=[server.plain for server in captured.servers],
-        captures=captured.captures,
-        sent=captured.sent,
-        error=captured.error,
-    )
-    _report(report, page, json=json)
+        captured = ctrl_c.run(runner, _capture_servers.capture(given, stop), stop)
+    _report(captured, page, json=json)
 
 
 def _run_of_job(ctx: typer.Context, run: str | None, where: str) -> Path:
@@ -303,41 +265,11 @@ def _numbers(text: str) -> list[int | str]:
         raise ConfigError(f"--ranks {text}: expected all, or numbers such as 0,8 or 0..7.") from None
 
 
-def _start(given: _capture_servers.ServerOptions, *, json: bool) -> None:
-    started = _held_capture.start(given)
-    if json:
-        kit.print_json(started)
-        return
-    count, recording = len(started["servers"]), started["recording"]
-    of = "" if recording == count else f" of {count}"
-    kit.print_stderr(f"{recording}{of} server{'' if count == 1 else 's'} recording. To stop and see what came of it:")
-    kit.stdout_console().print(f"profdeck capture stop --run {kit.short_path(Path(started['run']))}")
-
-
-def _stop(run: str, timeout: float | None, page: Path | None, *, json: bool) -> None:
-    servers = _held_capture.stop(Path(run), timeout or _TIMEOUT_OF_HELD_S)
-    _report(Report(run=Path(run), servers=servers), page, json=json)
-
-
-@attrs.frozen(kw_only=True)
-class Report:
-    """What there is to say of a capture that has ended."""
-
-    run: Path
-    servers: list[dict[str, Any]]
-    captures: tuple[EngineCapture, ...] | None = None
-    """As this process has made them; None if another one has."""
-    sent: _warm_up.Sent | None = None
-    error: CaptureError | None = None
-
-
-def _report(captured: Report, page: Path | None, *, json: bool) -> None:
-    if captured.sent is not None:
-        kit.print_stderr(str(captured.sent))
+def _report(captured: _capture_servers.ServerCapture, page: Path | None, *, json: bool) -> None:
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
     with kit.show_progress("Waiting for the finish"):
         start.await_own()
-    whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures or ())
+    whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures)
     complete = whole and report is not None and report.status is Status.COMPLETE
     if json:
         kit.print_json(
@@ -345,16 +277,14 @@ def _report(captured: Report, page: Path | None, *, json: bool) -> None:
                 "run": str(captured.run),
                 "complete": complete,
                 "problem": None if captured.error is None else str(captured.error),
-                "servers": captured.servers,
-                "requests": None if captured.sent is None else captured.sent.plain,
+                "servers": [server.plain for server in captured.servers],
                 "ls": None if report is None else ls.plain(report),
             }
         )
     elif report is not None and captured.error is None:
         ls.show(report)
     if report is not None and captured.error is None:
-        made = captured.captures
-        paths = [captured.run] if made is None else [capture.directory for capture in made]
+        paths = [capture.directory for capture in captured.captures]
         _after_capture.show(report, paths, page, quiet=json)
     if captured.error is not None:
         raise captured.error

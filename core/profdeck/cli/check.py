@@ -25,12 +25,11 @@ from profdeck.base.errors import (
     describe_error,
     did_you_mean,
 )
-from profdeck.cli import _cost, _size, kit
+from profdeck.cli import kit
 from profdeck.cli.kit import SETTINGS_SOURCE, ExitCode, SettingsOption, exit_code
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load_config, parse_setting
-from profdeck.replicas.discovery import Target, sampled
 
 HOSTS = "profdeck.hosts"
 """Entry points that say whether a framework loads profdeck, or raise `ConfigError` with what to do."""
@@ -52,20 +51,17 @@ def command(  # noqa: PLR0913 - the options of the command line
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
     settings: SettingsOption = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
-    connect: Annotated[
-        bool,
-        typer.Option("--connect", help="Ask the targets, too, whether they answer; say how much a capture writes."),
-    ] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="With --connect: record an iteration of one target first.")
-    ] = False,
+    connect: Annotated[bool, typer.Option("--connect", help="Check that the targets respond, too.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
     json: kit.JsonOption = False,
 ) -> None:
     """Check a config before the job starts; show what is wrong."""
-    if measure and not connect:
-        raise ConfigError("--measure goes with --connect.")
-    checks = list(_checks(file, role, settings or (), here=here, connect=connect, measure=measure))
+    if measure:
+        raise ConfigError(
+            "--measure was removed without a replacement: profdeck no longer predicts the size of captures."
+        )
+    checks = list(_checks(file, role, settings or (), here=here, connect=connect))
     if host is not None:
         checks.append(_attempt(f"host {host}", _host, host))
     wrong = [check for check in checks if check.code]
@@ -89,9 +85,7 @@ def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
     )
 
 
-def _checks(  # noqa: PLR0913 - as above
-    file: Path, role: str | None, texts: Iterable[str], *, here: bool, connect: bool, measure: bool
-) -> Iterator[Check]:
+def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, connect: bool) -> Iterator[Check]:
     settings = {}
     for text in texts:
         try:
@@ -113,12 +107,7 @@ def _checks(  # noqa: PLR0913 - as above
     for name in config.roles if role is None else (role,):
         yield from _role(config, name, here=here)
         if connect and (chosen := config.roles.get(name)) is not None and chosen.targets is not None:
-            targets: list[Target] = []
-            yield _attempt(f"roles.{name}.targets", _targets, config, name, targets)
-            if measure:
-                yield _attempt(f"roles.{name}.measure", _size.measure, name, file, settings)
-            if count := len(sampled(targets, chosen.targets.sample)[0]):
-                yield _attempt(f"roles.{name}.size", _size.words, config, name, count)
+            yield _attempt(f"roles.{name}.targets", _targets, config, name)
 
 
 def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
@@ -196,8 +185,6 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     options = _attempt(f"{path}.options", _options, config, name)
     yield library
     yield options
-    if _cost.is_standing(config) and not options.code:
-        yield _attempt(f"{path}.cost", _cost.words, config, name)
     if here and not library.code and not options.code:
         yield _attempt(f"{path} on this machine", _here, config, name)
 
@@ -231,15 +218,14 @@ def _here(config: Config, name: str) -> str:
     return "can record"
 
 
-def _targets(config: Config, name: str, reached: list[Target]) -> str:
-    """Reach the targets, as a capture would, and keep those that answer."""
+def _targets(config: Config, name: str) -> str:
+    """Reach the targets, as a capture would."""
     from profdeck.replicas.reachability import reach_all
 
     backend, targets = build_backend(config, name), config.roles[name].targets
     assert isinstance(backend, EngineBackend)  # noqa: S101  # others have no targets
     assert targets is not None  # noqa: S101  # the caller has looked
     found = asyncio.run(reach_all(type(backend), backend.options, targets))
-    reached += [target for target, error in found if error is None]
     silent = [f"{target.handle}: {describe_error(error)}" for target, error in found if error is not None]
     if silent:
         raise CaptureError(f"{len(silent)} of {len(found)} cannot be reached. {' '.join(silent)}")

@@ -105,10 +105,6 @@ class TargetsConfig:
     """Which: `number`, the same ones each time (default), or `load`, those to which the router has sent
     most, which routers count with `--policy cache_aware`."""
 
-    budget_gb: float | None = attrs.field(default=None, validator=validators.optional(validators.gt(0.0)))
-    """How much a capture of all targets is to write at most, in gigabytes: so many record as fit, by the size of an
-    earlier capture with the same options in `output`; one where there is none. Default: no limit."""
-
     policy: Policy = Policy.ANY
     """How many targets have to start: `any` (default), `all`, or `quorum`. When too few do, what has started is stopped
     and the capture fails; when too few can be reached, nothing is started."""

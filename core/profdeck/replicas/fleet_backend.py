@@ -32,7 +32,6 @@ from profdeck.records.capture import CaptureRecord, CaptureState as Life, Engine
 from profdeck.records.status import Status
 from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, find_targets
-from profdeck.replicas.expected_size import within_budget
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.manifest_writer import ManifestBatch
 from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, late_error, listed, shortened, target_key
@@ -171,9 +170,8 @@ class FleetBackend(EngineBackend):
         try:
             found, notes = await find_targets(self.config, self.given, self._numbers, self._ask)
             placed = on_gpu_ranks(found, self._placed, capture.request.ranks if capture.request else "all")
-            able, of_kinds = select_kinds(placed, capture.request.batch_kinds if capture.request else ())
-            targets, of_budget = await within_budget(able, self.config, capture, self.options)
-            capture.notes += [*notes, *of_kinds, *of_budget]
+            targets, of_kinds = select_kinds(placed, capture.request.batch_kinds if capture.request else ())
+            capture.notes += [*notes, *of_kinds]
             here = {target_key(target.handle) for target in targets}
             self._backends = {key: bound for key, bound in self._backends.items() if key in here}
             self._members = [self._member(target, capture) for target in targets]

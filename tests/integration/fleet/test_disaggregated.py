@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 from engine_servers import Server, Servers, up
-from servers import at_rest, command_line_of_many, finished
+from servers import at_rest, busy, command_line_of_many, finished
 
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
@@ -54,9 +54,10 @@ def settings(root: Path, run: str) -> dict[str, Any]:
 
 def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server], router: Server, root: Path) -> None:
     """A prefill worker would wait for decode batches for ever."""
-    asked = ("--iterations", "3", "--batch-kind", "prefill", "--batch-kind", "decode", "--warmup-requests", "4")
-    process = command_line_of_many("--router", router.url, *asked, "--run", "disaggregated", "--json")
-    out, err = finished(process, pair[0])
+    asked = ("--iterations", "3", "--batch-kind", "prefill", "--batch-kind", "decode")
+    with busy(router):
+        process = command_line_of_many("--router", router.url, *asked, "--run", "disaggregated", "--json")
+        out, err = finished(process, pair[0])
     assert process.returncode == 0, err
     document = json.loads(out)
     types = [server["worker_type"] for server in document["servers"]]  # by replica

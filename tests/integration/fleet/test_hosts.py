@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,17 @@ import sys, urllib.request
 url, token = sys.argv[1:]
 with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=5): pass
 """
+AWAIT_START = """
+import json, sys, time, urllib.request
+url, token = sys.argv[1:]
+request = urllib.request.Request(f"{url}/profdeck/status", headers={"Authorization": f"Bearer {token}"})
+while True:
+    with urllib.request.urlopen(request, timeout=60) as response:
+        if json.load(response)["answer"]["ranks"][0]["state"] in {"armed", "recording"}:
+            break
+    time.sleep(0.05)  # there is no event to await outside of the server
+"""
+GENERATE = "import sys; from engine_servers import Server; Server(sys.argv[1], None, None).complete(tokens=32)"
 
 
 @attrs.frozen
@@ -54,6 +66,16 @@ class Cluster:
         command = [*self.hosts[host].enter, sys.executable, "-m", "profdeck", *map(str, arguments)]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=self.environment | {"COLUMNS": "400"})
+
+    def await_start(self, host: Host, url: str) -> None:
+        """Wait until the server of a host records. The status is requested on that host, whatever its link does."""
+        command = [*host.enter, sys.executable, "-c", AWAIT_START, url, TOKEN["PROFDECK_TOKEN"]]
+        subprocess.run(command, check=True, timeout=240)
+
+    def generate(self, host: Host, url: str) -> None:
+        """Send the server of a host a request from that host."""
+        environment = self.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([*host.enter, sys.executable, "-c", GENERATE, url], check=True, env=environment)
 
     def done(self, *arguments: object) -> str:
         """Run a command line on the head; returns its output."""
@@ -259,9 +281,11 @@ def away_for_a_while(host: Host) -> None:
 @pytest.mark.parametrize("fault", [lambda host: host.limit("800kbit"), away_for_a_while], ids=["slow", "cut"])
 def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fault: Fault) -> None:
     host, url = cluster.hosts[2], cluster.servers["host-2"]
-    process = cluster.profdeck("capture", "--url", url, "--iterations", "5", "--warmup-requests", "1", "--json")
+    process = cluster.profdeck("capture", "--url", url, "--iterations", "5", "--json")
     fault(host)
     try:
+        cluster.await_start(host, url)
+        cluster.generate(host, url)
         out, error = process.communicate(timeout=240)
     finally:
         host.limit(None)
@@ -272,14 +296,11 @@ def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fa
 def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> None:
     host, url = cluster.hosts[2], cluster.servers["host-2"]
     own = ("--url", url, "--iterations", "5", "--run", "cut", "--output", cluster.output)
-    own += ("--set", "server.options.rpc_timeout_s=10")
-    started = cluster.done("capture", "start", *own)
-    assert "profdeck capture stop --run" in started
+    process = cluster.profdeck("capture", *own, "--set", "server.options.rpc_timeout_s=10")
+    cluster.await_start(host, url)
     host.link("down")
-    generate = "import sys; from engine_servers import Server; Server(sys.argv[1], None, None).complete()"
-    environment = cluster.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([*host.enter, sys.executable, "-c", generate, url], check=True, env=environment)
-    process = cluster.profdeck("capture", "stop", "--run", cluster.output / "cut")
+    cluster.generate(host, url)
+    process.send_signal(signal.SIGTERM)
     out, error = process.communicate(timeout=120)
     host.link("up")
     assert process.returncode == 1, out + error
@@ -293,11 +314,13 @@ def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> Non
 
 def test_a_link_that_is_away_for_longer_than_a_transfer_waits(cluster: Cluster) -> None:
     host, url, run = cluster.hosts[2], cluster.servers["host-2"], cluster.output / "away"
-    own = ("--url", url, "--iterations", "20", "--warmup-requests", "1", "--run", run.name, "--output", run.parent)
+    own = ("--url", url, "--iterations", "20", "--run", run.name, "--output", run.parent)
     coming = [*cluster.hosts[0].enter, "find", run, "-name", ".*.trace.json.gz.*.tmp"]
     process = cluster.profdeck("capture", *own, "--set", "server.options.rpc_timeout_s=10")
     host.limit("100kbit")
     try:
+        cluster.await_start(host, url)
+        cluster.generate(host, url)
         until(lambda: subprocess.run(coming, check=False, capture_output=True).stdout, timeout_s=240)
         host.link("down")
         out, error = process.communicate(timeout=240)

@@ -1,4 +1,4 @@
-"""`profdeck capture` of servers in a process of its own: Ctrl-C, and what it shows on a terminal."""
+"""`profdeck capture` of servers as a process: Ctrl-C, SIGTERM, and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from processes import ending, until
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import RequestState
-from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedServer, offer
+from simulated_servers import Act, RecordingEngine, ServersInThread, SimulatedEngine, SimulatedServer, offer
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Read = Callable[[], Manifest]
@@ -74,7 +75,7 @@ def by_url(servers: list[SimulatedServer]) -> list[str]:
     return [part for server in servers for part in ("--url", server.url)]
 
 
-# Ctrl-C.
+# Signals.
 
 
 def recording(servers: list[SimulatedServer], state: RequestState = RequestState.RECORDING) -> Callable[[], bool]:
@@ -86,32 +87,50 @@ def waited_for(servers: list[SimulatedServer]) -> Callable[[], bool]:
     return lambda: all(server.commands().count("status") >= 3 for server in servers)
 
 
-def interrupted(process: subprocess.Popen[str]) -> str:
-    process.send_signal(signal.SIGINT)
+def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    return said
 
 
-def test_ctrl_c_stops_all(start: Start, tmp_path: Path, manifest: Read) -> None:
-    with running(8, tmp_path) as servers:
-        process = start(*by_url(servers), "--run", "run")
+@pytest.mark.parametrize(
+    ("number", "window", "code", "status"),
+    [
+        (signal.SIGINT, (), 0, "complete"),
+        (signal.SIGTERM, (), 0, "complete"),
+        (signal.SIGTERM, ("--iterations", 1000), 1, "partial"),
+    ],
+)
+def test_a_signal_ends_the_recording_of_all(
+    start: Start,
+    tmp_path: Path,
+    manifest: Read,
+    tally: ModuleType,
+    number: signal.Signals,
+    window: tuple[object, ...],
+    code: int,
+    status: str,
+) -> None:
+    with running(2, tmp_path) as servers:
+        for server in servers:
+            server.engine, server.traffic = RecordingEngine("tally-device"), 3
+        process = start(*by_url(servers), *window, "--run", "run")
         until(waited_for(servers))
-        said = interrupted(process)
-        assert "Stopping what records. Press Ctrl-C again to leave its files to the servers." in said
-        assert recording(servers, RequestState.WRITING)()
-        reasons = {one.body["reason"] for server in servers for one in server.arrivals if one.command == "stop"}
-        assert reasons == {"Interrupted."}
-    assert manifest().problems[0] == "Interrupted."
+        process.send_signal(number)
+        listed, said = process.communicate(timeout=60)
+        assert process.returncode == code, said
+        assert "Stopping the recording. Press Ctrl-C again to leave its files to the servers." in said
+        assert f"2 captures; ranks: 2 {status}" in listed
     assert {record.outcome for record in manifest().targets} == {"flushed"}
 
 
-def test_ctrl_c_while_they_start(start: Start, tmp_path: Path, manifest: Read) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_they_start(start: Start, tmp_path: Path, manifest: Read, number: signal.Signals) -> None:
     with running(8, tmp_path) as servers:
         servers[3].acts["start"] = [Act(delay_s=0.5)]
         process = start(*by_url(servers), "--run", "run")
         until(lambda: "start" in servers[3].commands())
-        interrupted(process)
+        interrupted(process, number)
         assert all("stop" in server.commands() for server in servers)
         until(lambda: not any(server.tasks for server in servers))
         others = [server for server in servers if server is not servers[3]]

@@ -31,7 +31,7 @@ from simulated_servers import (
 
 Cli = Callable[..., Result]
 Fleet = Callable[..., AbstractContextManager[list[SimulatedServer]]]
-FIVE = ("--iterations", 5, "--warmup-requests", 1, "--run", "run")
+FIVE = ("--iterations", 5, "--run", "run")
 QUIET = (*FIVE, "--json")
 """Without a summary, which starts processes for several traces."""
 
@@ -44,7 +44,7 @@ def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """Run servers on this host that serve a model, and record to tmp_path/profiles."""
+    """Run servers on this host that are busy, and record to tmp_path/profiles."""
     for path in simulated_path.split(os.pathsep):
         monkeypatch.syspath_prepend(path)
 
@@ -52,7 +52,7 @@ def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: p
     def run(count: int) -> Iterator[list[SimulatedServer]]:
         with ServersInThread(count) as servers:
             for server in servers:
-                server.output, server.model = str(tmp_path / "profiles"), "tiny"
+                server.output, server.traffic = str(tmp_path / "profiles"), 5
                 server.engine = RecordingEngine("tally-device")
             yield servers
 
@@ -132,7 +132,7 @@ def test_one_is_no_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifes
         result = cli("capture", *by_url(servers), *FIVE)
         assert result.exit_code == 0, result.output
         assert (manifest().target, manifest().targets) == (servers[0].url, ())
-        assert result.stderr == "1 request was sent: 1 answered, 0 failed.\n"
+        assert result.stderr == ""
         result = cli("capture", *by_url(servers), *FIVE, "--replica", 3, "--role", "rollout")
     assert result.exit_code == 0, result.output
     assert manifest(3, "rollout").target == servers[0].url
@@ -161,7 +161,6 @@ def test_json_has_the_same_facts(cli: Cli, fleet: Fleet, tmp_path: Path) -> None
     document = json.loads(result.stdout)
     assert (document["run"], document["complete"]) == (str(tmp_path / "profiles" / "run"), True)
     assert (document["problem"], document["ls"]["status"]) == (None, "complete")
-    assert document["requests"] == {"sent": 2, "answered": 2, "failed": 0, "first_error": None}
     facts = {"role": "server", "worker_type": None, "backend": "simulated", "profdeck": "0.1.0"}
     assert [one["url"] for one in document["servers"]] == sorted(server.url for server in servers)
     for replica, server in enumerate(document["servers"]):
@@ -173,14 +172,11 @@ def test_json_has_the_same_facts(cli: Cli, fleet: Fleet, tmp_path: Path) -> None
 def test_a_router_and_its_worker_types(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(5) as (router, *servers):
         router.acts["workers"] = workers(*servers[:3], _1="decode", _2="prefill")
-        router.engine = servers[1].engine  # which it lets serve
         where = ["--router", router.url, "--url", servers[3].url]
         result = cli("capture", *where, "--worker-type", "regular", "--worker-type", "decode", *QUIET)
         assert result.exit_code == 0, result.output
         assert "start" not in servers[2].commands()
         assert {router.commands().count(command) for command in ("start", "status")} == {0}
-        # A worker that only decodes is asked through its router.
-        assert (router.commands().count("completions"), servers[1].commands().count("completions")) == (1, 0)
         kinds = {record.name: record.worker_type for record in manifest().targets}
         assert kinds == {servers[0].url: "regular", servers[1].url: "decode", servers[3].url: None}
     assert re.search(r"server/\d decode simulated", words(result.stderr))
@@ -449,7 +445,12 @@ URL = "http://127.0.0.1:1"
         (["--config", "job.yaml", "--role", "trainer"], "--role trainer: the config names no servers for it"),
         (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "it has the roles trainer."),
         (["--run", "run", "--policy", "all"], "--policy applies only to servers and requires --url."),
-        (["--run", "run", "--warmup-requests", "2"], "--warmup-requests applies only to servers and requires --url."),
+        (
+            ["--url", URL, "--warmup-requests", "2"],
+            "--warmup-requests was removed: profdeck sends no requests to servers. Send your own requests",
+        ),
+        (["start", "--url", URL], "No such command 'capture start'. 'profdeck capture' with the servers and without"),
+        (["stop", "--run", "run"], "No such command 'capture stop'. 'profdeck capture' with the servers and without"),
         (["--router", URL, "--steps", "2"], "--steps is for jobs, and a server has no global steps."),
     ],
 )
@@ -458,27 +459,6 @@ def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], 
     result = cli("capture", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
-
-
-# Requests.
-
-
-def test_requests_that_fail_are_told(cli: Cli, fleet: Fleet) -> None:
-    with fleet(2) as servers:
-        servers[0].acts["completions"] = [Act(status=500), Act()]
-        result = cli("capture", *by_url(servers), "--iterations", 5, "--warmup-requests", 2)
-        assert result.exit_code == 0, result.output
-        said = f"1 failed. The first failure: {servers[0].url}: /v1/completions answered 500: "
-    assert said in words(result.stderr)
-
-
-def test_half_a_worker_cannot_be_asked_alone(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
-    with fleet(1) as servers:
-        (tmp_path / "targets.yaml").write_text(f"[{{url: '{servers[0].url}', worker_type: prefill}}]")
-        result = cli("capture", "--targets", "targets.yaml", *QUIET)
-        assert result.exit_code == 2
-        assert "start" not in servers[0].commands()
-    assert "does only prefill, so it cannot serve a request alone, and there is no --router" in words(result.stderr)
 
 
 # What goes wrong with some.
@@ -521,7 +501,7 @@ def test_one_of_eight_cannot_be_reached(
 
 def test_a_window_that_is_not_full_in_time(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
-        servers[0].acts["completions"] = [Act(status=500)]
+        servers[0].traffic = 0
         result = cli("capture", *by_url(servers), *FIVE, "--timeout", 1)
     assert result.exit_code == 1
     assert "Only 0 of 5 iterations ran before the stop." in words(result.stdout)
@@ -531,7 +511,7 @@ def test_a_window_that_is_not_full_in_time(cli: Cli, fleet: Fleet) -> None:
 def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(2) as servers:
         for server in servers:
-            server.engine = SimulatedEngine()  # it need not be ended
+            server.engine, server.traffic = SimulatedEngine(), 0  # the engine need not be ended
             server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
             server.acts["stop"] = [Act(status=500, error="dead")]
         result = cli("capture", *by_url(servers), "--iterations", 5, "--run", "run", "--json")

@@ -138,6 +138,12 @@ def test_output_that_cannot_be_written(cli: Cli, config: Path) -> None:
     assert found["output"].startswith("/proc cannot be written: ")
 
 
+def test_the_removed_measurement_is_an_error(cli: Cli, config: Path) -> None:
+    result = cli("check", config, "--connect", "--measure")
+    assert result.exit_code == 2
+    assert "--measure was removed without a replacement" in result.stderr
+
+
 def test_here_asks_the_backend(cli: Cli, config: Path) -> None:
     jammed = ("check", config, "--json", "--set", "trainer.options.jammed=true")
     assert cli(*jammed).exit_code == 0
