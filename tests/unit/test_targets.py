@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -335,6 +336,25 @@ def test_a_start_that_is_cancelled_is_rolled_back(build: Build, tally: ModuleTyp
     targets = {target.id: target for target in report.targets}
     assert (targets["step1"].status, targets["step1-take2"].status) == (Status.FAILED, Status.COMPLETE)
     assert "CancelledError" in targets["step1"].problems[0]
+
+
+@pytest.mark.parametrize("turns", range(0, 20, 2))
+def test_a_start_of_several_that_is_cancelled_at_any_moment_leaves_no_recording(
+    build: Build, tally: ModuleType, tmp_path: Path, turns: int
+) -> None:
+    profiler = build([tally.ToyEngine()])
+
+    async def host() -> None:
+        starting = asyncio.ensure_future(profiler.astart(1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        await profiler.astop()
+
+    asyncio.run(host())
+    assert "recording" not in {manifest["status"] for manifest in manifests(tmp_path, "*")}
 
 
 @pytest.mark.parametrize("during", ["start", "stop"])

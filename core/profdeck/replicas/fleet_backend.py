@@ -66,6 +66,8 @@ class FleetBackend(EngineBackend):
     """By URL or actor, or by the identity of an object: they live from capture to capture."""
     _placed: dict[object, tuple[int, ...]] = attrs.field(factory=dict, init=False)
     _members: list[Member] = attrs.field(factory=list, init=False)
+    _reserving: asyncio.Future[None] | None = attrs.field(default=None, init=False)
+    """Reserves the names of the members' manifests."""
     _hooks: RoleHooks = attrs.field(init=False)
     _manifests: ManifestBatch = attrs.field(factory=ManifestBatch, init=False)
     """Those of the targets."""
@@ -163,7 +165,7 @@ class FleetBackend(EngineBackend):
     # The start.
 
     async def _start(self, capture: CaptureRecord) -> None:
-        loop, self._members = asyncio.get_running_loop(), []
+        loop, self._members, self._reserving = asyncio.get_running_loop(), [], None
         deadline_s = loop.time() + self.config.start_timeout_s
         skew_s = None
         self._tell(capture, skew_s)
@@ -253,7 +255,7 @@ class FleetBackend(EngineBackend):
             await member.asked.reach()
 
         reached = asyncio.Event()
-        reserved = asyncio.ensure_future(self._reserve(members, whole, reached))
+        reserved = self._reserving = asyncio.ensure_future(self._reserve(members, whole, reached))
         try:
             results = await fan_out(reach, members, timeout_s=limit_s, each_timeout_s=limit_s)
         finally:
@@ -319,6 +321,8 @@ class FleetBackend(EngineBackend):
 
     async def _give_up(self, error: BaseException) -> None:
         """Stop what has started, and end the captures of the others."""
+        if self._reserving is not None:
+            await asyncio.wait([self._reserving])  # manifests that are reserved later would not be ended
         why = "the start of the fleet was given up"
         reason = f"{why}: too few targets took part" if isinstance(error, CaptureError) else why
         await self._stop_all(reason)
