@@ -322,7 +322,7 @@ class SimulatedServer:
         content = {"server": about, "answer": {"ranks": replies, "frontends": {}}, "times": times}
         if refused:
             return 409, json.dumps({**content, "error": refused}).encode()
-        if arrival.command == "start":
+        if arrival.command == "start" and self.traffic:
             self.engine.iterate(self.traffic)
         return 200, json.dumps(content).encode()
 
