@@ -365,7 +365,8 @@ def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, 
         if problem := problems.get(process.id):
             console.print(f"{process.name}, {process.at}: {sentence(problem)}")
         if process.id in elsewhere:
-            console.print(f"{process.name}: its files are on {process.at.host}, in {_directory(process, run)}")
+            where = f"{process.at.host}, in {_directory(process, run)}"
+            console.print(f"{process.name}: its files are on {where}", soft_wrap=True)  # keeps the path whole
     if elsewhere:
         console.print(
             f"To read all ranks together, copy the step_* directories from there into {kit.short_path(run)}, or set "
