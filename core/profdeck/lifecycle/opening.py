@@ -46,7 +46,7 @@ def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
     if identity is not None:
         name, identities = identity.role, {identity.role: identity}
     if name is None and target is not None:
-        raise ConfigError("target: a target requires a role. Pass role='rollout', or targets={'rollout': [...]}.")
+        raise ConfigError("target: a target needs a role. Pass role='rollout', or targets={'rollout': [...]}.")
     if target is not None and name in (targets or {}):
         raise ConfigError(f"targets: the role '{name}' already has a target. Pass target or targets, not both.")
     opened: dict[str, object] = {} if name is None else {name: target}
