@@ -1,6 +1,6 @@
-"""The API for plugins of engines: the side that requests captures, and the side in the processes of the engine.
+"""The API for engine plugins: for the process that requests captures, and for the processes of the engine.
 
-Each name is imported when it is first used.
+Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -99,6 +99,6 @@ SECTIONS = {
         "replicas.fan_out": "fan_out",
     },
 }
-"""The names, by subject and by the module of ``profdeck`` that defines them."""
+"""Public names, grouped by topic and by the ``profdeck`` module that defines them."""
 
 __getattr__, __dir__ = lazy_names(globals(), *SECTIONS.values())

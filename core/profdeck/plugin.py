@@ -1,7 +1,7 @@
 """The API for plugins: backends, listeners, stores, launchers, commands and kinds of artifacts.
 
-`profdeck` has the names that every plugin needs, such as `Backend`, `Capture` and `hookimpl`. `profdeck.engines` has
-the API for plugins of engines. Each name is imported when it is first used.
+`profdeck` contains the names that every plugin needs, such as `Backend`, `Capture` and `hookimpl`. `profdeck.engines`
+contains the API for engine plugins. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -151,6 +151,6 @@ SECTIONS = {
         "lifecycle.last_word": "suppress_exit_message",
     },
 }
-"""The names, by subject and by the module of ``profdeck`` that defines them."""
+"""Public names, grouped by topic and by the ``profdeck`` module that defines them."""
 
 __getattr__, __dir__ = lazy_names(globals(), *SECTIONS.values())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from profdeck.lifecycle.role_group import RoleGroup
     from profdeck.lifecycle.sharing import SharedSteps
 
-# What can configure a profiler without arguments; `profdeck.config.sources` reads it.
+# Environment variables that can configure a profiler without arguments. `profdeck.config.sources` reads them.
 _VARIABLES = ("PROFDECK_CONFIG", "PROFDECK__")
 
 
@@ -32,24 +32,24 @@ class Profiler:
 
     Call ``start(n)`` when global step ``n`` begins and ``stop()`` when it ends, or wrap the step in
     ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
-    and ``step(i, "mini_batch")`` that of a mini-batch. None of them raises because profiling went wrong, unless
-    the config says ``on_error: raise``.
+    and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails, none of these calls raises an
+    error unless the config sets ``on_error: raise``.
 
-    A profiler has one or several roles. Their engines start and stop together, and this process starts to record when
-    they have started. Captures have the ids of the global steps, so those of all roles and processes of a job are in
-    one run. Of several ranks that control the targets of a config, rank 0 captures them.
+    A profiler has one or more roles. Their engines start and stop together, and this process starts to record after the
+    engines have started. Capture ids are derived from global steps, so the captures of all roles and processes of a job
+    belong to one run. If several ranks control the same targets of a config, only rank 0 captures them.
     """
 
     def __init__(self, group: RoleGroup | None = None, shared: SharedSteps | None = None) -> None:
-        """Use `from_config`. Without roles the profiler does nothing, at no cost."""
+        """Use `from_config` instead. A profiler without roles does nothing and has no overhead."""
         if group is None:
             from profdeck.lifecycle.role_group import RoleGroup
 
             group = RoleGroup()
         self._group = group
         self._shared = shared
-        self._caller = object()  # not this profiler: shared steps must not keep it alive
-        self._roles, self._busy = group.roles, group.busy  # read by each idle step
+        self._caller = object()  # not the profiler itself: shared steps must not keep it alive
+        self._roles, self._busy = group.roles, group.busy  # idle steps read only these
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
@@ -64,30 +64,31 @@ class Profiler:
         listeners: Iterable[object] = (),
         shared: bool = False,
     ) -> Self:
-        """Build the profiler of this process; everything that can be wrong is found here, before training.
+        """Build the profiler of this process. All errors in the config are reported here, before training.
 
         Args:
-            config: a YAML or TOML file. Without one, the file that ``PROFDECK_CONFIG`` names. If nothing selects
-                what to record, ``settings`` and ``PROFDECK__...`` variables included, the profiler does nothing.
+            config: a YAML or TOML file. Default: the file that ``PROFDECK_CONFIG`` names. The profiler does nothing
+                unless the file, ``settings`` or a ``PROFDECK__...`` variable selects what to record.
             role: the function of this process in the job; selects the role in the config. None if this process only
                 controls the targets of other roles.
-            identity: rank, world size and parallel coordinates, when neither the launcher's environment nor the
-                backend's library knows them. Its role wins over ``role``.
+            identity: rank, world size and parallel coordinates, if neither the launcher's environment nor the
+                backend's library provides them. Its role takes precedence over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
             target: engine to record instead of this process: an engine object, the handle of an actor that holds
                 one, or a server URL. A list of these, or a placement group, is recorded as one capture.
-            targets: engines of other roles to record, too: the targets that the config names, and lists of targets by
-                role for roles whose config names none. ``{}`` selects only the targets of the config. Default: no
-                other roles, and ``{}`` with ``role=None``.
+            targets: engines of other roles to record as well. Maps each role without targets in the config to a list
+                of targets; the targets in the config are always included. ``{}`` selects only the targets in the
+                config. Default: no other roles, or ``{}`` with ``role=None``.
             listeners: objects with hook implementations, in addition to the listeners that the config names.
-            shared: several callers in this process use the profiler of the role together, such as the workers that a
-                trainer puts into one actor. Each calls this method and uses the result as if it were alone: the
-                first that begins a global step begins it for all, and the last that ends it ends it. Mini-batches are
-                counted by the first caller that reports one. `close`, and an exception inside ``capture``, end the
-                capture for all. Later calls pass the same arguments, or only the role.
+            shared: share the profiler of the role between several callers in this process, such as the workers that
+                a trainer puts into one actor. Each caller calls this method and uses the result like its own profiler.
+                The first caller that begins a global step begins it for all, and the last caller that ends it ends it
+                for all. Only the mini-batches of the first caller that reports one are counted. `close`, and an
+                exception inside ``capture``, end the capture for all. Later calls must pass the same arguments, or
+                only the role.
 
         Raises:
-            ConfigError: the config, an option or a target is wrong, or a shared profiler has other arguments.
+            ConfigError: the config, an option or a target is wrong, or a shared profiler has different arguments.
             PluginError: a backend or a listener cannot be used, or a backend cannot record in this process.
         """
 
@@ -95,7 +96,7 @@ class Profiler:
             from profdeck.lifecycle.role_group import RoleGroup
 
             if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
-                return RoleGroup()  # at no cost to the many jobs that only might be profiled
+                return RoleGroup()  # no overhead for jobs that do not use profiling
             from profdeck.config.sources import load_config
             from profdeck.lifecycle import opening
 
@@ -128,7 +129,7 @@ class Profiler:
         listeners: Iterable[object] = (),
         shared: bool = False,
     ) -> Self:
-        """Build the profiler of this process from a config that is loaded; see `from_config`."""
+        """Build the profiler of this process from a loaded config; see `from_config`."""
         from profdeck.lifecycle import opening
 
         def open_group() -> RoleGroup:
@@ -185,14 +186,14 @@ class Profiler:
 
     @property
     def enabled(self) -> bool:
-        """Whether this process can record anything at all: the config selects one of its roles, and its rank."""
+        """Whether this process can record: the config selects one of its roles, and its rank."""
         return bool(self._roles)
 
     @property
     def active(self) -> Capture | None:
-        """The capture of the current global step, if any; with several roles, that of the first role that has one.
+        """The capture of the current global step, if any. None between two global steps of the same capture.
 
-        None between two steps that share a capture.
+        With several roles, this is the capture of the first role that has one.
         """
         for role in self._roles:
             if (capture := role.active) is not None:
@@ -206,19 +207,19 @@ class Profiler:
 
     @property
     def states(self) -> dict[str, TargetState]:
-        """The last known state of each target of a capture, by its name. Sends no request."""
+        """The last known state of each target of a capture, by target name. Sends no request."""
         return {name: state for role in self._roles for name, state in role.states.items()}
 
     # The sync façade.
 
     def start(self, global_step: int) -> Capture | None:
-        """Begin a global step: start captures, continue them, or do nothing, as the config selects.
+        """Begin a global step. Depending on the config, start captures, continue them or do nothing.
 
         Returns:
-            The running capture, as `active` returns it.
+            The running capture, or None; the same value as `active`.
         """
         if self._shared is None:
-            for role in self._roles:  # not any(), which costs an idle step several calls
+            for role in self._roles:  # a loop, because any() is slower in idle steps
                 if role.enters(global_step):
                     break
             else:
@@ -228,7 +229,7 @@ class Profiler:
         return self.active
 
     def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
-        """Report that a global step, or a unit inside it, has ended; does nothing while no capture is running.
+        """Report that a global step, or a unit inside it, has ended. Does nothing if no capture is running.
 
         Args:
             index: the global step as the host numbers it, or the mini-batch, counted from 0 in each global step.
@@ -239,21 +240,23 @@ class Profiler:
             self._group.blocker.finish(begin(self._stepping(index, Unit(unit))))
 
     def stop(self) -> None:
-        """End the global step: end its captures, unless the next step belongs to them too. Harmless when idle.
+        """End the global step. Also end its captures, unless the next step belongs to them.
 
-        Inside a running event loop the capture of an engine ends a little later; `astop` waits for that.
+        Safe to call if no capture is running. Inside a running event loop, captures of engines end shortly after the
+        call; use `astop` to wait for them.
         """
         if self._busy or self._shared is not None:
             self._group.finish_end(self._stopping())
 
     def close(self, reason: str | None = None) -> None:
-        """End all captures now, marking them partial. Harmless when idle; the profiler can be used again.
+        """End all captures now and mark them partial. The profiler can be used again.
 
-        Inside a running event loop the capture of an engine ends a little later; `aclose` waits for that.
+        Safe to call if no capture is running. Inside a running event loop, captures of engines end shortly after the
+        call; use `aclose` to wait for them.
 
         Args:
-            reason: the reason; None if the host has finished. A capture of a schedule without end that still warms up
-                is then withdrawn, as if the schedule had ended before.
+            reason: why the captures end; None if the host has finished. In that case, a capture that is still warming
+                up is withdrawn if its schedule has no end.
         """
         try:
             self._group.finish_end(self._closing(reason))
@@ -285,14 +288,14 @@ class Profiler:
         await finish(begin(self._stopping().values()))
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
-        """Wait until the engines have recorded the windows of the running captures; `astop` is then due.
+        """Wait until the engines have recorded the windows of the running captures. Call `astop` afterwards.
 
         Args:
-            timeout_s: the longest wait, in seconds.
-            on_state: called with the state of the engines of a role, once or twice a second for each role.
+            timeout_s: the maximum wait, in seconds.
+            on_state: called once or twice a second for each role, with the state of the role's engines.
 
         Returns:
-            Whether they have. False after the timeout, and if no capture of an engine is running.
+            True if all windows were recorded; False after the timeout, or if no capture of an engine is running.
 
         Raises:
             CaptureError: an engine cannot be reached.
@@ -320,17 +323,18 @@ class Profiler:
     # Scopes.
 
     def capture(self, global_step: int) -> Scope[Capture | None]:
-        """Return a context manager, sync and async, around one global step: start at entry, stop at exit.
+        """Return a sync and async context manager that starts a global step at entry and stops it at exit.
 
-        An exception inside ends the captures, whose traces are kept and marked partial, and is raised to the caller.
+        An exception inside the block ends the captures and is raised to the caller. The traces of these captures are
+        kept and marked partial.
         """
         return Scope(self, self._group, global_step, None)
 
     def stage(self, name: str) -> Scope[None]:
-        """Return a decorator and context manager, sync and async, that names a part of the global step.
+        """Return a decorator and context manager, sync and async, for a named stage of the global step.
 
-        In continuous mode the stage is annotated in the trace; in discrete mode it is a capture of its own, of all
-        roles. Engines have no annotations.
+        In continuous mode, the stage is annotated in the trace. In discrete mode, it is a separate capture of all
+        roles. Stages are not annotated in the traces of engines.
 
         Raises:
             ConfigError: the name cannot be used in file names.
@@ -341,13 +345,13 @@ class Profiler:
     # Operations.
 
     def _due(self, step: int) -> list[Role]:
-        """Return the roles that have something to do at the start of a global step."""
+        """Return the roles that must act at the start of a global step."""
         if self._shared is not None and not self._shared.enter(self._caller, step):
             return []
         return [role for role in self._roles if role.enters(step)]
 
     def _has_begun(self, step: int) -> bool:
-        """Return whether this caller has begun the step. A nested scope of the step must not end it."""
+        """Return whether this caller has begun the step. A nested scope of the same step must not end it."""
         if self._shared is not None:
             return self._shared.is_inside(self._caller, step)
         return any(role.machine.is_open(step) for role in self._roles)

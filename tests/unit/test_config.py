@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str)
         (
             "tally-engine",
             {"stages": ["decode"]},
-            "is the backend of an engine. Use batch_kinds, with kinds of batches:",
+            "is the backend of an engine. Use batch_kinds instead, with values from",
         ),
         ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not the backend of an engine"),
     ],

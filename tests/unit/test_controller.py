@@ -148,7 +148,7 @@ def test_a_repeated_boundary_and_a_wrong_one_are_noted(build: Build, tmp_path: P
     profiler.close()
     (manifest,) = manifests(tmp_path).values()
     assert calls(profiler).count("step step1 global_step 1") == 1
-    assert any("step(7) while step 1 was under way" in note for note in manifest["notes"])
+    assert any("step(7) was ignored: step 1 was in progress." in note for note in manifest["notes"])
 
 
 def test_a_step_that_the_host_took_before_its_loop_still_reports(build: Build) -> None:
@@ -339,7 +339,7 @@ def test_stopping_what_does_not_run_and_starting_twice_are_harmless(build: Build
     profiler.stop()
     (manifest,) = manifests(tmp_path).values()
     assert (manifest["status"], len(manifest["notes"])) == ("complete", 1)
-    assert "start(1) while step1 was recording" in manifest["notes"][0]
+    assert "start(1) was ignored: step1 was already recording." in manifest["notes"][0]
 
 
 def test_only_who_began_a_step_ends_it(build: Build) -> None:
@@ -679,7 +679,7 @@ def test_what_the_config_does_not_select_costs_and_writes_nothing(build: Build, 
 
 
 def test_ranks_outside_of_the_job_are_an_error(build: Build) -> None:
-    with pytest.raises(ConfigError, match=r"\[8\] are all outside of this job, which has 1 rank"):
+    with pytest.raises(ConfigError, match=r"this job has none of the ranks \[8\]\. It has 1 rank"):
         build(steps=[1], **{"trainer.ranks": [8]})
 
 
@@ -743,7 +743,7 @@ def test_the_sync_facade_inside_a_loop_names_the_async_one(build: Build) -> None
     async def loop() -> None:
         profiler.start(1)
 
-    with pytest.raises(CaptureError, match="call 'await profiler.astart"):
+    with pytest.raises(CaptureError, match="Use 'await profiler.astart"):
         asyncio.run(loop())
 
 

@@ -492,7 +492,7 @@ def test_what_is_asked_for_is_a_capture_of_its_own_whoever_knew_of_it_when(
     assert read_run(running.run).status is Status.COMPLETE
     before = running.manifests(rank=0).get("step2")
     if before is not None and 4 in Schedule.from_list(steps):
-        assert before.notes == ("It ended after step 3: a capture of steps 4 to 5 was asked for.",)
+        assert before.notes == ("It ended after step 3: a capture of steps 4 to 5 was requested.",)
 
 
 @pytest.mark.parametrize(("late_at", "in_time"), [(5, True), (7, True)])
@@ -574,7 +574,7 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
     assert running.steps() == {"step1": (1, 4), "step5": (5, 6)}
     assert running.answers(request) == [(True, ("step5",), None)]
     cut = running.manifests(rank=0)["step1"]
-    assert (cut.status, cut.problems) == (Status.PARTIAL, ("A capture of steps 5 to 6 was asked for.",))
+    assert (cut.status, cut.problems) == (Status.PARTIAL, ("A capture of steps 5 to 6 was requested.",))
 
 
 def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
@@ -925,7 +925,7 @@ def test_a_directory_that_cannot_be_written_costs_requests_only(
     common = {"run": "run", "trainer.backend": "tally"}
     blocked = common | {"output": str(tmp_path / "file")}
     assert not Profiler.from_config(settings=blocked).enabled
-    assert "No capture can be asked for while the job runs: NotADirectoryError" in caplog.text
+    assert "Captures cannot be requested while the job runs: NotADirectoryError" in caplog.text
     assert Profiler.from_config(settings=blocked | {"steps": [1]}).enabled
     output = tmp_path / "out"
     (output / "run").mkdir(parents=True)
@@ -946,7 +946,7 @@ def test_what_cannot_be_answered_is_said_once(
 
     monkeypatch.setattr(stores, "write_new", full)
     running.step(0, 1, 2, 3)
-    assert caplog.text.count("A request for a capture cannot be answered: OSError: [Errno 28]") == 1
+    assert caplog.text.count("Cannot answer a capture request: OSError: [Errno 28]") == 1
     monkeypatch.undo()
     running.step(4, 5, 6)
     assert running.steps() == {"step6": (6, 6)}

@@ -616,7 +616,7 @@ def test_a_directory_of_leases_that_cannot_be_used(
 
 
 def test_a_directory_where_nothing_can_be_written(recorder: EngineRecorder, ask: Ask) -> None:
-    with pytest.raises(CaptureError, match="nothing can be written to /proc/profdeck"):
+    with pytest.raises(CaptureError, match="cannot write to /proc/profdeck"):
         recorder.start(ask(1, output=Path("/proc/profdeck")))  # not even root can write there
     assert (recorder.active, recorder.reply().state) == (False, RequestState.IDLE)
 
@@ -624,7 +624,7 @@ def test_a_directory_where_nothing_can_be_written(recorder: EngineRecorder, ask:
 @pytest.mark.parametrize("stages", [(), (P, D)])
 def test_a_file_in_the_way(recorder: EngineRecorder, ask: Ask, tmp_path: Path, stages: tuple[BatchKind, ...]) -> None:
     (tmp_path / "run").write_text("in the way")
-    with pytest.raises(CaptureError, match="nothing can be written"):
+    with pytest.raises(CaptureError, match="cannot write to"):
         recorder.start(ask(1, batch_kinds=stages))
     assert not recorder.active
     assert (tmp_path / "run").read_text() == "in the way"
@@ -805,7 +805,7 @@ def test_a_directory_that_goes_away_while_armed(recorder: EngineRecorder, ask: A
     iterate(recorder, [D] * 2)
     reply = whole(recorder)
     assert (reply.state, reply.captures, recorder.active) == (RequestState.ENDED, (), False)
-    assert "nothing can be written" in reply.problems[0]
+    assert "cannot write to" in reply.problems[0]
 
 
 # Replies.

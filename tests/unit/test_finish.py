@@ -192,7 +192,7 @@ def test_what_cannot_be_claimed_is_not_finished(
     (run / "step_000002").write_text("in the way")
     with profiler.capture(2) as capture:
         assert capture is None
-    assert "nothing can be written" in caplog.text
+    assert "cannot write to" in caplog.text
 
 
 def test_without_anything_to_run_nothing_is_imported_or_written(build: Build, run: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_capture_of_two_steps() -> None:
 def test_a_warm_up_and_a_skipped_step() -> None:
     captures = machine("5..8", warmup=2)
     assert perform(captures, captures.start(3)) == [Begin(3, 5)]
-    note = Note("step(9) while step 3 was under way: ignored.")
+    note = Note("step(9) was ignored: step 3 was in progress.")
     assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
     passed = Step(Unit.GLOBAL_STEP, 3)
     assert perform(captures, captures.step(passed)) == [LookForRequests(4), Pass(passed)]
@@ -150,7 +150,10 @@ def test_an_end_during_a_start_follows_it() -> None:
     starting = captures.start(1)
     begin = next(starting)
     assert isinstance(begin, Begin)
-    assert list(captures.close("enough")) == [Note("stop while another operation was under way."), EndStep()]
+    assert list(captures.close("enough")) == [
+        Note("stop was called while another operation was in progress."),
+        EndStep(),
+    ]
     captures.began(capture_of(begin))
     assert perform(captures, starting) == [End("enough")]
 
@@ -162,9 +165,7 @@ def test_an_end_from_another_thread_waits_for_the_owner() -> None:
     perform(captures, captures.start(1))
     callers.append(Owner(owner.pid, owner.thread + 1))
     (note, _) = perform(captures, captures.close("enough"))
-    assert note == Note(
-        "stop from another thread than the one that started the capture is carried out at the owner's next boundary."
-    )
+    assert note == Note("stop from a thread that did not start the capture was deferred to the owner's next boundary.")
     callers.append(owner)
     assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
 

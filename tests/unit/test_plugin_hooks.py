@@ -267,7 +267,7 @@ def test_a_wrong_return_value_of_a_stop_is_a_problem_of_the_backend(
         pass
     (problem, *_) = manifest(tmp_path)["problems"]
     expected = {
-        "one artifact": "profile_stop of tally must return a list of artifacts, or of functions that write them: Art",
+        "one artifact": "profile_stop of tally must return a list of artifacts or of functions that write them, not ",
         "outside": f"{tmp_path / 'a'} is outside of {tmp_path}",
         "text": "profile_stop must return artifacts or functions that write them, not 'a'.",
     }

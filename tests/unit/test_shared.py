@@ -155,7 +155,7 @@ def test_the_same_with_await(join: Join, tmp_path: Path) -> None:
 def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
     first = join()
     assert Profiler.from_config(shared=True).enabled
-    with pytest.raises(ConfigError, match="settings: the role 'trainer' of this process is shared already, with"):
+    with pytest.raises(ConfigError, match="settings: the shared profiler of the role 'trainer' was created with"):
         join(steps=[7])
     del first
 

@@ -217,7 +217,7 @@ def test_a_short_window_makes_the_target_partial(build: Build, engine: Any, tmp_
         ({"warmup_steps": 1}, "rollout.warmup_steps: 'tally-engine' is the backend of an engine; use iterations."),
         (
             {"stages": ["decode"]},
-            "rollout.stages: 'tally-engine' is the backend of an engine. Use batch_kinds, with kinds",
+            "rollout.stages: 'tally-engine' is the backend of an engine. Use batch_kinds instead, with values",
         ),
         ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: with this option, the engine starts"),
     ],
@@ -236,7 +236,7 @@ def test_an_engine_backend_needs_a_target_that_it_knows(build: Build) -> None:
 
 
 def test_a_device_backend_takes_no_target(build: Build, engine: Any) -> None:
-    with pytest.raises(ConfigError, match="'tally' records the process that it runs in and controls no target, such"):
+    with pytest.raises(ConfigError, match="'tally' records its own process and does not accept the target"):
         Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally"}, target=engine)
     with pytest.raises(ConfigError, match=r"trainer.iterations: 'tally' is not the backend of an engine; use window"):
         Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally", "trainer.iterations": {"count": 1}})

@@ -298,7 +298,7 @@ def test_a_start_that_fails_when_the_turn_has_come(
         else:
             with trainer.stage("update"):
                 pass
-    assert "start does not work The job goes on without this capture." in caplog.text
+    assert "start does not work The job continues without this capture." in caplog.text
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HELD}." in manifest.notes[-1]

@@ -204,7 +204,7 @@ class EngineBackend(Backend[OptionsT_co]):
 
 @attrs.frozen
 class TargetState:
-    """The progress of a capture in the processes of a target."""
+    """A capture's progress in the processes of a target."""
 
     ended: bool
     """Whether every rank has recorded its window; the capture can then be stopped without losing anything."""

@@ -29,7 +29,7 @@ _unusable: dict[str, tuple[type[ProfdeckError], str]] = {}
 
 
 def build_backend(config: Config, role: str) -> Backend:
-    """Import a role's backend and create it with checked options. The library that it uses is not required.
+    """Import a role's backend and create it with validated options. Does not require the backend's library.
 
     Raises:
         ConfigError: an option is wrong.
@@ -90,7 +90,7 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
             raise ConfigError(f"{path}.{key}: '{role.backend}' is the backend of an engine; use iterations.")
     if role.stages:
         raise ConfigError(
-            f"{path}.stages: '{role.backend}' is the backend of an engine. Use batch_kinds, with kinds of batches: "
+            f"{path}.stages: '{role.backend}' is the backend of an engine. Use batch_kinds instead, with values from "
             f"{', '.join(BatchKind)}."
         )
 
@@ -126,8 +126,8 @@ def run_preflight(backend: Backend) -> None:
     """Check that a backend can record in this process, and import its library.
 
     Raises:
-        ConfigError: not with its options.
-        PluginError: it cannot; its library may fail to load.
+        ConfigError: the backend cannot record with its options.
+        PluginError: the backend cannot record here, or its library failed to load.
     """
     with _usable(backend):
         backend.preflight()

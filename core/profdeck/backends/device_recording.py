@@ -46,7 +46,7 @@ C = TypeVar("C", bound=RecordingCycle)
 
 @attrs.frozen
 class CyclePart:
-    """A resource of one recorder cycle, such as a profiler object."""
+    """The recorded range of one recorder cycle and the name that distinguishes its files."""
 
     iterations: tuple[int, int] | None
     """First and last mini-batch or engine iteration, both included; None for global steps."""
@@ -55,7 +55,7 @@ class CyclePart:
 
 
 class OneAtATime:
-    """A queue for libraries that support one recording per process. Other captures wait for their turn."""
+    """A lock for libraries that support one recording per process. Other captures wait until it is released."""
 
     def __init__(self, library: str) -> None:
         """Args:
@@ -91,13 +91,13 @@ class OneAtATime:
 
 
 def recording_metadata(capture: Capture, options: CommonOptions) -> str:
-    """Return JSON about a capture and its options, for the metadata of a trace."""
+    """Return a capture's id, identity and options as JSON, for the trace metadata."""
     about = {"capture": capture.id, **unstructure(capture.identity), "options": unstructure(options)}
     return json.dumps(about)
 
 
 class CaptureCycles(Generic[C]):
-    """The recorder cycles of one capture: begins, advances and ends them.
+    """Starts, advances and stops the recorder cycles of one capture.
 
     A position is a global step, the mini-batch of a window or an engine iteration: what the capture counts.
     """
@@ -127,7 +127,7 @@ class CaptureCycles(Generic[C]):
             self.position = capture.passed_over if capture.window else capture.current_step
 
     def start(self) -> None:
-        """Start a cycle, unless nothing is recorded at the current position."""
+        """Start a cycle, unless the recorder is off at the current position."""
         if self.phase(self.position) is not WindowPhase.OFF:
             cycle = self._make(self.position)
             cycle.start()

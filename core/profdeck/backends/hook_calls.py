@@ -44,7 +44,7 @@ class HookCall:
     """The manager's generation for which the implementations were selected."""
 
     def select(self) -> list[pluggy.HookImpl]:
-        """Return the implementations and wrappers of the current generation.
+        """Return the plugin's implementations and all wrappers that are currently registered.
 
         Raises:
             PluginError: the plugin was unregistered.
@@ -52,20 +52,20 @@ class HookCall:
         if self.generation == self.manager.generation:
             return self.implementations
         if (call := self.role.current_call(self)) is None:
-            raise PluginError(f"The plugin was unregistered before {self}.")
+            raise PluginError(f"The plugin was unregistered before {self} was called.")
         return call.implementations
 
     def report_step(self, capture: CaptureRecord, step: Step) -> list[Any]:
         """Call ``profile_step`` and return the results, which may be awaitables.
 
         Raises:
-            BaseException: from the implementation or a wrapper.
+            BaseException: the implementation or a wrapper raised an error.
             CaptureError: a wrapper suppressed an error of the implementation.
-            PluginError: a wrapper does not return a list, or the plugin was unregistered.
+            PluginError: a wrapper did not return a list, or the plugin was unregistered.
         """
         arguments = {"capture": capture, "step": step, "plugin_name": self.plugin.name}
         try:
-            results = self.manager.execute(self.hook, self.select(), arguments, False)  # noqa: FBT003  # of pluggy
+            results = self.manager.execute(self.hook, self.select(), arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
             failed = self.manager.returned.pop(capture, None)
         if failed is not None and failed.error is not None:
@@ -74,10 +74,10 @@ class HookCall:
         return self.checked(results)
 
     def checked(self, results: Any) -> list[Any]:
-        """Return the results of a call.
+        """Return the results of a call if they are a list.
 
         Raises:
-            PluginError: a wrapper does not return a list.
+            PluginError: a wrapper did not return a list.
         """
         if not isinstance(results, list):
             raise PluginError(
@@ -110,7 +110,7 @@ def _codes(function: object) -> Iterator[CodeType]:
 class Invocation:
     """One call of ``profile_start`` or ``profile_stop``, as a context manager.
 
-    At its exit, awaitables that were not awaited are closed.
+    On exit, awaitables that were not awaited are closed.
     """
 
     call: HookCall
@@ -121,15 +121,15 @@ class Invocation:
         """Call the hook, yield its awaitables and return the results.
 
         Raises:
-            BaseException: from the implementation or a wrapper.
-            CaptureError: a wrapper hides that the implementation failed or was not awaited.
+            BaseException: the implementation or a wrapper raised an error.
+            CaptureError: a wrapper suppressed an error of the implementation or discarded its awaitable.
         """
         call, manager = self.call, self.call.manager
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
         implementations = call.select()
         try:
-            # Inline, as in `Role._perform`: a test limits the frames between `Profiler.start` and the backend.
-            results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # of pluggy
+            # Inlined, as in `Role._perform`, to keep tracebacks short (see test_a_start_has_few_frames).
+            results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
             self.returned = manager.returned.pop(capture, None)
         results = call.checked(results)
@@ -143,17 +143,17 @@ class Invocation:
         return results
 
     def run_to_completion(self, capture: CaptureRecord) -> Operation[list[Any]]:
-        """Call the hook as `run` does. If a wrapper fails, the implementation still runs and is awaited.
+        """Call the hook like `run`. If a wrapper fails, the implementation still runs and is awaited.
 
         Raises:
-            BaseException: as of `run`, after the implementation has completed.
+            BaseException: any error of `run`. It is raised after the implementation has completed.
         """
         try:
             return (yield from self.run(capture))
         except GeneratorExit:  # nothing can be awaited any more
             raise
         except BaseException:
-            with contextlib.suppress(Exception):  # `describe` reports it
+            with contextlib.suppress(Exception):  # `describe` reports the error
                 if self.returned is None:
                     self._call_without_wrappers(capture)
                 if self.returned is not None:
@@ -196,7 +196,7 @@ class Invocation:
         unwrapped = [item for item in call.implementations if item.plugin is call.plugin.hooks or is_witness(item)]
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
         try:
-            manager.execute(call.hook, unwrapped, arguments, False)  # noqa: FBT003  # of pluggy
+            manager.execute(call.hook, unwrapped, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
             self.returned = manager.returned.pop(capture, None)
 
@@ -253,7 +253,8 @@ class RoleHooks:
 
     def _select(self, hook: str, generation: int) -> tuple[HookCall, ...]:
         manager, backend = self._manager, self._backend.plugin
-        sources = {id(plugin.source) for plugin in self._listeners}  # an object may be a listener and registered
+        # An object can be a listener of the role and also be registered for all captures. Call it only once.
+        sources = {id(plugin.source) for plugin in self._listeners}
         everywhere = [plugin for plugin in manager.everywhere.values() if id(plugin.source) not in sources]
         plugins = [*self._listeners, *everywhere, backend]
         wrappers = {plugin.wrappers for plugin in plugins}

@@ -130,7 +130,7 @@ class Witness:
 
     @hookimpl(wrapper=True, trylast=True)
     def profile_step(self, capture: CaptureRecord) -> Generator[None, list[Any], list[Any]]:
-        """Record an exception of the call."""
+        """Store an exception raised by the call."""
         try:
             return (yield)
         except BaseException as error:
@@ -190,9 +190,9 @@ class PluginManager(pluggy.PluginManager):
 
     @property
     def execute(self) -> Callable[[str, list[pluggy.HookImpl], Mapping[str, Any], bool], Any]:
-        """The function of pluggy that calls selected implementations of a hook.
+        """The pluggy function that calls selected implementations of a hook.
 
-        A subset caller of pluggy would also call plugins that are registered later.
+        A pluggy subset caller would also call plugins that are registered later.
         """
         return self._inner_hookexec
 

@@ -131,7 +131,7 @@ def hook_names() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> type[Backend]:
-    """Import and validate a backend class. The library that it uses is not required.
+    """Import and validate a backend class. Does not require the backend's library.
 
     Raises:
         PluginError: no distribution provides it, its import fails, or it is not a usable backend.

@@ -26,16 +26,14 @@ def reserve(capture: CaptureRecord, directory: run_directory.RunDirectory, recor
     """Write the capture's first manifest, so that it is known whatever happens to this process.
 
     Raises:
-        CaptureError: nothing can be written there.
+        CaptureError: the directory is not writable.
     """
     try:
         directory.prepare()
         directory.reserve(capture, recorder)
     except (OSError, CaptureError) as error:
         where = capture.directory
-        raise CaptureError(
-            f"Step {capture.current_step}: nothing can be written to {where}: {describe_error(error)}"
-        ) from error
+        raise CaptureError(f"Step {capture.current_step}: cannot write to {where}: {describe_error(error)}") from error
     capture.move_to(CaptureState.STARTING)
 
 
@@ -55,7 +53,7 @@ class Recording:
         backend: the backend that records it.
         hooks: the hook calls of the role.
         recorder: the fields that all manifests share.
-        turn: the devices that the capture needs. Default: those of the backend.
+        turn: the devices that the capture needs. Default: the backend's devices.
         """
         self.capture = capture
         self._backend = backend
@@ -66,7 +64,7 @@ class Recording:
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""
         self.cause: BaseException | None = None
-        """The first exception of the backend."""
+        """The first exception that was recorded as a problem of the capture."""
         self._interruption: BaseException | None = None
         """The first interruption of a stop. It is raised after all plugins have been stopped."""
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
@@ -91,7 +89,7 @@ class Recording:
         try:
             begun = self._acquire_devices()
             for call in self._hooks.calls("profile_start") if begun else ():
-                if call.plugin in self._started:  # at a retry
+                if call.plugin in self._started:  # by an earlier attempt
                     continue
                 with Invocation(call) as invocation:
                     try:
@@ -122,7 +120,7 @@ class Recording:
         return begun
 
     def start_timer(self, expire: Callable[[Recording, float], None]) -> None:
-        """Call a function on another thread once the capture has lasted ``max_capture_s``, unless it ends before."""
+        """Call ``expire`` on another thread if the capture is still running after ``max_capture_s``."""
         limit_s = self._backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, expire, (self, limit_s))
         self._timer.daemon = True
@@ -139,7 +137,7 @@ class Recording:
         self.capture.waits_for = self._turn.waits_for
 
     def _acquire_devices(self) -> bool:
-        """Lease the devices; return whether all of them were free."""
+        """Try to lease the devices. Return True if the capture holds all of them."""
         acquired = self._turn.take()
         if acquired and self.capture.waits_for is not None:
             self.wait()
@@ -147,7 +145,7 @@ class Recording:
         return acquired
 
     def _is_in_use(self, invocation: Invocation, error: BaseException) -> bool:
-        """Return whether the start of the backend failed because its recorder is in use; the capture then waits."""
+        """Return True if the backend could not start because its recorder is in use. The capture then waits."""
         if invocation.completed or not (invocation.call.is_backend and isinstance(error, LeaseError)):
             return False
         self._turn.wait_for(error)
@@ -181,9 +179,9 @@ class Recording:
         return began
 
     def step(self, step: Step) -> Operation[None]:
-        """Report a boundary to the started plugins; a failure becomes a problem of the capture.
+        """Report a boundary to the started plugins. Failures of plugins are recorded in the capture.
 
-        While the capture waits for a device, try to start instead, as `start` does.
+        If the capture is waiting for a device, try to start it instead, as in `start`.
         """
         if self.waiting:
             if step.unit is Unit.GLOBAL_STEP:
@@ -250,7 +248,7 @@ class Recording:
             logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
 
     def _add_problem(self, text: str, error: BaseException) -> None:
-        """Add a problem of the capture and log the traceback of its cause."""
+        """Add a problem to the capture and log the traceback of its cause."""
         self.cause = self.cause or error
         self.capture.problems.append(text)
         logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
@@ -305,9 +303,9 @@ class Recording:
             withdraw: remove the manifest if nothing was recorded.
 
         Returns:
-            Whether the manifest was removed.
+            True if the manifest was removed.
         """
-        if self.capture.state not in {CaptureState.STARTING, CaptureState.RECORDING}:  # it ends once
+        if self.capture.state not in {CaptureState.STARTING, CaptureState.RECORDING}:  # a capture ends only once
             return False
         if not self.waiting:
             yield from self.stop_recording(reason)
@@ -351,7 +349,7 @@ class Recording:
                 for call in calls[:backend]:
                     if call.plugin in self._started:
                         yield from self._stop_plugin(call)
-            finally:  # if this operation is closed in a listener, the backend must be stopped
+            finally:  # stop the backend even if this generator is closed while a listener stops
                 self._outputs = yield from self._stop_plugin(calls[backend])
         except GeneratorExit as error:  # nothing can be awaited any more
             capture.problems.append(f"The stop was interrupted: {describe_error(error)}")
@@ -406,7 +404,7 @@ class Recording:
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Return whether an exception ends the host's work; False if only the code that raised it failed.
+    """Return whether an exception interrupts the host. If not, it is only an error of the code that raised it.
 
     ``CancelledError`` is an interruption only while the current task is being cancelled.
     """
@@ -416,27 +414,29 @@ def _is_interruption(error: BaseException) -> bool:
         return not isinstance(error, Exception)
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # no event loop runs on this thread
+    except RuntimeError:  # no event loop is running on this thread
         return False
     return task is not None and task.cancelling() > 0
 
 
 def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
-    """Return the outputs of a call of ``profile_stop``.
+    """Return the outputs of a ``profile_stop`` call.
 
     Raises:
         CaptureError: the plugin did not return a list.
     """
     for outputs in results:
         if outputs is not None and not isinstance(outputs, Iterable):
-            raise CaptureError(f"{call} must return a list of artifacts, or of functions that write them: {outputs!r}.")
+            raise CaptureError(
+                f"{call} must return a list of artifacts or of functions that write them, not {outputs!r}."
+            )
     return tuple(output for outputs in results for output in outputs or ())
 
 
 def _first_step_is_cold(capture: CaptureRecord, backend: Backend) -> bool | None:
-    """Return whether the recorder starts in the first step, mini-batch or iteration that it records.
+    """Return True if the recorder starts without warm-up in the first recorded step, mini-batch or iteration.
 
-    Return None if the backend has no cold first step.
+    Return None if ``cold_first_step`` is False for the backend.
     """
     if not backend.cold_first_step:
         return None

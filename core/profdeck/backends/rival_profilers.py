@@ -57,7 +57,7 @@ class RivalWatch:
         @functools.wraps(original)
         def begin(*arguments: Any, **options: Any) -> Any:
             if self._originals and self._own != threading.get_ident():
-                with suppress(Exception):  # the other profiler starts in any case
+                with suppress(Exception):  # the other profiler must start anyway
                     self._begins(module)
             return original(*arguments, **options)
 

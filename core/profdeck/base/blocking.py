@@ -1,4 +1,4 @@
-"""Blocking calls on threads, and coroutines without an event loop."""
+"""Runs blocking calls on threads, and coroutines without an event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ first, as threads that run meanwhile take more from the loop than they gain."""
 async def run_in_thread(call: Callable[..., T], *arguments: Any) -> T:
     """Run a blocking call in a thread.
 
-    Calls that are made at once share threads: for those of a fleet, a thread each costs more than most of them take.
+    Concurrent calls share threads. For the short calls of a fleet, one thread per call would cost more than the call.
     """
     import asyncio
 
@@ -178,4 +178,4 @@ def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     coroutine.close()
-    raise RuntimeError("a coroutine that must not wait has waited")
+    raise RuntimeError("the coroutine suspended, but it runs without an event loop")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a sync façade or a command drives an event loop."""
+"""Handles Ctrl-C and SIGTERM while the sync façade or a command runs an event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
 
 
 class StopSignal:
-    """Lets the first interrupt end a wait of the work normally. An interrupt outside the wait cancels the work."""
+    """Wakes a coroutine that waits for the first interrupt. Any other interrupt cancels the coroutine."""
 
     def __init__(self) -> None:
         self._awaited: asyncio.Event | None = None
@@ -40,7 +40,7 @@ class StopSignal:
             self._awaited = None
 
     def receive(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Accept an interrupt. Return False if it must cancel the work."""
+        """Handle an interrupt. Return False if it must cancel the coroutine."""
         if self._received or self._awaited is None:
             return False
         self._received = True
@@ -49,20 +49,20 @@ class StopSignal:
 
 
 def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal | None = None) -> T:
-    """Run a coroutine to its end, as `asyncio.Runner.run` does, where the first Ctrl-C and the second cancel it.
+    """Run a coroutine like `asyncio.Runner.run`, but let the first and the second Ctrl-C cancel it.
 
-    A second Ctrl-C is for work that takes its time to end: it gives that up. asyncio's own handler then raises at once,
-    at any place of its loop; a callback that is lost in this way is one that others wait for without end.
+    The second Ctrl-C cancels the cleanup if that takes too long. asyncio's own handler would raise immediately at the
+    second Ctrl-C, anywhere in the loop, and could lose a callback that other code waits for.
 
-    Where the host has a handler of its own, or this is not the main thread, nothing is changed.
+    If the host has its own signal handler, or this is not the main thread, no handler is changed.
 
     Args:
         runner: the runner of the event loop.
         work: the coroutine.
-        stop: receives the first interrupt if the work waits for it. SIGTERM then has the effect of Ctrl-C.
+        stop: receives the first interrupt if the coroutine waits for it. If given, SIGTERM is handled like Ctrl-C.
 
     Raises:
-        KeyboardInterrupt: an interrupt cancelled the work, and the work has ended.
+        KeyboardInterrupt: an interrupt cancelled the coroutine, and the coroutine has ended.
     """
     presses = _Presses(runner.get_loop(), stop)
     with presses.watched():
@@ -78,7 +78,7 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal |
 
 
 def cancels(handler: object) -> bool:
-    """Return whether a signal handler cancels the work of `run`, whose end also ends its captures."""
+    """Return whether a signal handler cancels the coroutine of `run`. The coroutine then ends its captures."""
     return isinstance(getattr(handler, "__self__", None), _Presses)
 
 
@@ -93,7 +93,7 @@ class _Presses:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Replace the default handlers of the signals until the block ends. Other handlers stay."""
+        """Replace the default signal handlers until the block ends. Other handlers are kept."""
         handler = self._press  # one object, by which it is known again
         numbers = [signal.SIGINT] if self._stop is None else [signal.SIGINT, signal.SIGTERM]
         if threading.current_thread() is not threading.main_thread():

@@ -18,7 +18,7 @@ class ConfigError(ProfdeckError):
 
 
 class PluginError(ProfdeckError):
-    """A backend or listener cannot be used. Subclasses exist for the causes."""
+    """A backend or listener cannot be used. Subclasses identify the cause."""
 
 
 class UnknownPluginError(PluginError):
@@ -54,7 +54,7 @@ class CaptureError(ProfdeckError):
 
 
 class TargetError(CaptureError):
-    """A target refused the request or could not be reached. `outcome` is the error code, `fix` the solution."""
+    """A target refused the request or could not be reached. `outcome` is the error code; `fix` is the solution."""
 
     def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
         """Args:
@@ -93,14 +93,14 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a one-line message for an error. Errors of other libraries include their type."""
+    """Return a one-line message for an error. Errors of other libraries include the exception type."""
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def target_error(error: BaseException) -> TargetError:
-    """Return the `TargetError` that caused an error, or a new one with its message."""
+    """Return the `TargetError` among the causes of an error, or a new one with the error's message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TargetError):

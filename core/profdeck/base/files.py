@@ -124,12 +124,12 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
     """Write a file and replace an existing one atomically.
 
     Args:
-        path: its path.
-        content: all of it.
-        durable: whether it must outlast a power failure from now on.
+        path: path of the file.
+        content: complete content of the file.
+        durable: whether the file must survive a power failure after this call.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with _written(path, content, durable=durable) as temporary:
         temporary.replace(path)
@@ -153,7 +153,7 @@ def link_or_copy(source: Path, path: Path) -> None:
 
 @contextmanager
 def lock_directory(directory: Path) -> Generator[None, None, None]:
-    """Hold a lock on a directory. The lock has no effect on a file system without locks.
+    """Hold an exclusive lock on a directory. On a file system without locks, this has no effect.
 
     Raises:
         OSError: the directory cannot be opened.

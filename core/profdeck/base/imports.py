@@ -16,9 +16,9 @@ Done = Callable[[ModuleType], None]
 
 
 def after_import(name: str, done: Done) -> None:
-    """Call a function with a module after the module's import, or at once if it is already imported.
+    """Call ``done`` with a module after its import, or immediately if it is already imported.
 
-    What the function raises is logged: an import of the host does not fail by it.
+    Exceptions of ``done`` are logged, so that they do not break an import of the host.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):

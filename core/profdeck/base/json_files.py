@@ -18,9 +18,9 @@ _MOST_BYTES = 64 << 20
 class JsonKind(Generic[T]):
     """Reader for JSON data of one class.
 
-    To be made as the module of the class is imported, never in a function. msgspec keeps what it learns of a class on
-    the class, from before it has learned it all: a second thread that decodes the class meanwhile ends the process by a
-    segmentation fault, and so does a finalizer of the same thread.
+    Create it at module level, next to the class, and never in a function. msgspec caches type information on the class
+    before the information is complete. If another thread, or a finalizer in the same thread, decodes the class in the
+    meantime, the process crashes with a segmentation fault.
     """
 
     def __init__(self, kind: type[T]) -> None:

@@ -33,7 +33,7 @@ _mutex = threading.RLock()  # re-entrant for signal handlers
 
 @attrs.define
 class Lease:
-    """A lease of devices for one capture."""
+    """A lease on devices for one capture."""
 
     _files: list[tuple[Path, int]] = attrs.field(factory=list)
 
@@ -53,7 +53,7 @@ def acquire_lease(devices: Iterable[str], *, holder: str) -> Lease:
 
     Args:
         devices: names that are the same in every process of this host, such as a GPU's UUID.
-        holder: who asks, in words that tell another process whom to wait for.
+        holder: description of the caller, shown to processes that wait for the devices.
 
     Raises:
         LeaseError: a device is held by a living process, which the message names.

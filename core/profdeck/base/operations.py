@@ -1,7 +1,7 @@
-"""Operations: generators that yield the awaitables of hooks, so that both façades run the same code.
+"""Operations: generators that yield the awaitables of hooks, so that the sync and async façades run the same code.
 
-An operation of a device backend never yields: its first resumption is its last. Other operations finish in the event
-loop of the caller, or in a private one for the sync façade.
+Operations of device backends never yield and end at the first ``next``. Other operations are finished in the caller's
+event loop or, for the sync façade, in a private event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunningOperation:
     error: BaseException | None = None
 
     async def finish(self) -> None:
-        """Await what the operation yields until it ends."""
+        """Await each awaitable that the operation yields, until the operation ends."""
         while self.awaitable is not None:
             try:
                 value = await self.awaitable
@@ -45,7 +45,7 @@ class RunningOperation:
                 self._resume(functools.partial(self.operation.send, value))
 
     def refuse(self, error: Exception) -> None:
-        """Raise an error in the operation wherever it would wait."""
+        """Raise an error in the operation each time it would wait."""
         while self.awaitable is not None:
             if inspect.iscoroutine(self.awaitable):
                 self.awaitable.close()
@@ -57,12 +57,12 @@ class RunningOperation:
             self.awaitable = resume()
         except StopIteration as end:
             self.result = end.value
-        except BaseException as error:  # noqa: BLE001  # `results` raises it when other operations have ended
+        except BaseException as error:  # noqa: BLE001  # `results` raises it after the other operations have ended
             self.error = error
 
 
 def begin(operations: Iterable[Operation[Any]]) -> list[RunningOperation]:
-    """Run operations until each of them waits or has ended."""
+    """Start operations and run each of them until it waits or ends."""
     runs = []
     for operation in operations:
         runs.append(run := RunningOperation(operation))
@@ -79,7 +79,7 @@ def results(runs: Iterable[RunningOperation]) -> list[Any]:
     """Return the results of operations that have ended.
 
     Raises:
-        BaseException: the first error of an operation. An interruption of the host, such as Ctrl-C, precedes.
+        BaseException: the first interruption of the host, such as Ctrl-C, or else the first error of an operation.
     """
     runs = list(runs)
     errors = [run.error for run in runs if run.error is not None]
@@ -116,7 +116,7 @@ def run_without_waiting(operation: Operation[T]) -> T:
     """Run an operation of a device backend, which never waits, and return its result.
 
     Raises:
-        RuntimeError: a hook returned an awaitable that waits.
+        RuntimeError: a hook returned an awaitable that suspended.
     """
     return run_without_loop(run(operation))
 
@@ -127,14 +127,14 @@ class Blocker:
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
         self._closes = False
-        """Whether `finish` closes the private event loop at its end."""
+        """Whether `finish` closes the private event loop when it returns."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        """Tasks in progress: event loops hold their tasks weakly."""
+        """Tasks in progress. Event loops keep only weak references to tasks."""
 
     def finish(self, runs: list[RunningOperation]) -> list[Any]:
         """Finish operations in a private event loop and return their results.
 
-        Inside a running event loop, operations that wait fail.
+        If an event loop is already running on this thread, operations that would wait fail.
 
         Raises:
             BaseException: the first error of an operation.
@@ -146,14 +146,14 @@ class Blocker:
         for run in runs:
             run.refuse(
                 CaptureError(
-                    "start, step and stop cannot wait inside a running event loop, and this backend has to: "
-                    "call 'await profiler.astart(...)', 'astep' and 'astop', or use 'async with'."
+                    "This backend must wait, but start, step and stop cannot wait inside a running event loop. "
+                    "Use 'await profiler.astart(...)', 'astep' and 'astop', or 'async with'."
                 )
             )
         return results(runs)
 
     def close(self) -> None:
-        """Close the private event loop; if another thread runs it, as soon as the loop stops."""
+        """Close the private event loop. If the loop is running, it is closed when `finish` returns."""
         runner = self._runner
         if runner is None:
             return
@@ -176,14 +176,14 @@ class Blocker:
                 self.close()
 
     def finish_end(self, at_once: Iterable[Operation[Any]], deferred: Iterable[Operation[Any]]) -> None:
-        """Finish operations that end captures, by blocking. Inside a running event loop, they end in a task.
+        """Finish operations that end captures. Inside a running event loop, finish them in a task and do not block.
 
         Args:
-            at_once: operations that begin now.
-            deferred: operations that begin with the task: if it is cancelled before, they have not begun.
+            at_once: operations to start immediately.
+            deferred: operations to start inside the task. If the task is cancelled before it runs, they do not start.
 
         Raises:
-            BaseException: the first error of an operation that has ended.
+            BaseException: the first error of the operations, unless they are finished in a task.
         """
         loop = running_loop()
         if loop is None:
@@ -208,7 +208,7 @@ async def _run_all(operations: list[Operation[Any]]) -> None:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs on this thread, if any."""
+    """Return the running event loop of this thread, or None."""
     import asyncio
 
     try:

@@ -58,12 +58,12 @@ def process_started(pid: int) -> str | None:
 
 
 def is_running(host: str, pid: int, started: str | None) -> bool:
-    """Return whether a process is running. For a process of another host, return False.
+    """Return whether a process is running. Processes on other hosts are never reported as running.
 
     Args:
         host: its host, as `socket.gethostname` names it there.
         pid: its process id.
-        started: what `process_started` said of it, which tells it from a later process with the same id.
+        started: result of `process_started` for it, which distinguishes it from a later process with the same id.
     """
     if host != socket.gethostname():
         return False
@@ -77,16 +77,16 @@ def is_running(host: str, pid: int, started: str | None) -> bool:
 
 
 def has_ended(stat: list[str]) -> bool:
-    """Return whether the fields from `process_stat` are those of an ended process (a zombie).
+    """Return whether the fields from `process_stat` describe an ended process (a zombie).
 
-    One whose first thread has ended is a zombie already, and holds its files and locks until the last one has. Source:
-    fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
+    A process is already a zombie when its first thread has ended, but keeps its files and locks until the last thread
+    ends. Source: fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
     """
     return stat[:1] in (["Z"], ["X"]) and int(stat[17]) <= 1
 
 
 def process_stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` from the third field (state) on, or an empty list."""
+    """Return the fields of ``/proc/<pid>/stat``, starting with the third (state). Empty if they cannot be read."""
     try:
         # The second is the name, in parentheses; it may have any characters.
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -103,7 +103,7 @@ def own_start(own_pid: int) -> str | None:
 def start_detached(
     module: str, *arguments: str, stderr: int | BinaryIO, stdin: int | BinaryIO = subprocess.DEVNULL
 ) -> int:
-    """Start ``python -m module`` in a new session. The process continues when this process ends.
+    """Start ``python -m module`` in a new session. The process keeps running after this process ends.
 
     A shell starts the process and exits immediately, so that init adopts the process. It therefore leaves no zombie
     here and survives if the children of a worker are killed.

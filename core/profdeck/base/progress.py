@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Callback for progress: bytes read and total bytes. Any thread may call it."""
+"""Progress callback. Its arguments are the bytes read so far and the total bytes. Any thread may call it."""
 
 
 class Meter:
-    """Total progress of files that are read one after another."""
+    """Combined progress of several files that are read one after another."""
 
     def __init__(self, total_bytes: int, on_progress: Progress | None) -> None:
         self._total = total_bytes

@@ -88,7 +88,7 @@ def duration_validator(least: Any) -> Any:
     """Return a validator for a duration in seconds, with a maximum of one year.
 
     Args:
-        least: the validator of what is too short.
+        least: the validator for the minimum.
     """
     return attrs.validators.and_(least, attrs.validators.le(_LONGEST_S))
 
@@ -245,9 +245,9 @@ _OF_OTHERS = {
 
 
 _RENAMED = {"stages": "batch_kinds"}
-"""Keys of requests in earlier versions."""
+"""Old and new names of request keys that were renamed."""
 _REMOVED = {"budget_gb": "Set 'sample' to limit the number of targets that record."}
-"""Removed keys, with their replacements."""
+"""Removed keys and their replacements."""
 
 
 def _instead(key: str, allowed: list[str]) -> str:

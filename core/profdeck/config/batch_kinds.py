@@ -1,4 +1,4 @@
-"""Kinds of batches of engine iterations."""
+"""Kinds of batches in engine iterations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class BatchKind(StrEnum):
-    """The requests in the batch of an engine iteration."""
+    """The kind of requests in the batch of an engine iteration."""
 
     PREFILL = "prefill"
-    """Only requests whose prompt is being read."""
+    """Only requests whose prompt is being processed."""
     DECODE = "decode"
-    """Only requests that generate."""
+    """Only requests that generate tokens."""
     MIXED = "mixed"
-    """Both, as with chunked prefill."""
+    """Both kinds of requests, as with chunked prefill."""

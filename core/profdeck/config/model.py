@@ -26,7 +26,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Mode(StrEnum):
-    """Whether a capture consists of global steps or of the stages of one step."""
+    """Whether a capture consists of complete global steps or of one stage of a step."""
 
     CONTINUOUS = "continuous"
     DISCRETE = "discrete"
@@ -64,11 +64,11 @@ class RoleConfig:
     traces are large and ranks alike."""
 
     stages: tuple[str, ...] = attrs.field(default=(), validator=_names("stage"))
-    """In discrete mode, the stages of the host to capture. Default: every stage that the host names."""
+    """The stages to capture in discrete mode. Default: every stage that the host declares."""
 
     batch_kinds: tuple[BatchKind, ...] = ()
-    """Kinds of batches to record, for backends of engines: `prefill`, `decode`, `mixed`. Each kind has captures of its
-    own. Default: all kinds in one capture."""
+    """Kinds of batches to record, for backends of engines: `prefill`, `decode`, `mixed`. Each kind is recorded in
+    separate captures. Default: all kinds in one capture."""
 
     warmup_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
     """Number of global steps before a capture that the recorder records and discards, to keep its start-up cost out of

@@ -61,8 +61,8 @@ class CommonOptions:
     """Record the module hierarchy of operators (TorchScript modules only, in PyTorch). Default: off."""
 
     max_capture_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
-    """Longest duration of one capture in seconds. Default: 1800. When it passes, the capture is stopped, its
-    trace is kept and marked partial, and the job goes on. In engines, it ends at the next iteration or command."""
+    """Maximum duration of one capture, in seconds. Default: 1800. A longer capture is stopped, its trace is kept and
+    marked partial, and the job continues. In engines, the capture ends at the next iteration or command."""
 
 
 COMMON_OPTIONS = frozenset(field.name for field in attrs.fields(CommonOptions))

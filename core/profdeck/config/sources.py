@@ -48,7 +48,7 @@ class Loaded:
 
 @attrs.define
 class ConfigDraft:
-    """Unchecked config data, and the source of each key."""
+    """Config data before validation, and the source of each key."""
 
     data: dict[str, Any] = attrs.field(factory=dict)
     sources: dict[Key, str] = attrs.field(factory=dict)
@@ -84,7 +84,7 @@ def load_config(
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
-    """Read, merge and check the config. The arguments are the same as for `load_draft`.
+    """Read, merge and validate the config. Takes the same arguments as `load_draft`.
 
     Raises:
         ConfigError: a file cannot be read, or a key or value is wrong.
@@ -99,7 +99,7 @@ def load_draft(
     settings_source: str = "call",
     environ: Mapping[str, str] = os.environ,
 ) -> ConfigDraft:
-    """Read and merge the config without checking it.
+    """Read and merge the config without validating it.
 
     Args:
         path: a YAML or TOML file; None takes the file that ``PROFDECK_CONFIG`` names, if any.

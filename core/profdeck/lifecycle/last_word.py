@@ -50,7 +50,7 @@ def count(run: Path, capture: CaptureRecord) -> None:
 
 
 def suppress_exit_message() -> None:
-    """Disable the message about captures at the end of this process."""
+    """Suppress the message about captures that this process prints at exit."""
     _runs.clear()
 
 

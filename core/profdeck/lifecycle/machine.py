@@ -1,7 +1,8 @@
-"""The state machine of captures: events in, actions out. It does no I/O and calls no hooks.
+"""State machine for captures. It converts events into actions, does no I/O and calls no hooks.
 
-Each event returns a generator of actions, because the result of an action can decide about the next one. The role
-performs an action, and calls `CaptureMachine.began` or `CaptureMachine.ended`, before it requests the next one.
+Each event method returns a generator of actions, because the result of an action can determine the next action. The
+role performs each action before it requests the next one. If the action began or ended a capture, the role first calls
+`CaptureMachine.began` or `CaptureMachine.ended`.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ class Begin:
     demand: OnDemandSteps | None = None
     stage: str | None = None
     count: int = 1
-    """Number of this capture among the captures of the same stage and step, from 1."""
+    """Sequence number among the captures of the same stage and step, starting at 1."""
     withdraw: bool = False
-    """Whether to remove its manifest if it cannot start."""
+    """Whether to remove the manifest if the capture cannot start."""
 
 
 @attrs.frozen
 class Pass:
-    """Report a boundary to the plugins; a waiting capture tries to start."""
+    """Report a boundary to the plugins. If the capture is waiting for a device, try to start it instead."""
 
     step: Step | None = None
-    """The unit that ended; None if only a waiting capture is affected."""
+    """The unit that ended; None to only retry the start of a waiting capture."""
 
 
 @attrs.frozen
@@ -49,33 +50,33 @@ class End:
     """End the capture."""
 
     reason: str | None
-    """Why it ends early; None if it ends as scheduled."""
+    """Why the capture ends early; None if it ends as scheduled."""
     withdraw: bool = False
-    """Whether to remove its manifest if nothing was recorded."""
+    """Whether to remove the manifest if nothing was recorded."""
 
 
 @attrs.frozen
 class Note:
-    """Add a note to the capture. While an end is pending, publish it as well."""
+    """Add a note to the capture. If an end is pending, also write the manifest now."""
 
     text: str
 
 
 @attrs.frozen
 class LookForRequests:
-    """Look for requests at the boundary into a global step."""
+    """Check for capture requests before a global step begins."""
 
     step: int
 
 
 @attrs.frozen
 class EndStep:
-    """A global step has ended: answer requests, start the commands of ``finish``."""
+    """After the end of a global step, answer requests and start the commands of ``finish``."""
 
 
 @attrs.frozen
 class Forget:
-    """Drop a capture that a forked child inherited: it belongs to the parent process."""
+    """Discard a capture that was inherited through a fork. It belongs to the parent process."""
 
 
 Action: TypeAlias = Begin | Pass | End | Note | LookForRequests | EndStep | Forget
@@ -84,37 +85,37 @@ Actions: TypeAlias = Generator[Action, None, None]
 
 @attrs.frozen
 class PendingEnd:
-    """A deferred end of the capture."""
+    """A request to end the capture that is not yet carried out."""
 
     reason: str | None
-    """Why it ends early; None if it ends as scheduled."""
+    """Why the capture ends early; None if it ends as scheduled."""
     host_is_done: bool = False
-    """Whether it ends because the host has finished."""
+    """Whether the capture ends because the host has finished."""
 
 
 @attrs.define(eq=False)
 class CaptureMachine:
-    """The captures of one role, one at a time."""
+    """State machine for the captures of one role. At most one capture is active at a time."""
 
     steps: PlannedSteps
     default_warmup: bool = False
-    """Whether the warm-up is the default of the backend. A capture that only warmed up is then removed."""
+    """Whether the warm-up is the backend's default. If so, a capture that only warmed up is removed."""
     discrete: bool = False
-    """Whether each stage is a capture of its own."""
+    """Whether each stage is a separate capture."""
     stages: tuple[str, ...] = ()
     """Stages to capture in discrete mode; empty for all."""
     thread_bound: bool = True
     """Whether only the thread that started a capture can end it."""
     caller: Callable[[], Owner] = Owner
-    """Returns the process and thread of an event."""
+    """Returns the calling process and thread."""
     capture: CaptureRecord | None = attrs.field(default=None, init=False)
     """The running or waiting capture."""
     armed: int | None = attrs.field(default=None, init=False)
     """In discrete mode: the global step whose stages are captured."""
     announced: int | None = attrs.field(default=None, init=False)
-    """The next global step of the capture, if `step` has reported it and `start` has not begun it."""
+    """The capture's next global step, if `step` has ended the previous step and `start` has not been called yet."""
     between: bool = attrs.field(default=False, init=False)
-    """Whether a global step of the capture has ended and the next one has not begun."""
+    """Whether a global step of the capture has ended and its next step has not begun."""
     busy: bool = attrs.field(default=False, init=False)
     """Whether an operation is in progress."""
     pending: PendingEnd | None = attrs.field(default=None, init=False)
@@ -128,38 +129,38 @@ class CaptureMachine:
         return self.capture is None and self.armed is None and not self.busy
 
     def is_open(self, step: int) -> bool:
-        """Return whether an earlier `start` has begun a global step."""
+        """Return whether `start` has already begun a global step."""
         if self.capture is None:
             return self.armed == step
         return self.capture.current_step == step and self.announced != step
 
     def begins_at(self, step: int) -> bool:
-        """Return whether `start` has something to do at a global step while idle."""
+        """Return whether `start` must act at a global step if no capture is running."""
         return (self.discrete and self.steps.demand_at(step) is not None) or self.steps.begins(step) is not None
 
     # Results of actions.
 
     def began(self, capture: CaptureRecord) -> None:
-        """Set the capture of a `Begin`. It may still wait for a device."""
+        """Set the capture that a `Begin` started. It may still be waiting for a device."""
         self.capture = capture
 
     def ended(self) -> None:
-        """Remove the capture, which has ended or did not start."""
+        """Clear the current capture after it has ended or failed to start."""
         self.capture = self.pending = self.announced = None
         self.between = False
 
     # Events.
 
     def start(self, step: int) -> Actions:
-        """A global step begins."""
+        """Handle the start of a global step."""
         return self._guarded(f"start({step})", self._start(step))
 
     def step(self, step: Step) -> Actions:
-        """A global step, or a unit inside it, has ended."""
+        """Handle a boundary: a global step, or a unit inside it, has ended."""
         return self._guarded(f"step({step.index})", self._step(step))
 
     def stop(self) -> Actions:
-        """A global step ends, and its capture unless the next step belongs to it."""
+        """Handle the end of a global step. End the capture unless the next step belongs to it."""
         self.armed = None
         if self.capture is not None and (self.announced is not None or self._continues(self.capture)):
             self.between = True
@@ -168,20 +169,20 @@ class CaptureMachine:
         yield EndStep()
 
     def close(self, reason: str | None) -> Actions:
-        """The host ends its capture; without a reason, because it has finished."""
+        """End the capture at the host's request. No reason means that the host has finished."""
         self.armed = None
         yield from self.end(reason or CLOSED, host_is_done=reason is None)
         yield EndStep()
 
     def end(self, reason: str | None, *, host_is_done: bool = False) -> Actions:
-        """End the capture, now or as soon as its owner can."""
+        """End the capture now or, if this is not possible, as soon as its owner can end it."""
         if self.capture is None and not self.busy:
             return
-        self.pending = PendingEnd(reason, host_is_done)  # kept for a capture that is starting
+        self.pending = PendingEnd(reason, host_is_done)  # kept if a capture is still starting
         yield from self._guarded("stop", ())
 
     def enter_stage(self, name: str) -> Actions:
-        """A stage begins: in discrete mode a capture of its own."""
+        """Handle the start of a stage. In discrete mode, begin a capture of the stage."""
         if self.capture is not None:
             if self._is_waiting(self.capture):
                 yield from self._guarded(f"stage {name}", [Pass()])
@@ -205,7 +206,7 @@ class CaptureMachine:
         if (capture := self.capture) is not None:
             if step == capture.current_step or capture.stage is not None:
                 if self.announced != step:
-                    yield Note(f"start({step}) while {capture.id} was recording: ignored.")
+                    yield Note(f"start({step}) was ignored: {capture.id} was already recording.")
                 self.announced = None
                 if self._is_waiting(capture):
                     yield Pass()
@@ -244,11 +245,11 @@ class CaptureMachine:
             yield Pass(step)
             return
         if step.index != capture.current_step:
-            yield Note(f"step({step.index}) while step {capture.current_step} was under way: ignored.")
+            yield Note(f"step({step.index}) was ignored: step {capture.current_step} was in progress.")
             return
-        if capture.stage is None:  # the stages of a step can go on after it
+        if capture.stage is None:  # a stage can continue after its global step
             yield LookForRequests(step.index + 1)
-        if not self._continues(capture):  # `stop` follows the last step
+        if not self._continues(capture):  # `stop` ends the last step
             return
         if self._starts_cold(capture):
             yield from self._end(PendingEnd(_COLD))
@@ -260,20 +261,20 @@ class CaptureMachine:
             self.announced = step.index + 1
 
     def _guarded(self, operation: str, actions: Iterable[Action]) -> Actions:
-        """Admit one operation at a time, on the owner's thread, and perform a pending end before and after it."""
+        """Allow one operation at a time, on the owner's thread. Perform a pending end before and after it."""
         owner, caller = (self.capture.owner if self.capture else None), self.caller()
         if owner is not None and owner.pid != caller.pid:
             self.armed, self.busy = None, False
             yield Forget()
             return
         if owner is not None and owner.thread != caller.thread and self.thread_bound:
-            when = "is carried out at the owner's next boundary" if self.pending else "was ignored"
-            yield Note(f"{operation} from another thread than the one that started the capture {when}.")
+            when = "was deferred to the owner's next boundary" if self.pending else "was ignored"
+            yield Note(f"{operation} from a thread that did not start the capture {when}.")
             return
         with self.mutex:
             admitted, self.busy = not self.busy, True
         if not admitted:
-            yield Note(f"{operation} while another operation was under way.")
+            yield Note(f"{operation} was called while another operation was in progress.")
             return
         try:
             yield from self._end_if_pending()
@@ -302,10 +303,10 @@ class CaptureMachine:
         yield End(reason, withdraw)
 
     def _may_withdraw(self, capture: CaptureRecord, end: PendingEnd) -> bool:
-        """Return whether a capture that warms up for a configured step can be removed.
+        """Return whether a capture that is still warming up for a configured step can be removed.
 
-        A default warm-up leaves nothing, as if the capture had no warm-up. After a configured warm-up, a requested
-        capture records the step, or the host has finished and the schedule has no end.
+        With the default warm-up, the capture is removed as if there had been no warm-up. With a configured warm-up, it
+        is removed if a requested capture records the step, or if the host has finished and the schedule has no end.
         """
         if capture.current_step >= capture.first_step or capture.demand is not None:
             return False
@@ -316,16 +317,16 @@ class CaptureMachine:
         return end.reason is None
 
     def _starts_cold(self, capture: CaptureRecord) -> bool:
-        """Return whether a problem of its default warm-up, such as another profiler, ends a capture.
+        """Return whether a capture must be restarted without warm-up.
 
-        The capture then starts again, without warm-up.
+        This is the case if a problem, such as another profiler, occurred during the default warm-up.
         """
         return bool(capture.problems) and self._may_withdraw(capture, PendingEnd(_COLD))
 
     def _requested_next(self, capture: CaptureRecord) -> str | None:
-        """Return the reason of an end if a requested capture begins at the next step."""
+        """Return the reason to end the capture if a requested capture begins at the next step."""
         following = capture.current_step + 1
         demand = next((item for item in self.steps.demands if item.first == following and not item.begun), None)
         if demand is None or capture.stage is not None:
             return None
-        return f"a capture of steps {demand.first} to {demand.last} was asked for"
+        return f"a capture of steps {demand.first} to {demand.last} was requested"

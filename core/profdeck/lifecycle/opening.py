@@ -36,11 +36,11 @@ def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
     targets: Mapping[str, Sequence[object]] | None,
     listeners: Iterable[object],
 ) -> RoleGroup:
-    """Open the role of this process, and roles with targets; the arguments are those of `Profiler.of`.
+    """Open the role of this process and the roles with targets. Takes the arguments of `Profiler.of`.
 
     Raises:
         ConfigError: the config, an option or a target is wrong.
-        PluginError: a plugin cannot be used, or cannot record here.
+        PluginError: a plugin cannot be used, or cannot record in this process.
     """
     name, identities = role, dict[str, Identity]()
     if identity is not None:
@@ -48,7 +48,7 @@ def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
     if name is None and target is not None:
         raise ConfigError("target: a target needs a role. Pass role='rollout', or targets={'rollout': [...]}.")
     if target is not None and name in (targets or {}):
-        raise ConfigError(f"targets: the role '{name}' has a target already. Pass target or targets, not both.")
+        raise ConfigError(f"targets: the role '{name}' already has a target. Pass target or targets, not both.")
     opened: dict[str, object] = {} if name is None else {name: target}
     if targets is not None or name is None:
         opened |= {other: None for other, chosen in config.roles.items() if chosen.targets and other not in opened}
@@ -65,14 +65,14 @@ def open_roles(
     """Open the roles that can record in this process.
 
     Args:
-        config: the config of all processes.
-        targets: by role, the engine object or URL that its backend controls, a list of them, or None.
-        identities: by role, the identity of this process, if neither the launcher nor the backend's library knows it.
+        config: the config, the same for all processes of the job.
+        targets: for each role, the engine object or URL that its backend controls, a list of these, or None.
+        identities: for each role, the identity of this process if neither launcher nor backend library provides it.
         listeners: objects with hook implementations, in addition to the listeners that the config names.
 
     Raises:
         ConfigError: the config or an option is wrong.
-        PluginError: a plugin cannot be used, or cannot record here.
+        PluginError: a plugin cannot be used, or cannot record in this process.
     """
     group, listeners = RoleGroup(), tuple(listeners)
     opened = [
@@ -99,7 +99,7 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
             logger.warning("The config has no role '%s', so this process records nothing.%s", name, hint)
         return None
     backend = build_backend(config, name)
-    if not isinstance(backend, EngineBackend):  # the library of an engine may be in the server only
+    if not isinstance(backend, EngineBackend):  # an engine's library may be installed only on its server
         require_libraries(type(backend))
     identity = identity or resolve_identity(name, backend)
     if chosen.targets is not None and chosen.targets.discovers and identity.rank:
@@ -159,10 +159,10 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
 def _bind(
     backend: Backend, role: RoleConfig, identity: Identity, target: object, writer: manifest.ManifestWriter
 ) -> tuple[Backend, str | None]:
-    """Bind the backend of an engine to its target; several targets get one backend that controls all of them.
+    """Bind an engine backend to its target. Several targets share one backend that controls all of them.
 
     Returns:
-        The backend, and the name of the target; None if the backend records this process.
+        The backend and the target's name. The name is None if the backend records this process.
 
     Raises:
         ConfigError: the backend and the target do not match.
@@ -171,8 +171,8 @@ def _bind(
     if not isinstance(backend, EngineBackend):
         if target is not None:
             raise ConfigError(
-                f"{path}.backend: '{backend.name}' records the process that it runs in and controls no target, such "
-                f"as {target!r}. Leave out the target, or choose the backend of its engine."
+                f"{path}.backend: '{backend.name}' records its own process and does not accept the target {target!r}. "
+                "Remove the target, or select the backend of the target's engine."
             )
         return backend, None
     if role.targets is None and target is None:
@@ -193,7 +193,9 @@ def _bind(
     if role.targets is None and not several and one:
         return backend, backend.bind(target)
     if identity.replica is not None:
-        raise ConfigError(f"{path}: many targets number their replicas by themselves; leave out that of the identity.")
+        raise ConfigError(
+            f"{path}: the replicas of several targets are numbered automatically. Remove replica from the identity."
+        )
     from profdeck.replicas.fleet_backend import TITLE, FleetBackend
 
     given = None if target is None else tuple(cast("Sequence[object]", target)) if several else (target,)
@@ -204,10 +206,12 @@ def _expected_ranks(role: RoleConfig, identity: Identity) -> tuple[int, ...]:
     expected = role.expected_ranks(identity.world_size)
     if not expected:
         raise ConfigError(
-            f"roles.{identity.role}.ranks: {list(role.ranks)} are all outside of this job, which has "
-            f"{identity.world_size} rank(s) of that role, counted from 0."
+            f"roles.{identity.role}.ranks: this job has none of the ranks {list(role.ranks)}. It has "
+            f"{identity.world_size} rank(s) of this role, starting at 0."
         )
     if not isinstance(role.ranks, str) and len(expected) < len(set(role.ranks)):
         outside = sorted(set(role.ranks) - set(expected))
-        logger.warning("roles.%s.ranks: %s are not in this job of %d.", identity.role, outside, identity.world_size)
+        logger.warning(
+            "roles.%s.ranks: %s are not among the %d ranks of this job.", identity.role, outside, identity.world_size
+        )
     return expected

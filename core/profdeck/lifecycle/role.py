@@ -1,4 +1,4 @@
-"""One role of this process: performs the actions of its state machine on one recording."""
+"""Roles of this process. A role performs the actions of its state machine on its current recording."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ logger = logging.getLogger("profdeck")
 
 _POLL_S = 0.5
 _REPORTING_ROLE = "trainer"
-"""The role that prints the last message of the job; without it, the first role of the config."""
+"""The role that prints the job's final message. If it is not configured, the config's first role prints it."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -62,7 +62,7 @@ class Role:
 
     config: Config
     options: RoleConfig
-    """The role in the config."""
+    """The role's section of the config."""
     identity: Identity
     backend: Backend
     target: str | None
@@ -71,7 +71,7 @@ class Role:
     busy_roles: set[Role]
     """Roles of the same profiler that are not idle."""
     blocker: Blocker
-    """Finishes operations that nobody awaits."""
+    """Finishes operations for callers that cannot await them."""
     hooks: RoleHooks
     run: run_directory.RunDirectory
     writer: manifest.ManifestWriter
@@ -79,10 +79,10 @@ class Role:
     """Runs the commands of ``finish``."""
     recording: Recording | None = attrs.field(default=None, init=False)
     watch: RequestWatch | None = attrs.field(default=None, init=False)
-    """Looks for requests of captures."""
+    """Checks for capture requests."""
 
     def enters(self, step: int) -> bool:
-        """Look for requests at the boundary into a global step; return whether `start` has something to do there."""
+        """Check for capture requests before a global step. Return whether `start` must act at the step."""
         machine = self.machine
         if self.watch is not None:
             self.watch.look(step, machine.capture)
@@ -107,7 +107,7 @@ class Role:
 
     @property
     def controls_engine(self) -> bool:
-        """Whether the capture that is running is one of an engine."""
+        """Whether a capture of an engine is running."""
         return self.recording is not None and isinstance(self.backend, EngineBackend)
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
@@ -127,13 +127,13 @@ class Role:
 
     @property
     def reports(self) -> bool:
-        """Whether this process prints the last message of the job."""
+        """Whether this process prints the job's final message."""
         first = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
         lowest = min(self.writer.expected_ranks, default=0)
         return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (first, lowest, 0)
 
     def accept_requests(self) -> None:
-        """Look for requests of captures from now on. If the store cannot be reached, log a warning."""
+        """Start checking for capture requests. If the store cannot be reached, log a warning."""
         try:
             store = store_of_job(self.config.on_demand, self.run.path)
             self.run.prepare()
@@ -147,10 +147,10 @@ class Role:
                 miss=self._miss,
             )
         except (OSError, CaptureError) as error:
-            logger.warning("No capture can be asked for while the job runs: %s", describe_error(error))
+            logger.warning("Captures cannot be requested while the job runs: %s", describe_error(error))
             return
         if self.config.steps.timed and self.reports:
-            from profdeck.on_demand.standing import StandingCaptures  # few jobs have any
+            from profdeck.on_demand.standing import StandingCaptures  # imported only if needed
 
             for wanted in self.config.steps.timed:
                 weakref.finalize(self, StandingCaptures(store, wanted).leave)
@@ -170,7 +170,7 @@ class Role:
         return self._perform(self.machine.stop())
 
     def close(self, reason: str | None) -> Operation[None]:
-        """End the capture; without a reason, because the host has finished."""
+        """End the capture. No reason means that the host has finished."""
         return self._perform(self.machine.close(reason))
 
     def end(self, reason: str | None) -> Operation[None]:
@@ -181,7 +181,7 @@ class Role:
         """Begin a stage.
 
         Returns:
-            This role, and the annotation of the stage to enter; None if the stage is a capture of its own.
+            This role, and the stage annotation to enter. The annotation is None if the stage is a separate capture.
         """
         before = self.recording
         yield from self._perform(self.machine.enter_stage(name))
@@ -190,15 +190,15 @@ class Role:
         return self, None if before is None else self.recording.capture.annotate(name)
 
     def _perform(self, actions: Actions) -> Operation[None]:
-        """Perform actions in order, each before the next one is decided."""
+        """Perform each action before requesting the next one."""
         try:
             for action in actions:
                 if not isinstance(action, Begin):
                     yield from self._perform_one(action)
                     continue
-                # Inline: a test limits the frames between `Profiler.start` and the backend.
+                # Inlined to keep tracebacks short (see test_a_start_has_few_frames).
                 self.busy_roles.add(self)
-                shutdown.watch(self, self._end_at_exit)  # before the start: an end then waits for it
+                shutdown.watch(self, self._end_at_exit)  # before the start, to handle an exit during it
                 capture = self._new_capture(action)
                 try:
                     recording = self._reserve(capture, action)
@@ -264,10 +264,10 @@ class Role:
         )
 
     def _reserve(self, capture: CaptureRecord, action: Begin) -> Recording:
-        """Reserve the names of a capture and return its recording.
+        """Reserve the file names of a capture and return its recording.
 
         Raises:
-            CaptureError: the directory cannot be written.
+            CaptureError: the directory is not writable.
         """
         writer = self._writer_of(capture)
         reserve(capture, self.run, writer)
@@ -304,7 +304,7 @@ class Role:
             else:
                 yield from recording.start()
         except BaseException as error:
-            if recording.capture.state is not CaptureState.ENDED:  # it is recording: a hook was interrupted
+            if recording.capture.state is not CaptureState.ENDED:  # still recording: a hook was interrupted
                 raise
             self._over(recording)
             if not self._excuses(error):
@@ -333,14 +333,15 @@ class Role:
         self._drop()
 
     def _drop(self) -> None:
-        self.machine.ended()  # first: an interruption must not leave a machine without a recording
+        # First, so that an interruption cannot leave the machine with a capture that has no recording.
+        self.machine.ended()
         recording, self.recording = self.recording, None
         if recording is not None:
             recording.cancel_timer()
         shutdown.unwatch(self)  # delivers a SIGTERM that waited for the trace
 
     def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:
-        """Finish a capture and, in continuous mode, answer its request; further stages can come in discrete mode."""
+        """Finish a capture. In continuous mode, also answer its request; in discrete mode, more stages can follow."""
         if self.reports and capture.state is CaptureState.ENDED:
             last_word.count(self.run.path, capture)
         self._finish(capture)
@@ -353,8 +354,8 @@ class Role:
                 self.watch.answer(demand, problem)
 
     def _finish(self, capture: CaptureRecord) -> None:
-        """Register a capture for the commands of ``finish``; those of a stage start when its step ends."""
-        if self.finishes is None or capture.state is not CaptureState.ENDED:  # nothing could be written
+        """Register a capture for the commands of ``finish``. For a stage, they start at the end of its global step."""
+        if self.finishes is None or capture.state is not CaptureState.ENDED:  # its file names were not reserved
             return
         self.finishes.add(capture, self._writer_of(capture))
         if capture.stage is None:
@@ -367,7 +368,7 @@ class Role:
             run_directory.withdraw(capture)
 
     def _miss(self, demand: OnDemandSteps, reason: str) -> None:
-        """Write a manifest for a requested capture that this process is too late for."""
+        """Write a manifest for a requested capture that this process missed."""
         capture = self._capture(demand.first, demand)
         capture.expected_ranks = () if self.target else (self.identity.rank,)
         reserve(capture, self.run, self.writer)
@@ -392,19 +393,19 @@ class Role:
         """Return whether the job continues without a capture that could not start."""
         if not isinstance(error, CaptureError) or self.config.on_error is OnError.RAISE:
             return False
-        logger.warning("%s The job goes on without this capture.", error)
+        logger.warning("%s The job continues without this capture.", error)
         return True
 
-    # Ends requested by the timer, a signal or the exit of the interpreter.
+    # Ending a capture from the timer, from a signal handler or at interpreter exit.
 
     def _expire(self, recording: Recording, limit_s: float) -> None:
-        """Request the end of a capture that takes too long. Runs on the thread of the timer."""
+        """Request the end of a capture that exceeds its time limit. Runs on the timer thread."""
         if self.recording is not recording:
             return
         reason = expired(limit_s)
-        self.machine.pending = PendingEnd(reason)  # the next boundary ends it, if nothing does before
+        self.machine.pending = PendingEnd(reason)  # performed at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
-            return  # its processes have timers of their own, and calls of a busy engine must not be interrupted
+            return  # engine processes have their own timers, and calls to a busy engine must not be interrupted
         if recording.capture.owner.thread == threading.main_thread().ident:
             shutdown.call_in_main_thread(lambda: self._end_expired(recording, reason))
 
@@ -413,13 +414,13 @@ class Role:
             self._end_at_exit(reason)
 
     def _end_at_exit(self, reason: str) -> bool:
-        """End the capture, whatever the owner's thread is doing. Return False if that happens later."""
+        """End the capture regardless of what the owner's thread is doing. Return False if the end is deferred."""
         if self.machine.busy:
             self.machine.pending = PendingEnd(reason)
             return False
         loop = running_loop()
         if loop is not None and not self.backend.thread_bound:
-            # The hooks wait for this loop, which may be asleep. From a signal handler, only this call wakes it.
+            # The hooks need this loop, which may be idle. From a signal handler, only call_soon_threadsafe wakes it.
             loop.call_soon_threadsafe(self._close, reason)
             return False
         self._close(reason)

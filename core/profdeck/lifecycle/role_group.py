@@ -20,18 +20,18 @@ class RoleGroup:
 
     roles: Sequence[Role] = attrs.field(default=(), init=False)
     busy: set[Role] = attrs.field(factory=set, init=False)
-    """The roles that capture something or may do so in this step. The roles keep it up to date."""
+    """The roles that are capturing or may capture in this step. Each role updates its own membership."""
     blocker: Blocker = attrs.field(factory=Blocker, init=False)
 
     @property
     def busy_roles(self) -> list[Role]:
-        """The busy roles, in order."""
+        """The busy roles, in the order of ``roles``."""
         return [role for role in self.roles if role in self.busy]
 
     def phases(self, roles: list[Role]) -> list[list[Role]]:
-        """Group roles that start at the same time: first all engines, then this process.
+        """Group roles into start phases: first all engines, then this process.
 
-        The trace of this process would otherwise contain the start of the engines.
+        With a single phase, the trace of this process would contain the start of the engines.
         """
         if len(roles) == 1:  # the usual case
             return [roles]
@@ -39,7 +39,7 @@ class RoleGroup:
         return [phase for phase in (engines, devices) if phase]
 
     def finish_start(self, runs: list[RunningOperation]) -> list[Any]:
-        """Finish the starts of several roles, by blocking. If one of them raises, end the captures of all roles."""
+        """Block until the roles have started. If a role raises an error, end the captures of all roles."""
         try:
             return self.blocker.finish(runs)
         except BaseException as error:
@@ -59,7 +59,7 @@ class RoleGroup:
             raise
 
     def finish_end(self, operations: Mapping[Role, Operation[None]]) -> None:
-        """Finish operations that end captures, by blocking. Inside a running event loop, those of engines end later.
+        """Finish operations that end captures. Inside a running event loop, captures of engines end later, in a task.
 
         Raises:
             BaseException: the first error of an operation.
@@ -70,7 +70,7 @@ class RoleGroup:
         )
 
     def _closing(self, error: BaseException) -> dict[Role, Operation[None]]:
-        """Return operations that end all captures: the host receives an exception and will not end them."""
+        """Return operations that end all captures. The host receives an exception and will not end them itself."""
         failed = isinstance(error, Exception)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
         return {role: role.close(reason) for role in self.roles}

@@ -22,18 +22,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
 _Entered = tuple["tuple[Role, AbstractContextManager[object] | None]", ...]
-"""Roles that have entered a stage, with its annotations; None for a capture of its own."""
+"""Roles that have entered a stage, each with its annotation, or None if the stage is a separate capture."""
 
 
 class Scope(Generic[T_co]):
-    """A global step or a stage; see `Profiler.capture` and `Profiler.stage`. It can be entered again."""
+    """Scope of a global step or a stage; see `Profiler.capture` and `Profiler.stage`. It can be entered repeatedly."""
 
     __slots__ = ("_entered", "_group", "_nested", "_profiler", "_stage", "_step")
 
     def __init__(self, profiler: _Steps, group: RoleGroup, step: int | None, stage: str | None) -> None:
         """Args:
         profiler: the profiler, which begins and ends the step.
-        group: its roles, which enter and leave the stage.
+        group: the profiler's roles, which enter and leave the stage.
         step: the global step; None for a stage.
         stage: the name of the stage; None for a global step.
         """
@@ -45,11 +45,11 @@ class Scope(Generic[T_co]):
         self._entered: tuple[_Entered, ...] = ()
 
     def __call__(self, function: F) -> F:
-        """Wrap a function or coroutine function, so that every call of it is the stage.
+        """Wrap a function or coroutine function so that each call runs inside the stage.
 
         Raises:
             ConfigError: the function is a generator.
-            TypeError: this is a global step.
+            TypeError: the scope is a global step.
         """
         if self._stage is None:
             raise TypeError("A global step is not a decorator. Use 'with profiler.capture(step):' in the loop.")
@@ -63,7 +63,7 @@ class Scope(Generic[T_co]):
                 entered += self._group.finish_start(begin(self._entering(roles)))
             self._push(entered)
             return cast("T_co", None)
-        if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # they are one
+        if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # internal API
             self._nested += 1
         capture: Any = self._profiler.start(self._step)
         return capture  # type: ignore[no-any-return]
@@ -111,7 +111,7 @@ class Scope(Generic[T_co]):
         self._entered = (*self._entered, tuple(entered))
 
     def _leaving(self, error: BaseException | None) -> dict[Role, Operation[None]]:
-        """Leave the annotations, and return the operations that end the captures of the stage."""
+        """Exit the annotations of the stage and return the operations that end its captures."""
         *outer, entered = self._entered
         self._entered = tuple(outer)
         reason = reason_of(error)
@@ -125,7 +125,7 @@ class Scope(Generic[T_co]):
 
 
 class _Steps(Protocol):
-    """A profiler, which begins and ends global steps."""
+    """The methods of a profiler that a scope uses."""
 
     @property
     def enabled(self) -> bool: ...
@@ -155,12 +155,12 @@ def check_stage(name: str) -> None:
 
 
 def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
-    """Wrap a function or coroutine function, so that every call of it is a stage.
+    """Wrap a function or coroutine function so that each call runs inside a stage.
 
     Args:
         function: the function.
         name: the name of the stage.
-        new: returns the stage of one call; None if the profiler does nothing.
+        new: creates the stage for one call; None if the profiler is disabled.
 
     Raises:
         ConfigError: the function is a generator.
@@ -190,5 +190,5 @@ def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
 
 
 def reason_of(error: BaseException | None) -> str | None:
-    """Return why an exception ends a capture early; None without an exception."""
+    """Convert an exception to the reason for an early end; None if there is no exception."""
     return None if error is None else f"an exception ended it: {type(error).__name__}: {error}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""Global steps that several callers of one process share, such as the workers in one actor."""
+"""Global steps that are shared by several callers in one process, such as the workers in one actor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class SharedSteps:
-    """The global steps of one role in one process, which each of its callers begins and ends."""
+    """Global steps of one role in one process. Several callers begin and end the same steps."""
 
     def __init__(self, group: RoleGroup, arguments: Mapping[str, object]) -> None:
         """Args:
-        group: the roles.
+        group: the roles that the callers share.
         arguments: the arguments of the first caller.
         """
         self.group = group
@@ -28,14 +28,14 @@ class SharedSteps:
         self._mutex = threading.Lock()
         self._step: int | None = None
         self._inside: set[object] = set()
-        """Callers that have begun the step and not ended it."""
+        """Callers that have begun the step but not ended it."""
         self._reported: int | None = None
-        """The global step that was reported last."""
+        """The last global step that was reported."""
         self._counting: object = None
-        """The caller whose mini-batches count in the step."""
+        """The caller whose mini-batches are counted in this step."""
 
     def enter(self, caller: object, step: int) -> bool:
-        """Begin a step for a caller; return whether it is the first."""
+        """Begin a step for a caller. Return True for the first caller of the step."""
         with self._mutex:
             if step != self._step:
                 self._inside.clear()  # callers that are still inside have not ended the previous step
@@ -46,12 +46,12 @@ class SharedSteps:
             return first
 
     def is_inside(self, caller: object, step: int) -> bool:
-        """Return whether a caller has begun the step and not ended it."""
+        """Return whether a caller has begun the step but not ended it."""
         with self._mutex:
             return step == self._step and caller in self._inside
 
     def leave(self, caller: object) -> bool:
-        """End the step for a caller; return whether it was the last."""
+        """End the step for a caller. Return True for the last caller of the step."""
         with self._mutex:
             if caller not in self._inside:
                 return False
@@ -59,7 +59,10 @@ class SharedSteps:
             return not self._inside
 
     def counts(self, caller: object, index: int, unit: Unit) -> bool:
-        """Return whether a boundary that a caller reports counts."""
+        """Return whether to process a boundary that a caller reports.
+
+        Each global step is processed once. Other units are processed for one caller per step.
+        """
         with self._mutex:
             if unit is not Unit.GLOBAL_STEP:
                 self._counting = self._counting or caller
@@ -74,21 +77,21 @@ class SharedSteps:
 
 
 _shared: WeakValueDictionary[tuple[int, str | None], SharedSteps] = WeakValueDictionary()
-"""By process and role; removed with the last caller."""
+"""Shared steps by process id and role. Removed with the last caller."""
 
 
 def join(role: str | None, arguments: Mapping[str, object], open_roles: Callable[[], RoleGroup]) -> SharedSteps:
-    """Return the shared steps of a role in this process. The first call opens them.
+    """Return the shared steps of a role in this process. The first call opens the roles.
 
     Args:
         role: the name of the role.
-        arguments: the arguments of the caller, None for those that it leaves out.
+        arguments: the arguments of the caller; None for omitted arguments.
         open_roles: opens the roles.
 
     Raises:
-        ConfigError: an argument differs from that of the first call.
+        ConfigError: an argument differs from the first call.
     """
-    key = os.getpid(), role  # a forked child has its own
+    key = os.getpid(), role  # a forked child has its own steps
     steps = _shared.get(key)
     if steps is None:
         steps = _shared.setdefault(key, SharedSteps(open_roles(), arguments))
@@ -96,7 +99,7 @@ def join(role: str | None, arguments: Mapping[str, object], open_roles: Callable
         first = steps.arguments.get(name)
         if value is not None and value is not first and value != first:
             raise ConfigError(
-                f"{name}: the role '{role}' of this process is shared already, with {first!r} and not {value!r}. Pass "
-                "the same to all profilers of the role, or choose another role."
+                f"{name}: the shared profiler of the role '{role}' was created with {first!r}, not {value!r}. Pass "
+                "the same value to all profilers of the role, or use another role."
             )
     return steps

@@ -86,7 +86,7 @@ class Lookout:
                 wait_s = self._interval_s
             except OSError as error:
                 level = logging.DEBUG if told else logging.INFO
-                logger.log(level, "No capture can be asked for now: %s", describe_error(error))
+                logger.log(level, "Captures cannot be requested now: %s", describe_error(error))
                 # A store that comes back may be another one, which knows nothing of this process.
                 self.is_reached, joined, wait_s, told = False, False, _RETRY_S, True
 

@@ -52,7 +52,7 @@ class StandingCaptures:
                 self._capture()
                 self._forget()
             except (OSError, CaptureError) as error:  # somebody else asks, or the store is away
-                logger.info("No capture, though 'steps' has '%s': %s", self._wanted.spec, describe_error(error))
+                logger.info("Skipped a capture for '%s' in 'steps': %s", self._wanted.spec, describe_error(error))
             due_s = max(due_s + self._wanted.every_s, time.monotonic())
 
     def _capture(self) -> None:

@@ -241,7 +241,7 @@ class RequestWatch:
                     self._start(demand, capture)
         except OSError as error:
             if not self._failed:
-                logger.warning("A request for a capture cannot be answered: %s", describe_error(error))
+                logger.warning("Cannot answer a capture request: %s", describe_error(error))
             self._failed = True
             if self._lookout is not None:
                 self._lookout.is_reached = False
@@ -353,4 +353,4 @@ class RequestWatch:
         try:
             self._entry.say(**changes)
         except OSError as error:
-            logger.warning("A request for a capture cannot be answered: %s", describe_error(error))
+            logger.warning("Cannot answer a capture request: %s", describe_error(error))

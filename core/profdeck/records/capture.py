@@ -72,12 +72,12 @@ class Owner:
 
 @attrs.define(eq=False, kw_only=True)
 class Capture:
-    """One recording by one process. Hooks receive it. Backends write below ``directory`` only."""
+    """One recording by one process, passed to hooks. Backends may write only below ``directory``."""
 
     id: str
     """The same on every rank of the job, such as ``step10`` or ``step10-actor_update``."""
     directory: Path
-    """The directory of the files of this rank."""
+    """The directory for this rank's files."""
     identity: Identity
     """The process that records: role, rank, replica."""
     first_step: int
@@ -85,7 +85,7 @@ class Capture:
     current_step: int
     """The current global step. It is less than ``first_step`` during the warm-up."""
     stage: str | None = None
-    """The stage of the global step that this capture records, or None for the whole step."""
+    """The stage of the global step that this capture records, or None for the complete step."""
     unit: Unit = Unit.GLOBAL_STEP
     """The unit of the window and of the steps in the recording."""
     window: Window | None = None
@@ -98,9 +98,9 @@ class Capture:
     """The engine or server that records, or None if this process records. The processes of a target write their own
     manifests."""
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
-    """Creates a context manager that marks a stage in the recording. The backend sets it at start."""
+    """Returns a context manager that annotates a stage in the recording. The backend sets it at start."""
     status: Status = Status.RECORDING
-    """The result of the capture: complete, partial, missing or failed once it has ended."""
+    """The status of the capture. After its end: complete, partial, missing or failed."""
     artifacts: tuple[Artifact, ...] = ()
     """The files that the capture has written."""
     problems: list[str] = attrs.field(factory=list)
@@ -109,16 +109,16 @@ class Capture:
     """Unexpected but harmless events, such as a second start."""
 
     def report_problem(self, problem: str) -> None:
-        """Add a problem. The capture is then not complete.
+        """Add a problem. A capture with problems is not complete.
 
         Args:
-            problem: a sentence that says what is wrong and what to do.
+            problem: a sentence that describes the error and its solution.
         """
         self.problems.append(problem)
 
     @property
     def stem(self) -> str:
-        """The start of all file names of this rank or target in this capture."""
+        """The prefix of all file names of this rank or target in this capture."""
         return f"{self.identity.stem if self.target is None else 'target'}.{self.id}"
 
     @property
@@ -147,18 +147,18 @@ class Capture:
 
 @attrs.define(eq=False, kw_only=True)
 class EngineCapture(Capture):
-    """A capture as the backend and the processes of an engine use it."""
+    """A capture with additional fields for engine backends and engine processes."""
 
     iterations: Iterations | None = None
     """The requested engine iterations. None selects all iterations until the stop."""
     request: CaptureRequest | None = None
-    """The request that is sent to the processes of the target; in these processes, the received request."""
+    """The request sent to the processes of the target. In these processes, the received request."""
     expected_ranks: tuple[int, ...] | None = None
     """The ranks that should record, if the backend learns them from the target."""
     fleet: FleetRecord | None = None
-    """The results of the targets of a capture with several targets."""
+    """The result of each target, for a capture with several targets."""
     clock: HostClock | None = None
-    """The clock of a target on another host, compared with the clock of this host."""
+    """The clock of the target's host relative to this host, if the target is on another host."""
     started_ns: int = attrs.field(factory=time.time_ns)
     """The start of the capture, as Unix time in nanoseconds."""
 
@@ -168,18 +168,18 @@ class CaptureRecord(EngineCapture):
     """A capture with its internal state."""
 
     demand: str | None = None
-    """The token of the request during the job, or None for a capture that the config selects."""
+    """The token of the on-demand request, or None for a capture that the config selects."""
     owner: Owner = attrs.field(factory=Owner)
     state: CaptureState = CaptureState.NEW
     ended_ns: int | None = None
     stall_s: float | None = None
-    """The time for which start and stop blocked an engine process, in seconds."""
+    """How long start and stop blocked an engine process, in seconds."""
     waits_for: str | None = None
-    """The device that the capture waits for or has waited for in vain, and its holder."""
+    """The device that the capture waits for, or waited for without success, and the device's holder."""
     waited_s: float | None = None
     """The time that the capture waited for its device, in seconds. None while it waits, or if it did not wait."""
     cold_first_step: bool | None = None
-    """True if the recorder started in the first recorded step, without warm-up; this step takes longer. None if nothing
+    """True if the recorder started in the first recorded step, without warm-up; that step takes longer. None if nothing
     has been recorded yet, or the backend has no cold first step."""
 
     def move_to(self, state: CaptureState) -> None:

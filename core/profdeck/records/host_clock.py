@@ -25,22 +25,22 @@ class HostClock:
 
 @attrs.frozen
 class MessageTimes:
-    """The times when a host received a message and sent the answer, in Unix nanoseconds of its clock."""
+    """When a host received a message and sent its reply, in Unix nanoseconds of the host's clock."""
 
     received_ns: int
     sent_ns: int
 
 
 def compare_clocks(host: str, sent_ns: int, there: MessageTimes, received_ns: int) -> HostClock | None:
-    """Compare two clocks by one message and its answer. Return None if the times are inconsistent.
+    """Estimate the clock offset of a host from a message and its reply. Return None if the times are inconsistent.
 
-    The offset is that of NTP, with the signs turned round, and the error half of its delay (RFC 5905, section 8).
+    The offset is the NTP offset with the opposite sign. The error is half of the NTP delay (RFC 5905, section 8).
 
     Args:
-        host: who was asked.
-        sent_ns: when the message left, in Unix nanoseconds by the clock here.
-        there: what the host says.
-        received_ns: when the answer had come, by the clock here.
+        host: the host that replied.
+        sent_ns: when the message was sent, in Unix nanoseconds of the local clock.
+        there: the times that the host reported.
+        received_ns: when the reply was received, by the local clock.
     """
     under_way_ns = (received_ns - sent_ns) - (there.sent_ns - there.received_ns)
     if there.sent_ns < there.received_ns or under_way_ns < 0:

@@ -161,7 +161,7 @@ _MANIFEST = JsonKind(Manifest)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest. Keys of later versions are ignored.
+    """Read a manifest. Keys added by later versions are ignored.
 
     Raises:
         ProfdeckError: it cannot be read or is not a manifest of a known schema.
@@ -211,7 +211,7 @@ def _check_bounds(manifest: Manifest) -> None:
 
 
 def is_manifest(file: Path) -> bool:
-    """Return whether a file name is that of a manifest. Uncompressed traces also end in ``.json``."""
+    """Return whether a file name is a manifest name. Names of uncompressed traces also end in ``.json``."""
     return (
         file.name.startswith(("rank_", "target."))
         and file.name.endswith(".json")

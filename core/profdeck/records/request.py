@@ -17,7 +17,7 @@ from profdeck.base.identity import NAME
 from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
 from profdeck.base.structuring import LEFT_OUT
-from profdeck.config.batch_kinds import BatchKind as BatchKind  # noqa: PLC0414  # a public name of this module
+from profdeck.config.batch_kinds import BatchKind as BatchKind  # noqa: PLC0414  # re-exported
 from profdeck.config.schedule import Iterations
 from profdeck.records.status import Status
 
@@ -44,7 +44,7 @@ class CaptureRequest:
     iterations: Iterations | None = None
     """Which engine iterations; all from the first one to the stop, if None."""
     batch_kinds: tuple[BatchKind, ...] = ()
-    """Kinds of batches to record, each with captures and counts of its own. Empty: all together."""
+    """Kinds of batches to record, each with separate captures and counts. If empty, one capture has all kinds."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """The options of the device's backend."""
     engine: Mapping[str, Any] = attrs.field(factory=dict)
@@ -60,7 +60,7 @@ class CaptureRequest:
             raise ValueError(f"ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got {ranks!r}")
 
     def by_kind(self) -> CaptureRequest:
-        """Return the request with separate captures of all kinds of batches, unless it selects kinds."""
+        """Return a request that records each kind of batch separately. Kinds that are already selected are kept."""
         return self if self.batch_kinds else attrs.evolve(self, batch_kinds=tuple(BatchKind))
 
     def selects(self, rank: int) -> bool:

@@ -15,17 +15,17 @@ async def fan_out(
 ) -> list[R | BaseException]:
     """Run an operation on all targets concurrently and wait for the results.
 
-    What is late is cancelled, and then waited for, as it may have something to take back. So is everything when the
-    caller is cancelled.
+    An operation that exceeds its time limit is cancelled and awaited, because it may have to clean up. If the caller is
+    cancelled, the same applies to all operations.
 
     Args:
-        operation: what to do to a target.
-        targets: all of them.
-        timeout_s: how long the whole may take, in seconds.
-        each_timeout_s: how long one target may take, in seconds.
+        operation: the operation to run for each target.
+        targets: the targets.
+        timeout_s: time limit for all targets together, in seconds.
+        each_timeout_s: time limit for each target, in seconds.
 
     Returns:
-        What came of each target, in their order: a result, or what was raised. What was late is a `TimeoutError`.
+        The result or exception of each target, in the order of the targets. After a timeout, it is a `TimeoutError`.
     """
     loop, limit_s = asyncio.get_running_loop(), min(timeout_s, each_timeout_s)
 

@@ -67,7 +67,7 @@ class FleetBackend(EngineBackend):
     _placed: dict[object, tuple[int, ...]] = attrs.field(factory=dict, init=False)
     _members: list[Member] = attrs.field(factory=list, init=False)
     _reserving: asyncio.Future[None] | None = attrs.field(default=None, init=False)
-    """Reserves the names of the members' manifests."""
+    """Task that reserves the names of the members' manifests."""
     _hooks: RoleHooks = attrs.field(init=False)
     _manifests: ManifestBatch = attrs.field(factory=ManifestBatch, init=False)
     """Those of the targets."""
@@ -122,7 +122,7 @@ class FleetBackend(EngineBackend):
         return self._start(capture)
 
     @hookimpl
-    def profile_step(self, capture: CaptureRecord, step: Step) -> Awaitable[None] | None:  # noqa: ARG002  # as the hook has it
+    def profile_step(self, capture: CaptureRecord, step: Step) -> Awaitable[None] | None:  # noqa: ARG002  # hook signature
         """Pass a boundary on, if the backend of the targets wants to know of it."""
         if not self._hooks.calls("profile_step"):
             return None
@@ -138,7 +138,7 @@ class FleetBackend(EngineBackend):
         """Stop all targets that have started, and wait for their files."""
         return self._stop(capture)
 
-    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # one at a time
+    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # only one capture runs at a time
         """Ask all targets that record how far they are; of one that is gone nothing more will come."""
         recording = [member for member in self._members if member.recording is not None]
 
@@ -149,7 +149,8 @@ class FleetBackend(EngineBackend):
         results = await fan_out(ask, recording, timeout_s=limit_s, each_timeout_s=limit_s)
         known = [result for result in results if isinstance(result, TargetState)]
         if recording and not known:
-            raise CaptureError(f"None of {len(recording)} targets answers. {describe_error(error_of(results[0]))}")
+            reason = describe_error(error_of(results[0]))
+            raise CaptureError(f"None of the {len(recording)} targets responded. {reason}")
         return TargetState(
             ended=all(state.ended for state in known),
             iterations=min((state.iterations for state in known), default=0),
@@ -279,7 +280,7 @@ class FleetBackend(EngineBackend):
             try:
                 directory.reserve(capture, member.recorder)
             except (OSError, CaptureError) as error:
-                member.failed(CaptureError(f"Nothing can be written to {capture.directory}: {describe_error(error)}"))
+                member.failed(CaptureError(f"Cannot write to {capture.directory}: {describe_error(error)}"))
             else:
                 capture.move_to(Life.STARTING)
                 if capture.request is not None and capture.id != whole.id:  # the name was taken
@@ -322,7 +323,7 @@ class FleetBackend(EngineBackend):
     async def _give_up(self, error: BaseException) -> None:
         """Stop what has started, and end the captures of the others."""
         if self._reserving is not None:
-            await asyncio.wait([self._reserving])  # manifests that are reserved later would not be ended
+            await asyncio.wait([self._reserving])  # manifests reserved after this point would never be ended
         why = "the start of the fleet was given up"
         reason = f"{why}: too few targets took part" if isinstance(error, CaptureError) else why
         await self._stop_all(reason)

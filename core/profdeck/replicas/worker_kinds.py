@@ -1,4 +1,7 @@
-"""Kinds of batches of the workers of a disaggregated fleet. A request of other kinds would wait forever."""
+"""Selects the kinds of batches that the workers of a disaggregated fleet record.
+
+A request for a kind that a worker never runs would wait forever.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _OF_WORKERS = {WorkerType.PREFILL: BatchKind.PREFILL, WorkerType.DECODE: BatchKi
 
 
 def select_kinds(targets: Sequence[Target], kinds: Sequence[BatchKind]) -> tuple[list[Target], list[str]]:
-    """Select the kind of batches of each prefill or decode worker, and exclude workers of other kinds.
+    """Select the kind of batches of each prefill or decode worker, and exclude workers without requested kinds.
 
     Args:
         targets: all targets.
@@ -34,7 +37,7 @@ def select_kinds(targets: Sequence[Target], kinds: Sequence[BatchKind]) -> tuple
     chosen = [target for target in kept if target is not None]
     others = Counter(one.worker_type for one, kept_one in zip(targets, kept, strict=True) if kept_one is None)
     notes = [
-        f"Excluded, because {worker} workers have no {' or '.join(kinds)} batches: {count} of {len(targets)} targets."
+        f"Excluded {count} of {len(targets)} targets: {worker} workers have no {' or '.join(kinds)} batches."
         for worker, count in others.items()
     ]
     if not chosen:

@@ -303,7 +303,7 @@ def test_a_host_that_cannot_write_refuses_and_the_others_go_on(
     found = records(root, "read-only")
     assert (found[healthy.url].outcome, found[victim.url].outcome) == (Outcome.FLUSHED, Outcome.REFUSED)
     reason = str(found[victim.url].reason)
-    assert "nothing can be written to " in reason
+    assert "cannot write to " in reason
     assert "Read-only file system" in reason
     assert at_rest(healthy, victim)
     remount("rw")

@@ -517,7 +517,7 @@ def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[
         result = cli("capture", *by_url(servers), "--iterations", 5, "--run", "run", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["complete"] is False
-    assert manifest().problems[0].startswith("None of 2 targets answers. http://")
+    assert manifest().problems[0].startswith("None of the 2 targets responded. http://")
     assert [record.outcome for record in manifest().targets] == ["refused"] * 2
 
 

@@ -389,7 +389,7 @@ def test_no_target_answers_about_its_window(build: Build) -> None:
         async with profiler.capture(1):
             for server in servers:
                 await server.stop()
-            with pytest.raises(CaptureError, match=r"None of 2 targets answers\. http://127.*cannot be reached"):
+            with pytest.raises(CaptureError, match=r"None of the 2 targets responded\. http://127.*cannot be reached"):
                 await profiler.await_window(5)
             for server in servers:
                 await server.start()
@@ -412,7 +412,7 @@ def test_one_refused_start_among_eight(
     build: Build, manifest: Read, tmp_path: Path, policy: Any, goes_on: bool, caplog: Any
 ) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        servers[5].acts["start"] = [Act(status=409, error="Step 1: nothing can be written to /profiles: Read-only.")]
+        servers[5].acts["start"] = [Act(status=409, error="Step 1: cannot write to /profiles: Read-only.")]
         profiler = build(urls(servers), **policy)
         if goes_on:
             await profiler.astart(1)
@@ -440,7 +440,7 @@ def test_one_refused_start_among_eight(
     assert outcomes(fleet) == [Outcome.REFUSED if replica == 5 else Outcome.FLUSHED for replica in range(8)]
     refused = fleet.targets[5]
     assert refused.reason is not None
-    assert "/profdeck/start answered 409: Step 1: nothing can be written to /profiles: Read-only." in refused.reason
+    assert "/profdeck/start answered 409: Step 1: cannot write to /profiles: Read-only." in refused.reason
     assert (refused.fix, refused.started_ns) == (Outcome.REFUSED.fix, None)
     assert manifest(replica=5).status is Status.FAILED
     assert manifest(replica=4).status is (Status.COMPLETE if goes_on else Status.PARTIAL)
@@ -649,9 +649,7 @@ def test_a_directory_that_one_host_cannot_write(
     with_servers(check, 3)
     fleet = manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.REFUSED, Outcome.FLUSHED]
-    assert f"nothing can be written to {tmp_path}/taken/run/step_000001/rollout/replica_001" in str(
-        fleet.targets[1].reason
-    )
+    assert f"cannot write to {tmp_path}/taken/run/step_000001/rollout/replica_001" in str(fleet.targets[1].reason)
     assert not any(engine.active for engine in engines)
 
 
@@ -811,7 +809,7 @@ def test_what_a_config_cannot_mean(build: Build, settings: dict[str, Any], tmp_p
         with pytest.raises(ConfigError) as caught:
             build(handles, own, **targets)
         assert message in str(caught.value)
-    with pytest.raises(ConfigError, match="rollout: many targets number their replicas by themselves"):
+    with pytest.raises(ConfigError, match="rollout: the replicas of several targets are numbered automatically"):
         Profiler.from_config(identity=Identity(role="rollout", replica=1), settings=settings, target=[url])
 
 
@@ -819,7 +817,7 @@ def test_a_backend_of_its_own_process_has_no_targets(tally: ModuleType) -> None:
     own = {"steps": [1], "trainer.backend": "tally"}
     with pytest.raises(ConfigError, match="trainer.targets: 'tally' records its own process and controls no targets"):
         Profiler.from_config(settings=own | {"trainer.targets": {"urls": ["http://127.0.0.1:1"]}})
-    with pytest.raises(ConfigError, match="'tally' records the process that it runs in and controls no target"):
+    with pytest.raises(ConfigError, match="'tally' records its own process and does not accept the target"):
         Profiler.from_config(settings=own, target=["http://127.0.0.1:1"])
 
 

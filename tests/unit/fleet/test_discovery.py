@@ -218,8 +218,8 @@ def test_each_worker_is_asked_for_the_batch_kinds_that_it_has(
 def test_workers_without_the_batch_kinds_are_reported() -> None:
     targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C, "prefill")))
     (note,) = select_kinds(targets, [DECODE])[1]
-    assert note == "Excluded, because prefill workers have no decode batches: 2 of 3 targets."
-    with pytest.raises(CaptureError, match="No target has batches of these kinds. Excluded, because prefill workers"):
+    assert note == "Excluded 2 of 3 targets: prefill workers have no decode batches."
+    with pytest.raises(CaptureError, match="No target has batches of these kinds. Excluded "):
         select_kinds(targets[::2], [DECODE, MIXED])
 
 

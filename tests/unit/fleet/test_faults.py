@@ -295,7 +295,7 @@ def test_a_run_that_this_host_cannot_write_starts_nothing(build: Build, tmp_path
     (tmp_path / "run").write_text("")
 
     async def check(servers: list[SimulatedServer]) -> None:
-        with pytest.raises(CaptureError, match=f"Step 1: nothing can be written to {tmp_path}/run/step_000001/rollout"):
+        with pytest.raises(CaptureError, match=f"Step 1: cannot write to {tmp_path}/run/step_000001/rollout"):
             await build(urls(servers)).astart(1)
         assert [server.commands() for server in servers] == [[]] * 4
 
@@ -327,7 +327,7 @@ def test_a_replica_whose_directory_this_host_cannot_write(
     assert outcomes(fleet) == [Outcome.REFUSED if replica == 2 else ended for replica in range(4)]
     record = fleet.targets[2]
     assert record.capture is None
-    assert str(record.reason).startswith(f"Nothing can be written to {place}: ")
+    assert str(record.reason).startswith(f"Cannot write to {place}: ")
     assert ("outside of the output directory" in str(record.reason)) is (taken == "link")
     assert not [*tmp_path.parent.glob("target.*")]
 

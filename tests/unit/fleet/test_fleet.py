@@ -361,7 +361,7 @@ def test_inside_of_a_loop_the_sync_calls_name_the_async_ones(config: dict[str, A
         async with simulated_servers(1) as (server,):
             own = config | {"on_error": "raise"}
             fleet = Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=own)
-            with pytest.raises(CaptureError, match="call 'await profiler.astart"):
+            with pytest.raises(CaptureError, match="Use 'await profiler.astart"):
                 fleet.start(1)
             fleet.stop()
             assert server.commands() == []
@@ -396,7 +396,7 @@ def test_what_is_wrong_is_found_before_the_job(config: dict[str, Any]) -> None:
         Profiler.from_config(role=None, targets={"rollout": []}, settings=config)
     with pytest.raises(ConfigError, match="target: a target needs a role. Pass role='rollout'"):
         Profiler.from_config(role=None, target="http://127.0.0.1:1", settings=config)
-    with pytest.raises(ConfigError, match="targets: the role 'rollout' has a target already"):
+    with pytest.raises(ConfigError, match="targets: the role 'rollout' already has a target"):
         Profiler.from_config(role="rollout", target="x", targets={"rollout": ["y"]}, settings=config)
     with pytest.raises(ConfigError, match="rollout.targets.policy: expected one of any, quorum, all"):
         Profiler.from_config(role=None, settings=config | {"rollout.targets": {"policy": "most"}})
