@@ -395,7 +395,7 @@ def trace_names() -> str:
 
 
 def public_names(sections: Mapping[str, Mapping[str, str]]) -> str:
-    """List the names of a public module by subject."""
+    """List the names of a public module, grouped by subject."""
     return "\n\n".join(f"### {title}\n\n{names_table(homes)}" for title, homes in sections.items())
 
 
@@ -403,7 +403,7 @@ def names_table(homes: Mapping[str, str]) -> str:
     """List names with the first sentence of their docstrings.
 
     Args:
-        homes: names, separated by spaces, by module.
+        homes: space-separated names by module.
     """
     rows = [
         (f"`{signature_of(home, name)}`", about(home, name)) for home, names in homes.items() for name in names.split()
@@ -412,7 +412,7 @@ def names_table(homes: Mapping[str, str]) -> str:
 
 
 def signature_of(home: str, name: str) -> str:
-    """Return the name, and for a function its parameters."""
+    """Return a name; for a function, followed by its parameters."""
     value = getattr(importlib.import_module(f"profdeck.{home}"), name)
     return f"{name}({', '.join(inspect.signature(value).parameters)})" if inspect.isfunction(value) else name
 

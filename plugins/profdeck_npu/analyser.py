@@ -1,7 +1,7 @@
 """The child process that analyses one directory: ``python -m profdeck_npu.analyser DIRECTORY EXPORTS``.
 
-`profdeck_npu.analysis.analyse` starts it as the leader of a process group and holds the other end of its standard
-input, which is a pipe. If that process dies, the pipe closes, and this process kills its group.
+`profdeck_npu.analysis.analyse` starts this process as the leader of a process group. Its standard input is a pipe from
+the parent process. If the parent dies, the pipe closes, and this process kills its group.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from profdeck_npu import cann
 from profdeck_npu.traces.analysis_state import OUTPUT
 
 CANNOT_BEGIN = os.EX_UNAVAILABLE
-"""Exit code if torch_npu cannot be loaded. The directory is unchanged then."""
+"""Exit code if torch_npu cannot be loaded. The directory is not changed in this case."""
 
-# Intermediate files of msprof. torch_npu removes them at the end of every analysis. After a killed analysis, msprof
-# would use them as the complete data ("residual files", says "Parsing Profile Data" in CANN's guide).
+# Intermediate files of msprof, which torch_npu removes at the end of every analysis. If an analysis was killed, msprof
+# would treat them as complete data (see "residual files" under "Parsing Profile Data" in CANN's guide).
 _INTERMEDIATE = ("PROF_*/host/sqlite", "PROF_*/device_*/sqlite")
 
 
@@ -39,14 +39,14 @@ def main() -> None:
     for pattern in (OUTPUT, *_INTERMEDIATE):
         for path in Path(directory).glob(pattern):
             shutil.rmtree(path)
-    # The default number of processes is 0 on a single core, and fails. There is one directory, so 1 is enough.
+    # On a single core, torch_npu's default is 0 processes, which fails. One process is enough for one directory.
     analyse(directory, max_process_number=1, export_type=exports.split(",") if exports else None)
 
 
 def _end_with_parent() -> None:
-    """Kill this process group when the standard input closes."""
+    """Kill this process group when standard input closes."""
     parent = os.dup(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # programs that torch_npu starts must not wait for input
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # programs started by torch_npu must not wait for input
 
     def wait() -> None:
         os.read(parent, 1)

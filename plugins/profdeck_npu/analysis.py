@@ -1,8 +1,8 @@
 """The offline analysis of a raw recording by torch_npu, in a child process with a time limit.
 
-torch_npu's ``analyse`` logs its errors and exits with 0 even if it failed. It also changes the start method of its
-process and does not run in a daemon. So a child process runs it, and the result is judged by the files that it wrote.
-The child removes the files of an earlier analysis first. The raw data stay.
+torch_npu's ``analyse`` only logs its errors and exits with 0 even if it failed. It also changes the start method of
+its process and does not run in a daemon. It therefore runs in a child process, and success is determined from its
+output files. The child first removes the files of an earlier analysis. The raw data is kept.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _POLL_S = 0.1
 _KILL_GRACE_S = 5.0
 
 LOG = "logs/profdeck_analysis.log"
-"""The output of the analysis, relative to the directory."""
-# torch_npu's worker process prints this line at its end (2.6 to 2.14), and newer releases create this file. If the
-# worker dies, both are missing and its parent still exits with 0.
+"""Log file of the analysis, relative to the directory."""
+# torch_npu's worker process prints this line when it has finished (2.6 to 2.14); newer releases create this file. If
+# the worker dies, neither exists, and its parent still exits with 0.
 _COMPLETED, _COMPLETED_FILE = b"All profiling data parsed", "analyse.done"
-# Errors of file systems without locks.
+# Error numbers from file systems that do not support locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -62,7 +62,7 @@ class AnalysisUnderWayError(CaptureError):
 
 
 def default_processes() -> int:
-    """Return the number of analyses that run at once on this host: half of the cores, at least 1."""
+    """Return the maximum number of parallel analyses on this host: half of the cores, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
@@ -92,7 +92,7 @@ def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def is_analysed(directory: Path, export: Sequence[str] = ()) -> bool:
-    """Return whether the expected files exist. Read them if no analysis by profdeck has checked them."""
+    """Return whether the expected files exist. If profdeck has not checked them before, also read them."""
     state = _readable_state(directory)
     if state is None:
         return (directory / OUTPUT).is_dir() and _damage(directory, expected(directory, export)) is None
@@ -107,19 +107,19 @@ def analyse(
     timeout_s: float = TIMEOUT_S,
     cancelled: threading.Event | None = None,
 ) -> AnalysisState:
-    """Analyse a directory, replace the result of an earlier analysis, and write the state of the directory.
+    """Analyse a directory, replace the result of an earlier analysis, and write the directory's state.
 
-    Returns when all processes of the analysis have ended. If torch_npu cannot be loaded, an earlier result and its
+    Returns after all processes of the analysis have ended. If torch_npu cannot be loaded, an earlier result and its
     state are kept.
 
     Args:
         directory: a directory that torch_npu wrote, ``*_ascend_pt``.
         export: formats to write; if empty, those that the recording was configured for.
-        timeout_s: time limit. The analysis is killed and fails when it passes.
-        cancelled: the analysis is killed and fails when it is set.
+        timeout_s: time limit in seconds. When it passes, the analysis is killed and fails.
+        cancelled: an event. When it is set, the analysis is killed and fails.
 
     Returns:
-        A state ``done``, or ``failed`` with the problem.
+        The state ``done``, or ``failed`` with the problem.
 
     Raises:
         AnalysisUnderWayError: another process analyses the directory.
@@ -137,7 +137,7 @@ def analyse(
 
 
 def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> AnalysisState:
-    """Write that the analysis of a directory failed, and return this state. Log a state that cannot be written."""
+    """Write and return the state ``failed`` for a directory. If it cannot be written, log a warning."""
     state = state or _readable_state(directory) or new_state(directory, "failed", os.getpid(), ())
     state = attrs.evolve(state, state="failed", ended_ns=time.time_ns(), problems=(problem,))
     try:
@@ -166,7 +166,7 @@ def _analyse(directory: Path, state: AnalysisState, run: Callable[[], int | str]
         write_state(directory, finished)
     elif previous:
         write_state(directory, previous)
-    else:  # the earlier result is not from profdeck
+    else:  # the earlier result was not written by profdeck
         (directory / STATE_FILE).unlink()
     return finished
 
@@ -182,7 +182,7 @@ def _run(command: Sequence[str], log: BinaryIO, *, timeout_s: float, cancelled: 
         command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
-        # Not `child.wait`: the group's ID cannot be reused until the child has been waited for.
+        # Not `child.wait`: the ID of the process group can be reused as soon as the child is reaped.
         while (ended := os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
             if time.monotonic() > deadline_s or cancelled.wait(_POLL_S):
                 break
@@ -192,11 +192,11 @@ def _run(command: Sequence[str], log: BinaryIO, *, timeout_s: float, cancelled: 
         _await_end(child.pid)
     if ended is not None:
         return child.returncode
-    return "it was interrupted" if cancelled.is_set() else f"it was ended at its limit of {timeout_s:g} s"
+    return "it was interrupted" if cancelled.is_set() else f"it was killed at its time limit of {timeout_s:g} s"
 
 
 def _await_end(group: int) -> None:
-    """Wait until a killed process group is empty, for a limited time: some containers never reap orphans."""
+    """Wait until a killed process group is empty. Time out, because some containers never reap orphans."""
     deadline_s = time.monotonic() + _KILL_GRACE_S
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline_s:
@@ -208,31 +208,31 @@ def _obstacle(directory: Path) -> str | None:
     """Return why the analysis cannot begin, or ``None``."""
     has_device_data = any(directory.glob("PROF_*"))
     if not has_device_data and not (directory / "FRAMEWORK").is_dir():
-        return "there are no raw data: neither FRAMEWORK nor PROF_* is in it"
+        return "there is no raw data: the directory has neither FRAMEWORK nor PROF_*"
     if has_device_data and shutil.which("msprof") is None:
         return _NO_MSPROF
     return None
 
 
 def _problem(directory: Path, patterns: Sequence[str], returncode: int) -> str | None:
-    """Return why an ended analysis failed, or ``None`` if its output is complete."""
+    """Return why a finished analysis failed, or ``None`` if its output is complete."""
     output = (directory / LOG).read_bytes()
     if returncode < 0:
         reason = " (often: out of memory)" if returncode == -signal.SIGKILL else ""
-        return f"its process was ended by signal {-returncode}{reason}"
+        return f"its process was killed by signal {-returncode}{reason}"
     if returncode:
         lines = output.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), f"it exited with {returncode}")
     if _COMPLETED in output or (directory / OUTPUT / _COMPLETED_FILE).exists():
         problem = _damage(directory, patterns)
     else:
-        problem = "torch_npu's process died before its end (often: out of memory)"
+        problem = "torch_npu's process died before it finished (often: out of memory)"
     return problem and f"{problem.rstrip('.')} (see {LOG})"
 
 
 def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
     """Return which expected files are missing or corrupt, or ``None``."""
-    from profdeck_npu.traces.check import check_output  # not in the job, which only requests analyses
+    from profdeck_npu.traces.check import check_output  # unused in the job, which only requests analyses
 
     try:
         return check_output(directory, patterns)
@@ -251,8 +251,8 @@ def open_log(directory: Path) -> BinaryIO:
 def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
     """Lock a directory and return its truncated log.
 
-    The log is the lock. The processes of an analysis inherit it as their output, so it is locked until the last of
-    them has ended.
+    The log file is the lock. All processes of an analysis inherit it as their output, so the lock is held until the
+    last process has ended.
 
     Raises:
         AnalysisUnderWayError: another process holds the lock.
@@ -271,9 +271,9 @@ def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
 
 
 def under_way(state: AnalysisState | None) -> str:
-    """Return a message that another process analyses a directory, or is going to."""
+    """Return the error message for a directory that another process analyses or has queued."""
     process = f"process {state.pid} on {state.host}" if state else "another process"
-    return f"it is being analysed by {process}: let that end first, or end it"
+    return f"it is being analysed by {process}: wait until it has finished, or stop it"
 
 
 def _readable_state(directory: Path) -> AnalysisState | None:
@@ -286,7 +286,7 @@ def _readable_state(directory: Path) -> AnalysisState | None:
 def new_state(
     directory: Path, state: Literal["pending", "running", "failed"], pid: int, patterns: tuple[str, ...]
 ) -> AnalysisState:
-    """Return the state of an analysis by a process of this host that begins now."""
+    """Return a state for an analysis that a process on this host starts now."""
     return AnalysisState(
         state=state,
         host=socket.gethostname(),
@@ -299,7 +299,7 @@ def new_state(
 
 
 def _info(directory: Path) -> Info:
-    """Return torch_npu's information about the recording, empty if it cannot be read."""
+    """Return torch_npu's information about the recording, or an empty object if it cannot be read."""
     try:
         return read_info(AscendDirectory(directory).info)
     except TraceError:

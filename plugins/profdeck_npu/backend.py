@@ -99,8 +99,8 @@ class NpuBackend(Backend[NpuOptions]):
             self._recorder.step()
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder has it
-        """Stop the recording. The last output is a function that checks the files and starts their analysis."""
+    def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder has the capture
+        """Stop the recording. The last output is a function that checks the files and starts the analysis."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return ()

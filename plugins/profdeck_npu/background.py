@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 def request(directories: Sequence[Path], timeout_s: float) -> None:
-    """Start the analysis of a rank's directories and return after some milliseconds.
+    """Start a detached process that analyses the directories of a rank. Returns after some milliseconds.
 
-    The states of the directories are ``pending`` then, or ``failed`` if the process cannot be started.
+    The directories are then in the state ``pending``, or ``failed`` if the process cannot be started.
 
     Args:
         directories: directories that torch_npu wrote.
@@ -63,12 +63,12 @@ def _start(directories: Sequence[Path], timeout_s: float) -> None:
         pid = start_detached(__name__, str(timeout_s), *map(str, directories), stdin=stdin, stderr=log)
         for directory in directories:
             write_state(directory, new_state(directory, "pending", pid, expected(directory)))
-        go.write(b"\n")  # only now, because the process replaces these states
+        go.write(b"\n")  # only after the states are written, because the process replaces them
 
 
 def main() -> None:
-    """Analyse the directories that the command line names, one after the other."""
-    sys.stdin.readline()  # the job has written the pending states
+    """Analyse the directories given on the command line, one after the other."""
+    sys.stdin.readline()  # wait until the job has written the pending states
     timeout_s, *directories = sys.argv[1:]
     with suppress(OSError):
         os.nice(_NICENESS)  # the job continues on the same cores
@@ -76,17 +76,17 @@ def main() -> None:
         _acquire_slot()
     for directory in map(Path, directories):
         with suppress(AnalysisUnderWayError):
-            if not is_analysed(directory):  # another host may have analysed it meanwhile
+            if not is_analysed(directory):  # another host may have analysed it in the meantime
                 analyse(directory, timeout_s=float(timeout_s))
 
 
 def _acquire_slot() -> None:
-    """Wait until fewer than `default_processes` of these processes are analysing. The slot is held until exit."""
+    """Wait for one of the `default_processes` slots of this host, and hold it until this process exits."""
     slots = range(default_processes())
     for slot in slots:
         with suppress(BlockingIOError):
             return _lock_slot(slot, fcntl.LOCK_NB)
-    return _lock_slot(random.choice(slots), 0)  # noqa: S311  # no secret
+    return _lock_slot(random.choice(slots), 0)  # noqa: S311  # not a secret
 
 
 def _lock_slot(slot: int, flags: int) -> None:

@@ -125,12 +125,12 @@ class NpuOptions(CommonOptions):
     captures with `profdeck` needs `text`."""
 
     analyse: bool = True
-    """Analyse a capture in a separate process after it has ended. Default: on. Off leaves raw data, for
-    `profdeck npu analyse`."""
+    """Analyse a capture in a separate process after it has ended. Default: on. If off, only raw data is written; to
+    analyse it, use `profdeck npu analyse`."""
 
     analyse_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """Time limit for the analysis of one directory, in seconds. Default: 1800. When it passes, all processes of the
-    analysis are killed, and the raw data stay."""
+    analysis are killed. The raw data is kept."""
 
     def __attrs_post_init__(self) -> None:
         """Check the fields against each other, and resolve which counters are read."""

@@ -230,7 +230,7 @@ class _Cycle:
             self._end()
         except Exception as error:  # noqa: BLE001  # what is on the disk is still worth to be kept
             self._profile.stopped = True  # its destructor would stop it, from any thread
-            self.failure = f"the recording could not be ended: {describe_error(error)}"
+            self.failure = f"the recording could not be stopped: {describe_error(error)}"
             _unended.append(f"capture {self._capture.id}: {self.failure}")
             if self.first is None:  # there will be no artifact to say it
                 self._capture.report_problem(self.failure)

@@ -16,9 +16,9 @@ class SglangOptions(EngineOptions):
     """Options of the backend `sglang`."""
 
     profile_by_stage: bool = False
-    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
-    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `batch_kinds` selects
-    kinds."""
+    """Record prefill, decode and mixed batches separately: each series of batches of one kind is a separate capture,
+    and the role's `iterations` are counted for each kind. Default: off, all batches are in one capture. The role's
+    `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
     """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
@@ -30,8 +30,8 @@ class SglangOptions(EngineOptions):
     and with captures by stage, which count for each kind of batches."""
 
     stage_min_batch_size: int = attrs.field(default=0, validator=validators.ge(0))
-    """Pass over decode batches of fewer requests, neither recorded nor counted, as SGLang's
-    `SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS` does. Default: 0, none. Needs `profile_by_stage` or the role's
+    """Minimum number of requests in a decode batch. Smaller batches are neither recorded nor counted, as with SGLang's
+    `SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS`. Default: 0, no batch is skipped. Requires `profile_by_stage` or the role's
     `batch_kinds`."""
 
     detailed_annotations: bool = False
@@ -49,7 +49,7 @@ class SglangOptions(EngineOptions):
             raise ValueError("start_step: profile_by_stage counts prefill and decode apart; use iterations.skip")
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Add these options to a request of the engine's processes."""
+        """Return the request with these options added, for the engine's processes."""
         completed = super().complete(request)
         return completed.by_kind() if self.profile_by_stage else completed
 

@@ -131,7 +131,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
             if asked[option]:
                 yield option
         if self._request.batch_kinds:
-            yield "batch_kinds and profile_by_stage, which cannot be ended before their batches come"
+            yield "batch_kinds and profile_by_stage, which cannot be stopped before a batch of each kind"
         if self._request.iterations is not None and self._request.iterations.skip:
             yield "iterations.skip, which cannot be ended before its first batch comes"
         if not self._options.ignore_frontend:

@@ -31,12 +31,12 @@ DETOKENIZER = "detokenizer"
 
 
 def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> ProfileReq:
-    """Put a command into a request of SGLang.
+    """Encode a command in a profiling request of SGLang.
 
     Args:
-        command: see `profdeck.engine.worker.recorder.handle_command`.
-        payload: the same.
-        replies: the directory where every process leaves its reply; None if only those of the first ranks are needed.
+        command: the command; see `profdeck.engine.worker.recorder.handle_command`.
+        payload: the payload of the command; see the same function.
+        replies: the directory in which every process stores its reply; None if the replies of the first ranks suffice.
     """
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
 
@@ -89,7 +89,7 @@ def leave_reply(directory: Path, name: str, reply: Reply) -> None:
     except FileNotFoundError:  # the directory is gone: nobody waits for this reply
         pass
     except OSError as error:
-        logger.warning("The reply of %s cannot be left: %s", name, describe_error(error))
+        logger.warning("The reply of %s cannot be written: %s", name, describe_error(error))
 
 
 def take_reply(directory: Path, name: str) -> Reply | None:

@@ -76,7 +76,7 @@ class SchedulerAgent:
             request = self._from_forward_pass(request, int(start_step))
         min_decode_batch = int(request.engine.get("min_decode_batch", 0))
         if min_decode_batch and not request.batch_kinds:
-            raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or batch_kinds of the role.")
+            raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or the role's batch_kinds.")
         annotate = _detailed_annotations() if request.engine.get("detailed") else None
         self.recorder.start(request)
         if self.recorder.active:

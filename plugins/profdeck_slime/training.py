@@ -84,7 +84,7 @@ def init(args: Any) -> None:
     Raises:
         ConfigError: profdeck's config is wrong, slime's own profiler is on as well, or this is no process of slime.
     """
-    load_config()  # what is wrong is said before anything is trained
+    load_config()  # raise config errors before the training starts
     if getattr(args, "use_pytorch_profiler", False):
         raise ConfigError(
             "--use-pytorch-profiler: profdeck is to record in the same process, and torch records once. Leave it out: "
@@ -130,7 +130,7 @@ def _guarded(call: str, *arguments: Any) -> None:
     try:
         getattr(Training.of_process, call)(*arguments)
     except Exception as error:  # noqa: BLE001  # see above
-        logger.warning("profdeck: this process records no more: %s", describe_error(error))
+        logger.warning("profdeck: this process stops recording: %s", describe_error(error))
         Training.of_process = None
 
 

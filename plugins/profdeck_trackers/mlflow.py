@@ -51,7 +51,7 @@ class MlflowListener:
 
         directory = Path(manifest["directory"])
         numbers = numbers_of_capture(manifest)
-        with lock_directory(directory.parent):  # or each would make a run of its own
+        with lock_directory(directory.parent):  # otherwise, each process would create a run
             about = noted(directory.parent, _FILE)
             client = MlflowClient(tracking_uri=about.get("tracking_uri"))
             run_id = about.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _own_run(client, directory.parent)

@@ -15,9 +15,9 @@ class VllmOptions(EngineOptions):
     """Options of the backend `vllm`."""
 
     profile_by_stage: bool = False
-    """Record prefill, decode and mixed batches apart: each series of one kind is a capture of its own, and the role's
-    `iterations` count for each kind by itself. Default: off, one capture of all. The role's `batch_kinds` selects
-    kinds."""
+    """Record prefill, decode and mixed batches separately: each series of batches of one kind is a separate capture,
+    and the role's `iterations` are counted for each kind. Default: off, all batches are in one capture. The role's
+    `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
     """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
@@ -36,7 +36,7 @@ class VllmOptions(EngineOptions):
     none."""
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Add these options to a request of the engine's processes."""
+        """Return the request with these options added, for the engine's processes."""
         completed = super().complete(request)
         return completed.by_kind() if self.profile_by_stage else completed
 

@@ -101,7 +101,7 @@ class WorkerAgent(ABC):
         return own if stage is None else attrs.evolve(own, parallel={"stage": int(stage), **own.parallel})
 
     def handle(self, command: str, payload: Mapping[str, Any]) -> Any:
-        """Carry out a command and answer in plain data; see `profdeck.engine.worker.recorder.handle_command`."""
+        """Execute a command and return a plain-data reply; see `profdeck.engine.worker.recorder.handle_command`."""
         if command == SEAT:
             return self.seat
         return reply_data(handle_command(command, payload, self.recorder, self.start, self.stop))
@@ -126,7 +126,7 @@ class WorkerAgent(ABC):
         try:
             self.start(request)
         except Exception as error:  # noqa: BLE001  # the engine serves on
-            logger.warning("The capture that the config arms cannot start: %s", describe_error(error))
+            logger.warning("The capture that the config requests cannot start: %s", describe_error(error))
 
     def stop(self, reason: str | None) -> None:
         """End the request and leave the worker as it was, now or, if that must wait, at its next iteration."""

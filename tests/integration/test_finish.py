@@ -244,7 +244,7 @@ def test_sigterm_to_the_process_of_a_finish_ends_its_command(
 ) -> None:
     job, pid = hanging(start, tmp_path, news)
     os.kill(record(tmp_path).by.pid, signal.SIGTERM)
-    assert "Finish of step1: interrupted: its process was ended by SIGTERM" in ended(job)
+    assert "Finish of step1: interrupted: its process was terminated by SIGTERM" in ended(job)
     assert process_stat(pid)[:1] in ([], ["Z"])
 
 

@@ -138,7 +138,7 @@ def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
     _, error = waiting.communicate(timeout=120)
     assert waiting.returncode == 1
     assert "Traceback" not in error
-    assert "cannot be reached any more" in error or "is withdrawn" in error or "has ended" in error
+    assert "can no longer be reached" in error or "is withdrawn" in error or "has ended" in error
 
 
 @pytest.mark.long

@@ -233,8 +233,8 @@ def test_the_export_of_a_call_goes_before_that_of_the_recording(raw: Make) -> No
     [
         ("nothing", f"{OUTPUT}/trace_view.json is missing"),
         ("damaged", "trace_view.json: "),
-        ("lost worker", f"torch_npu's process died before its end (often: out of memory) (see {LOG})"),
-        ("killed", "its process was ended by signal 9 (often: out of memory)"),
+        ("lost worker", f"torch_npu's process died before it finished (often: out of memory) (see {LOG})"),
+        ("killed", "its process was killed by signal 9 (often: out of memory)"),
         ("no library", "The backend 'npu' cannot be used in this process: torch_npu 2.13.0 is"),
     ],
 )
@@ -296,7 +296,7 @@ def test_without_device_data_msprof_is_not_needed(raw: Make, monkeypatch: pytest
 def test_a_directory_without_raw_data(tmp_path: Path) -> None:
     directory = tmp_path / "x_ascend_pt"
     directory.mkdir()
-    assert analyse(directory).problems == ("there are no raw data: neither FRAMEWORK nor PROF_* is in it",)
+    assert analyse(directory).problems == ("there is no raw data: the directory has neither FRAMEWORK nor PROF_*",)
 
 
 def test_what_a_killed_msprof_left_is_removed_first(raw: Make) -> None:
@@ -360,7 +360,7 @@ def test_at_the_time_limit_all_processes_are_killed(raw: Make, monkeypatch: pyte
     assert len(found) == 2
     assert not any(map(runs, found))
     assert state.state == "failed"
-    assert state.problems == (f"it was ended at its limit of {timeout_s} s",)
+    assert state.problems == (f"it was killed at its time limit of {timeout_s} s",)
     assert known(directory) == state
     monkeypatch.setenv("STUB_ANALYSIS", "")
     assert analyse(directory).state == "done"
@@ -446,7 +446,7 @@ def test_the_processes_of_a_killed_analysis_are_killed(raw: Make, monkeypatch: p
     os.kill(leader, signal.SIGKILL)
     worker.join()
     assert not runs(child)
-    assert states[0].problems[0].startswith("its process was ended by signal 9")
+    assert states[0].problems[0].startswith("its process was killed by signal 9")
 
 
 # --- After a capture
@@ -606,7 +606,7 @@ def test_export_and_timeout_are_passed_on(raw: Make, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
     result = cli("npu", "analyse", "--force", "--timeout", "0.5", directory)
     assert result.exit_code == ExitCode.INCOMPLETE
-    assert "it was ended at its limit of 0.5 s" in result.stdout
+    assert "it was killed at its time limit of 0.5 s" in result.stdout
 
 
 CLI = "from profdeck.cli import main; main()"

@@ -732,7 +732,7 @@ def test_a_run_directory_that_is_gone_costs_nothing(
         pass
     run.rename(tmp_path / "moved")
     start.await_own()
-    assert "What came of a finish cannot be known" in caplog.text
+    assert "The outcome of a finish is unknown" in caplog.text
 
 
 def test_defaults() -> None:

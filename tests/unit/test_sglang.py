@@ -242,7 +242,7 @@ def test_a_reply_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         protocol.leave_reply(tmp_path / "file", "rank_1", reply())
-    assert "The reply of rank_1 cannot be left" in caplog.text
+    assert "The reply of rank_1 cannot be written" in caplog.text
 
 
 # What SGLang loads.

@@ -112,7 +112,7 @@ def _begin(path: Path, record: FinishRecord) -> None:
         _check_in_time(path)
         return
     except OSError as error:
-        logger.warning("Nothing is run at the end of %s: %s", record.capture, describe_error(error))
+        logger.warning("The finish of %s is not run: %s", record.capture, describe_error(error))
         return
     try:
         news = _start(path)
@@ -203,7 +203,7 @@ def _log(path: Path, said: str) -> None:
     try:
         record = read_record(path)
     except (FileNotFoundError, ProfdeckError) as error:
-        logger.warning("What came of a finish cannot be known: %s", describe_error(error))
+        logger.warning("The outcome of a finish is unknown: %s", describe_error(error))
         return
     if not record.over and said:
         last = said.rpartition("\n")[2]

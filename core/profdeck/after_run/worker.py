@@ -77,7 +77,7 @@ def carry_out(path: Path) -> None:
         own = isinstance(error, Exception)
         desk.say(
             state=FinishState.FAILED if own else FinishState.INTERRUPTED,
-            problem=describe_error(error) if own else "its process was ended by SIGTERM",
+            problem=describe_error(error) if own else "its process was terminated by SIGTERM",
             ended_ns=time.time_ns(),
         )
         if not own:

@@ -31,7 +31,7 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
     """
     if not any(rank.events for capture in found.captures for rank in capture.ranks):
         if page is not None:
-            kit.warn(f"{kit.short_path(page)} is not written: there are no events.")
+            kit.warn(f"{kit.short_path(page)} was not written: the capture has no events.")
         return
     if quiet and page is None:
         return
@@ -48,7 +48,7 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
 
 
 def _without_unreported(run: RunSummary, found: RunReport) -> RunSummary:
-    """Remove ranks without files that the report does not have: their files are on other hosts."""
+    """Remove captures of ranks that have no files on this host and are not in the report."""
     from profdeck.traces.findings.finding import findings_of
 
     reported = {(one.role, one.replica, one.id, rank.rank) for one in found.captures for rank in one.ranks}

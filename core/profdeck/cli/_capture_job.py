@@ -60,7 +60,7 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
         try:
             there = _processes(store)
         except OSError as error:
-            raise CaptureError(f"The job cannot be asked: {describe_error(error)}") from error
+            raise CaptureError(f"The job cannot be reached: {describe_error(error)}") from error
         if not there:
             raise _nobody(wish.run, store, about)
         request = requests.ask(store, _in_steps(wish, there), wish.steps)
@@ -68,8 +68,8 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
             _capture(wish, store, there, request, json=json)
         except OSError as error:
             raise CaptureError(
-                f"The job was asked, and cannot be reached any more: {sentence(describe_error(error))} "
-                f"What it captured on this host: profdeck ls {kit.short_path(wish.run)}"
+                f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
+                f"To list what was captured on this host: profdeck ls {kit.short_path(wish.run)}"
             ) from error
 
 
@@ -95,7 +95,7 @@ def _capture(
             requests.forget(store, request)
             _await_finishes(report)
         else:
-            _say(f"The capture goes on. See it later with: profdeck ls {kit.short_path(wish.run)}")
+            _say(f"The capture continues. To see it later: profdeck ls {kit.short_path(wish.run)}")
     problems = {process.id: problem for process in processes if (problem := _problem(process, request))}
     complete = not problems and (bool(elsewhere) if report is None else report.status is Status.COMPLETE)
     if json:
@@ -209,7 +209,9 @@ class _Waiting:
     def for_plan(self) -> StepPlan | None:
         """Wait until the steps are agreed on; None if the time is over before, or the job."""
         request = self.request
-        _say(f"Asked {_count(len(self.asked), 'process', 'processes')} of {kit.short_path(self.wish.run)}.")
+        _say(
+            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {kit.short_path(self.wish.run)}."
+        )
         with kit.show_progress("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
@@ -254,7 +256,7 @@ class _Waiting:
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
-        return f"The capture has begun, and goes on. See it with: profdeck ls {kit.short_path(run)}"
+        return f"The capture has begun and continues. To see it: profdeck ls {kit.short_path(run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
         """Tell whether a process of a store has not looked for too long: nothing else tells that its host is gone."""
@@ -308,13 +310,13 @@ def _read(
     """Read the captures that were made for a request.
 
     Returns:
-        The report of the files in the run directory, ``None`` if a remote store is used and there are none; and the
-        ids of the processes whose files are elsewhere.
+        A report on the files in the run directory, and the IDs of the processes whose files are on other hosts. The
+        report is ``None`` if a remote store is used and the run directory has no files of the request.
     """
     manifests = list[Manifest]()
     for folder in _folders(run, plan):
         for file in filter(is_manifest, folder.glob("**/*.json")):
-            with contextlib.suppress(ProfdeckError):  # the report names it
+            with contextlib.suppress(ProfdeckError):  # reported by `ls.read`
                 manifests.append(read_manifest(file))
     elsewhere = set[str]()
     if store.remote:
@@ -335,14 +337,14 @@ def _captures(process: JobProcess, request: OnDemandRequest) -> tuple[str, ...]:
 
 
 def _made(process: JobProcess, manifest: Manifest, request: OnDemandRequest) -> bool:
-    """Return whether a manifest is the process's own and belongs to the request."""
+    """Return whether a manifest belongs to one of the process's captures for the request."""
     same = (manifest.role, manifest.replica, manifest.rank) == (process.role, process.replica, process.rank)
-    # A capture that the config selected may have ended before the request, so its manifest has no token.
+    # The manifest of a scheduled capture that ended before the request was made has no token.
     return same and manifest.capture in process.captures and manifest.demand in (request.token, None)
 
 
 def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunReport:
-    """Remove ranks without a manifest that are processes of the job: they may write on another host."""
+    """Remove processes of the job that have no manifest here: their files may be on another host."""
     ranks = {(process.role, process.replica, process.rank) for process in processes}
     captures = (
         attrs.evolve(
@@ -359,7 +361,7 @@ def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunRe
 
 
 def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, str], elsewhere: set[str]) -> None:
-    """Print problems that the report does not have, and the locations of files on other hosts."""
+    """Print problems that are not in the report, and the locations of files on other hosts."""
     console = kit.stdout_console()
     for process in processes:
         if problem := problems.get(process.id):

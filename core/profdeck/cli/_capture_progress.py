@@ -25,7 +25,7 @@ States = Mapping[str, TargetState]
 
 @attrs.define
 class CapturePhase:
-    """Where the capture is."""
+    """Phase of the capture."""
 
     stopping: bool = False
     """Whether the windows are no longer waited for, but the files."""
@@ -33,15 +33,15 @@ class CapturePhase:
 
 @contextlib.asynccontextmanager
 async def watching(profiler: Profiler, count: int, wanted: int | None) -> AsyncIterator[CapturePhase]:
-    """Show how far servers are on stderr, if that is a terminal, until the block ends.
+    """Show the progress of servers on stderr inside the block, if stderr is a terminal.
 
     Args:
-        profiler: what captures them.
-        count: how many servers record; the ones without routes of profdeck do not tell how far they are.
-        wanted: how many iterations each is to record, if that is known.
+        profiler: the profiler that captures the servers.
+        count: the number of servers that record. Servers without profdeck's routes do not report progress.
+        wanted: the number of iterations to record on each server, if known.
 
     Yields:
-        What is to be told where the capture is.
+        The phase of the capture, which the caller updates.
     """
     console, phase = Console(stderr=True), CapturePhase()
     if not console.is_terminal:

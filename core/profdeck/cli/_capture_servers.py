@@ -1,4 +1,4 @@
-"""Server captures of `profdeck capture`: find and check the servers, start, wait and stop."""
+"""Server captures of `profdeck capture`: finds and checks the servers, starts the capture, waits and stops it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ACTORS = "targets.actors"
 _COMMAND = "command line"
 _FILES = 1024
 _FILES_PER_SERVER = 4
-_STOPPING = "Stopping the recording. Press Ctrl-C again to leave its files to the servers."
+_STOPPING = "Stopping the recording. Press Ctrl-C again to exit without waiting for files."
 _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "raise"}
 """Settings without which a command line would not capture once, or not say why."""
 
@@ -96,7 +96,7 @@ class _Role:
 
     @property
     def target(self) -> str | None:
-        """The URL of the only server; None if the config names the targets."""
+        """The URL of the only server; None if the role has targets."""
         return self.servers[0].url if self.alone else None
 
     @property
@@ -110,12 +110,12 @@ async def capture(given: ServerOptions, stop: StopSignal) -> ServerCapture:
 
     Args:
         given: the command-line options.
-        stop: ends the recording before its windows are full or the time is over.
+        stop: stops the recording before its windows are full or the timeout has passed.
 
     Raises:
-        ConfigError: what is given is wrong, or the servers do not fit together.
-        CaptureError: there is nothing that could be captured.
-        PluginError: no backend can be used for them.
+        ConfigError: an option is invalid, or the servers cannot be captured together.
+        CaptureError: there is no server that can be captured.
+        PluginError: no backend can be used for the servers.
     """
     with contextlib.ExitStack() as until_stopped:
         return await _capture(given, stop, until_stopped)
@@ -143,7 +143,7 @@ async def _capture(given: ServerOptions, stop: StopSignal, until_stopped: contex
     except CaptureError as error:
         run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
-            error = CaptureError(f"{error} What came of each: profdeck ls {kit.short_path(run)}")
+            error = CaptureError(f"{error} For the result of each server: profdeck ls {kit.short_path(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
     made = tuple(captures.values())
     return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), error=None)
@@ -166,7 +166,8 @@ def _names(given: ServerOptions, draft: ConfigDraft) -> list[str]:
     found = [name for name, role in roles.items() if role.targets and role.targets.discovers]
     if given.role is not None and given.role not in found:
         raise ConfigError(
-            f"--role {given.role}: the config names no servers for it under targets.{did_you_mean(given.role, found)}"
+            f"--role {given.role}: the config names no servers for this role under targets."
+            f"{did_you_mean(given.role, found)}"
         )
     if not found:
         raise ConfigError(
@@ -313,7 +314,7 @@ async def _recorded(
         async with watching(profiler, len(recording), given.iterations) as phase:
             try:
                 await _wait(profiler, given.timeout_s, stop)
-            except CaptureError as error:  # none answers any more; what is there counts
+            except CaptureError as error:  # no server answers any more: report the existing files
                 lost = describe_error(error)
             phase.stopping = stopping = True
             with contextlib.suppress(CaptureError):  # what is incomplete is in the report
@@ -323,15 +324,15 @@ async def _recorded(
             kit.print_stderr(_STOPPING)
         raise
     finally:
-        await profiler.aclose("interrupted")  # the servers must not go on recording
+        await profiler.aclose("interrupted")  # otherwise the servers would continue to record
     return captures
 
 
 async def _wait(profiler: Profiler, timeout_s: float, stop: StopSignal) -> None:
-    """Wait until all windows are full, the time is over, or a signal arrives.
+    """Wait until all windows are full, the timeout has passed or a signal arrives.
 
     Raises:
-        CaptureError: none of the servers answers any more.
+        CaptureError: no server answers any more.
     """
     windows, signalled = asyncio.create_task(profiler.await_window(timeout_s)), asyncio.create_task(stop.wait())
     try:

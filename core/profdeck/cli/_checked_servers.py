@@ -80,7 +80,7 @@ class CheckedServer:
 
     @classmethod
     def found(cls, role: str, target: Target, backend: str | None) -> Self:
-        """Create a server from a target of a role's config."""
+        """Create a server from a target that discovery found for a role."""
         return cls(
             role=role,
             url=str(target.handle),

@@ -44,13 +44,13 @@ _OWN = {
     "prune": "Delete old captures of a run, whole steps at a time.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""
-_HELD = "'profdeck capture' with the servers and without --iterations records until Ctrl-C, SIGTERM or --timeout."
+_HELD = "Use 'profdeck capture' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
     "capture start": _HELD,
     "capture stop": _HELD,
 }
-"""Removed commands, with their replacements."""
+"""Removed commands, each with a message that names the replacement."""
 
 
 class Commands(TyperGroup):

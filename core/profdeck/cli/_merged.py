@@ -158,7 +158,7 @@ def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
     kept = [source for source in sources if source.is_json]
     for source in sources:
         if not source.is_json:
-            kit.warn(f"{kit.short_path(source.path)} is left out: only a slim trace (.pftrace) can have it.")
+            kit.warn(f"{kit.short_path(source.path)} is skipped: it can only be merged into a slim trace (.pftrace).")
     if not kept:
         raise TraceError("There is no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others.")
     return kept
@@ -182,7 +182,7 @@ def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> S
     with kit.show_progress("Aligning the clocks") as on_progress:
         shifts = align(sources, how, processes=processes, on_progress=on_progress)
     for source in shifts.unknown:
-        kit.warn(f"{kit.short_path(source.path)}: --align {how} finds nothing there; its clock stays as it is.")
+        kit.warn(f"{kit.short_path(source.path)}: --align {how} found nothing to align by; the clock is unchanged.")
     return shifts
 
 
@@ -192,7 +192,7 @@ def _selections(sources: Sequence[TraceSource], part: _trace_part.TracePart) -> 
     from profdeck.base.progress import Meter
 
     selections: list[Selection | None] = []
-    with kit.show_progress("Looking for what to keep") as on_progress:
+    with kit.show_progress("Finding the events to keep") as on_progress:
         meter = Meter(sum(source.size_bytes for source in sources), on_progress)
         for source in sources:
             selections.append(part.selection(source.path, meter.within))

@@ -168,8 +168,8 @@ def new_file(destination: Path) -> Path:
     for parent in destination.resolve().parents:
         if (parent / RUN_FILE).exists():
             raise ConfigError(
-                f"{kit.short_path(destination.absolute())} would lie in the run {parent}, and be taken for one of its "
-                "traces: choose an --output elsewhere."
+                f"{kit.short_path(destination.absolute())} is inside the run {parent}, where it would be read as one "
+                "of its traces. Choose an --output elsewhere."
             )
     return destination
 

@@ -57,7 +57,7 @@ def save(
         if capture.status != "complete"
     ]
     if problems:
-        raise TraceError(f"{kit.short_path(run)} is no baseline, as it is not complete. {problems[0]}")
+        raise TraceError(f"{kit.short_path(run)} cannot be a baseline because it is incomplete. {problems[0]}")
     kit.write_file(file, msgspec.json.encode(_without_pictures(summary).to_dict()), durable=True)
     typer.echo(f"{kit.short_path(file)}: {plural(len(summary.ranks), 'trace')}, {kit.size(file.stat().st_size)}")
 
@@ -90,7 +90,7 @@ def check(  # noqa: PLR0913 - the options of the command line
     file, limit = _file(directory, name), 0.05 if fail_over is None else fail_over
     if not file.exists():
         raise ConfigError(
-            f"There is no baseline {name} in {kit.short_path(directory)}. Make it: profdeck baseline save"
+            f"There is no baseline {name} in {kit.short_path(directory)}. Create it: profdeck baseline save"
         )
     before = load_summary(file)
     after, problems = _trace_options.summarise_paths([run], processes=processes, cache=cache)

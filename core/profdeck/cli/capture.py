@@ -93,14 +93,14 @@ _Iterations = Annotated[
         help="Engine iterations to record. Default: the config's, or until Ctrl-C, SIGTERM or --timeout.",
     ),
 ]
-_Skip = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations to pass over first.")]
+_Skip = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations to skip before the recording.")]
 _Kinds = Annotated[
     list[str] | None,
     typer.Option(
         "--batch-kind",
         metavar="KIND",
-        help="Record only prefill, decode or mixed batches; each kind has captures and counts of its own. Repeatable. "
-        "Default: all kinds in one capture.",
+        help="Kind of batches to record: prefill, decode or mixed. Can be repeated. Each kind has separate captures, "
+        "and its iterations are counted separately. Default: all kinds in one capture.",
     ),
 ]
 _Stage = Annotated[list[str] | None, typer.Option("--stage", hidden=True)]

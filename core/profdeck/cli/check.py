@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
     settings: SettingsOption = None,
     here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
-    connect: Annotated[bool, typer.Option("--connect", help="Check that the targets respond, too.")] = False,
+    connect: Annotated[bool, typer.Option("--connect", help="Also check that the targets respond.")] = False,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
     json: kit.JsonOption = False,
@@ -219,7 +219,7 @@ def _here(config: Config, name: str) -> str:
 
 
 def _targets(config: Config, name: str) -> str:
-    """Reach the targets, as a capture would."""
+    """Connect to the targets, as a capture does, and return how many respond."""
     from profdeck.replicas.reachability import reach_all
 
     backend, targets = build_backend(config, name), config.roles[name].targets

@@ -55,4 +55,4 @@ def command(
 
 
 def _outcome(engine: Collected) -> str:
-    return " ".join(engine.notes) or ("Nothing was fetched." if engine.problems else "All is here now.")
+    return " ".join(engine.notes) or ("Nothing was fetched." if engine.problems else "All files are here.")

@@ -99,11 +99,11 @@ def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
 
 
 def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
-    """Warn of what is not whole, and of what nothing was compared with."""
+    """Warn about incomplete traces, and about traces without a counterpart."""
     for run in runs:
         for rank in run.ranks:
             if rank.problem:
-                kit.warn(f"{kit.short_path(Path(rank.path))}: {rank.problem} What is compared is what can be read.")
+                kit.warn(f"{kit.short_path(Path(rank.path))}: {rank.problem} Only the readable part is compared.")
     for path, alone in zip(paths, (diff.only_before, diff.only_after), strict=True):
         if alone:
             names = ", ".join(kit.short_path(Path(name)) for name in alone)

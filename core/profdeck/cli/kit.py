@@ -26,7 +26,7 @@ _REFRESH_EVERY_S = 0.1
 _ENDS = re.compile(" +$", re.MULTILINE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-"""Type of the option ``--json``."""
+"""Type of the ``--json`` option."""
 
 
 _CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 def stdout_console() -> Console:
     """Return a console for stdout that does not interpret markup.
 
-    In a pipe or a file nothing is folded, so that a search finds it in one line, and no line ends in spaces.
+    If stdout is a pipe or a file, lines are not wrapped, so that searches match them, and trailing spaces are removed.
     """
     from rich.console import Console
 
@@ -92,8 +92,8 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> 
     """Create a table without borders. Long cells are wrapped, not truncated.
 
     Args:
-        columns: the headings.
-        numbers: the headings of columns that are aligned to the right and never folded.
+        columns: the column headings.
+        numbers: the headings of columns that are right-aligned and never wrapped.
         options: see `rich.table.Table`.
     """
     from rich.table import Table
@@ -110,7 +110,7 @@ def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
     """Show progress on stderr inside the block, if stderr is a terminal.
 
     Yields:
-        A function to be told what is done and what there is to do; any thread may call it.
+        A callback that takes the completed amount and the total. Any thread may call it.
     """
     from rich.console import Console
 
@@ -159,7 +159,7 @@ def run_path(text: str | Path) -> Path:
     output = path.parent if len(path.parts) > 1 else RUNS
     runs = runs_below(output)
     if not runs:
-        raise typer.BadParameter(f"There is no run in {short_path(output)}, so there is no latest one.")
+        raise typer.BadParameter(f"There is no run in {short_path(output)}, so 'latest' cannot be resolved.")
     return runs[0]
 
 
@@ -257,7 +257,7 @@ def exit_code(error: ProfdeckError) -> ExitCode:
 
 
 SETTINGS_SOURCE = "--set"
-"""The option that error messages name as the source of a setting."""
+"""Name of the ``--set`` option, for error messages about its settings."""
 
 SettingsOption = Annotated[
     list[str] | None,
@@ -267,7 +267,7 @@ SettingsOption = Annotated[
         help="Set a config value over file and environment, such as trainer.options.with_stack=true. Repeatable.",
     ),
 ]
-"""Type of the option ``--set``."""
+"""Type of the ``--set`` option."""
 
 
 def write_file(file: Path, content: bytes, *, durable: bool = False) -> None:

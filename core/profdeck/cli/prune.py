@@ -58,4 +58,4 @@ def command(  # noqa: PLR0913  # the options of a command line
         return f"{plural(len(of), 'step')} ({size})"
 
     done = "Would delete" if dry_run else "Deleted"
-    kit.stdout_console().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} stay.", soft_wrap=True)
+    kit.stdout_console().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} kept.", soft_wrap=True)

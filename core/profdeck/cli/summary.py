@@ -100,6 +100,6 @@ def tell(run: RunSummary, problems: Sequence[str]) -> None:
         kit.print_stderr(f"error: {problem}")
     for rank in run.ranks:
         if rank.problem:
-            kit.warn(f"{kit.short_path(Path(rank.path))}: {rank.problem} The summary covers what can be read.")
+            kit.warn(f"{kit.short_path(Path(rank.path))}: {rank.problem} The summary covers only the readable part.")
     if problems:
         raise typer.Exit(ExitCode.UNREADABLE)

@@ -54,7 +54,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         console = kit.stdout_console()
         _page.show(console, page(trend, _page.width_of(console, full_names=False), smallest))
     else:
-        kit.print_stderr("No capture has a step, an iteration or a stall that could be followed.")
+        kit.print_stderr("No capture has steps, iterations or stalls to compare.")
     if output is not None:
         from profdeck.traces.report.trend_page import write_trend_page
 

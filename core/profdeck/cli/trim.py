@@ -48,7 +48,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     name = f"{_SUFFIXES.sub('', file.absolute().name)}.trim-{part.text}.trace.json.gz"
     destination = Path(name) if output is None else output / name if output.is_dir() else output
     _trace_part.new_file(destination)
-    with kit.show_progress("Looking for what to keep") as on_progress:
+    with kit.show_progress("Finding the events to keep") as on_progress:
         selection = part.selection(file, on_progress)
     check = _trim(file, destination, selection)
     if check.problem:

@@ -82,7 +82,7 @@ def _converted(merge: _merged.Merge, directory: Path, operators: bool | None) ->
         trace = directory / "operators.pftrace"
         written = _merged.write(_merged.with_operators(merge), trace)
     for problem in written.problems:
-        kit.warn(f"{problem} What is readable is shown.")
+        kit.warn(f"{problem} Only the readable part is shown.")
     kit.print_stderr(f"{len(written.sources)} traces, {written.events:,} events, {kit.size(written.size_bytes)}")
     return trace
 
@@ -101,9 +101,9 @@ async def _serve(trace: Path, title: str, ui: Path | None, port: int, browser: b
         if not opened:
             number = url.split(":")[2].partition("/")[0]
             kit.print_stderr(
-                f"From another machine: ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}, and open that."
+                f"From another machine: ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}, then open this URL."
             )
-        kit.print_stderr("Ctrl+C ends it.")
+        kit.print_stderr("Press Ctrl+C to stop.")
         await ended.wait()
 
 

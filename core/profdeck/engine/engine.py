@@ -20,7 +20,7 @@ _WRITING_POLL_S = 0.1
 
 
 class Engine(ABC):
-    """Base class of engines, which send commands to their processes."""
+    """Base class for objects that send commands to the processes of an engine."""
 
     name: str
     """What manifests call it."""
@@ -45,10 +45,12 @@ class Engine(ABC):
 
     @abstractmethod
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send ``start``, ``stop`` or ``status`` to all of its processes, which call `profdeck.engines.handle_command`.
+        """Send ``start``, ``stop`` or ``status`` to all processes of the engine.
+
+        Each process executes the command with `profdeck.engines.handle_command`.
 
         Raises:
-            CaptureError: it does not answer.
+            CaptureError: the engine does not answer.
         """
 
     async def arrive(self) -> None:
@@ -94,7 +96,7 @@ class Engine(ABC):
 
 @attrs.frozen
 class FileHost:
-    """The host that files are fetched from."""
+    """The host and directory that files are fetched from."""
 
     host: str
     output: str
@@ -104,7 +106,7 @@ class FileHost:
 class RemoteFiles(Protocol):
     """Fetches the files of an engine's ranks. Paths are relative to `FileHost.output` and use slashes.
 
-    All of it raises TargetError for what it does not get.
+    All methods raise TargetError if the host does not send the requested data.
     """
 
     async def source(self) -> FileHost:
@@ -134,7 +136,7 @@ class RemoteFiles(Protocol):
 
 
 class Connects(Protocol):
-    """Protocol of backends that connect to an engine object."""
+    """Protocol for backends that connect to engine objects."""
 
     name: ClassVar[str]
 

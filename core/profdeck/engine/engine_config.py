@@ -21,7 +21,7 @@ REPLICA_VARIABLE = "PROFDECK_REPLICA"
 
 @attrs.frozen
 class EngineConfig:
-    """The config of the role whose backend controls this engine."""
+    """The config of an engine process: its role and the options of the role's backend."""
 
     config: Config
     role: str

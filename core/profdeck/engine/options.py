@@ -68,7 +68,7 @@ class EngineOptions(CommonOptions):
         return {}
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Add what these options ask of the engine's processes to a request."""
+        """Return the request with these options added, for the engine's processes."""
         options = unstructure(self)
         common = {name: options[name] for name in COMMON_OPTIONS if options[name] is not None}
         return attrs.evolve(

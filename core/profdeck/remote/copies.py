@@ -80,7 +80,7 @@ def _newest(above: Place) -> Place:
             about = msgspec.json.decode(above.ask("cat_file", f"{above.path}/{name}/{RUN_FILE}"))
             begun.append((int(about.get("created_ns", 0)), name))
     if not begun:
-        raise RemoteError(f"There is no run in {above}, so there is no latest one.")
+        raise RemoteError(f"There is no run in {above}, so 'latest' cannot be resolved.")
     return above / max(begun)[1]
 
 

@@ -1,6 +1,6 @@
-"""Chrome traces as profilers write them: read, check, pack and summarise, in one pass and bounded memory.
+"""Functions that read, check, compress and summarise Chrome traces in one pass and bounded memory.
 
-Each name is imported when it is first used.
+Each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ HOMES = {
     "traces.writing.slim": "write_slim",
     "traces.writing.compression": "compress_trace compress_in_child Compressed",
 }
-"""The names, by the module of ``profdeck`` that defines them."""
+"""Public names by the module that defines them, relative to ``profdeck``."""
 
 __getattr__, __dir__ = lazy_names(globals(), HOMES)

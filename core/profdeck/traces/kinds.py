@@ -58,7 +58,7 @@ class PendingWork:
 
 @attrs.frozen
 class StepOnDevice:
-    """One step on one device. Times are nanoseconds on the trace's clock."""
+    """One step on one device. Times are in nanoseconds on the trace's clock."""
 
     step: int
     device: int | str | None
@@ -67,7 +67,7 @@ class StepOnDevice:
 
 
 class ArtifactKind(ABC):
-    """Base class of artifact kinds. The paths passed to its methods are those for which `matches` returns True."""
+    """Base class for artifact kinds. All other methods are only called with paths for which `matches` returns True."""
 
     name: ClassVar[str]
     """The kind that manifests name, and the name of the entry point."""

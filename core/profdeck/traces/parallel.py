@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 TraceFunction = Callable[[T, Progress | None], R]
-"""Function that reads one item. It may report the number of bytes read, from any thread."""
+"""Function that reads one item. It may report progress in bytes from any thread."""
 
 _REPORT_EVERY_S = 0.05
 
@@ -90,18 +90,17 @@ def map_traces(
 
 @attrs.frozen
 class TraceResult(Generic[R]):
-    """The function's result for one trace, or the error."""
+    """Result of reading one item: the function's return value, or the `TraceError` that it raised."""
 
     value: R | TraceError
 
 
-# What a worker says of its item: bytes read so far, and in the end what came of it, or what is to be raised.
 ReportResult = int | TraceResult[R] | BaseException
-"""A report from a remote task: the number of bytes read so far, the result, or an error of the task itself."""
+"""A worker's report on one item: the number of bytes read so far, the result, or an exception to raise."""
 
 
 class TraceJob(Generic[T, R]):
-    """Items and their results, and the total progress."""
+    """Items to read, their results, and the total progress."""
 
     def __init__(self, items: Sequence[T], sizes_bytes: Sequence[int], on_progress: Progress | None) -> None:
         self.items = items
@@ -159,7 +158,7 @@ def _call(function: TraceFunction[T, R], item: T, progress: Progress | None) -> 
 def run_item(
     function: TraceFunction[T, R], item: T, send: Callable[[int], None] | None
 ) -> TraceResult[R] | BaseException:
-    """Run a function on one item and return a result that can be pickled."""
+    """Call a function on one item. Return its result or exception in a form that can be pickled."""
     try:
         return TraceResult(_call(function, item, _seldom(send) if send else None))
     except BaseException as error:  # noqa: BLE001 - it is raised where the results are collected
@@ -287,7 +286,7 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a target
+def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a process target
     """Work until the parent kills this process or ends itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the parent acts on it
     threading.Thread(target=_end_with_parent, daemon=True).start()

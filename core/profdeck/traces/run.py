@@ -183,18 +183,18 @@ def load(
     processes: int = 1,
     cache: bool = True,
 ) -> Run:
-    """Read all traces below paths, for tables and notebooks.
+    """Read all traces in the given paths, for use in tables and notebooks.
 
     Args:
         paths: runs, captures, directories of traces, or traces.
-        devices_only: read devices and annotations only, without operators; this takes a third of the time.
-        rules: a file with additional kernel classes.
-        processes: the number of traces to read at the same time.
-        cache: keep the results, and later read only files that have changed.
+        devices_only: read only devices and annotations, not operators. This takes a third of the time.
+        rules: a file with additional rules for kernel classes.
+        processes: the number of traces to read in parallel.
+        cache: cache the results, so that later calls read only files that have changed.
 
     Raises:
         TraceError: a directory has no traces, or no trace can be read.
-        ConfigError: the rules are wrong.
+        ConfigError: the rules are invalid.
     """
     how: dict[str, Any] = {
         "devices_only": devices_only,

@@ -98,20 +98,20 @@ class TraceSource:
 
 
 def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], None] | None = None) -> list[TraceSource]:
-    """Find the traces below paths, sorted by path and name, without duplicates.
+    """Find the traces in the given paths, sorted by path and name, without duplicates.
 
-    A file is a trace whatever its name is, and so is a directory of a kind that a plugin reads. Below other directories
-    those count whose names end in ``.trace.json`` or ``.trace.json.gz``, those that manifests name, those of other
-    kinds, and every ``.json`` or ``.json.gz`` that begins as a trace does. Merged traces are left out there: their
-    ranks have what is in them.
+    A path of a file, or of a directory that a plugin reads, is always treated as a trace. Other directories are
+    searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, files that manifests list, artifacts
+    that plugins read, and ``.json`` or ``.json.gz`` files that begin like a trace. Merged traces are skipped in this
+    search, because the traces of the ranks have the same events.
 
     Args:
         paths: files and directories.
-        on_left_out: told of each merged trace below a directory, of each profile that other tools read, and of each
-            directory that cannot be read, and why.
+        on_left_out: called with the path and the reason for each merged trace below a directory, each profile of
+            another tool, and each directory that cannot be read.
 
     Raises:
-        TraceError: There is no trace below a directory, or a file is a profile that other tools read.
+        TraceError: There is no trace below a directory, or a file is a profile of another tool.
     """
     found: dict[Path, TraceSource] = {}
     for given in paths:

@@ -227,7 +227,7 @@ def test_a_hanging_msprof_is_ended_with_all_processes(
     msprof, group = found
     assert len(group) >= 4  # the leader, its worker, the worker's export, msprof
     assert msprof in group
-    assert problems == (f"it was ended at its limit of {timeout_s} s",)
+    assert problems == (f"it was killed at its time limit of {timeout_s} s",)
     assert not any(map(runs, group))
     assert not is_analysed(directory)
     assert contents(directory) == before
@@ -249,7 +249,7 @@ def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.
             msprof, signal.SIGKILL
         )  # what the worker had started goes on, and torch_npu waits for it, to exit with 0
         problems = state().problems
-    assert problems == (f"torch_npu's process died before its end (often: out of memory) (see {LOG})",)
+    assert problems == (f"torch_npu's process died before it finished (often: out of memory) (see {LOG})",)
     assert not any(map(runs, group))
 
 

@@ -602,7 +602,7 @@ capture("next")
     job(PREAMBLE + code)
     found = manifest(job.directory / "failed")
     assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
-    assert "the recording could not be ended: RuntimeError: " in found.problems[0]
+    assert "the recording could not be stopped: RuntimeError: " in found.problems[0]
     after = manifest(job.directory / "next")
     assert after.status is Status.FAILED
     assert "An earlier recording of this process could not be ended" in after.problems[0]

@@ -289,7 +289,7 @@ def test_names_that_lead_out_of_a_copy_are_refused(profdeck: Profdeck, bucket: A
     ("arguments", "words"),
     [
         (["ls", "s3://BUCKET"], "BUCKET does not exist, or there is no file in it"),
-        (["ls", "s3://BUCKET/latest"], "There is no run in s3://BUCKET, so there is no latest one"),
+        (["ls", "s3://BUCKET/latest"], "There is no run in s3://BUCKET, so 'latest' cannot be resolved"),
         (["ls", "wrong://place"], "wrong://place is no URL that fsspec knows"),
         (["upload", "profiles/job", "s3://no-such-bucket"], "cannot be written: FileNotFoundError"),
         (["upload", "profiles/job", f"ftp://me:{SECRET}@127.0.0.1:1/x"], "ftp://127.0.0.1:1/x cannot be opened"),

@@ -106,7 +106,7 @@ def test_a_run_that_is_not_whole_is_no_baseline(cli: Cli, tmp_path: Path) -> Non
     (cut, *_) = sorted((tmp_path / "main").rglob("*.gz"))
     cut.write_bytes(cut.read_bytes()[:-300])
     found = cli("baseline", "save", "main", "main")
-    assert (found.exit_code, "is no baseline, as it is not complete" in told(found)) == (4, True)
+    assert (found.exit_code, "cannot be a baseline because it is incomplete" in told(found)) == (4, True)
     assert not Path("baselines").exists()
 
 

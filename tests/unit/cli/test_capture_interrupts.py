@@ -119,7 +119,7 @@ def test_a_signal_ends_the_recording_of_all(
         process.send_signal(number)
         listed, said = process.communicate(timeout=60)
         assert process.returncode == code, said
-        assert "Stopping the recording. Press Ctrl-C again to leave its files to the servers." in said
+        assert "Stopping the recording. Press Ctrl-C again to exit without waiting for files." in said
         assert f"2 captures; ranks: 2 {status}" in listed
     assert {record.outcome for record in manifest().targets} == {"flushed"}
 

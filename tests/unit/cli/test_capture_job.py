@@ -119,7 +119,7 @@ def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None
     result = cli("capture", "--run", tmp_path / "run", "--in", 20, "--steps", 3)
     assert result.exit_code == 0, result.output
     said = result.stderr.splitlines()
-    assert said[0] == "Asked 2 processes of run."
+    assert said[0] == "Sent the request to 2 processes of run."
     agreed = re.fullmatch(
         r"Steps (\d+) to (\d+) will be captured, as trainer rank 0 decided at step (\d+)\.",
         said[1],
@@ -185,7 +185,7 @@ def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_pat
     assert result.exit_code == 1
     assert re.search(r"trainer rank 1, process \d+ on .*: It has begun no global step since\.", words(result.stdout))
     assert re.search(r"\d+ trainer 1 missing", words(result.stdout))
-    assert "The capture goes on. See it later with: profdeck ls run" in result.stderr
+    assert "The capture continues. To see it later: profdeck ls run" in result.stderr
     assert (tmp_path / "run" / "demand.json").exists()  # for the rank that has not seen it
 
 
@@ -222,7 +222,7 @@ def test_a_job_that_ends_before_the_step(job: Start, ask: Start, tmp_path: Path)
 
 def test_a_job_that_is_killed_before_it_sees_the_request(job: Start, ask: Start, tmp_path: Path) -> None:
     process, command = job(stuck=True), ask()
-    line_with("Asked 1 process", command)
+    line_with("Sent the request to 1 process", command)
     process.kill()
     process.wait()
     _, said = command.communicate()
@@ -260,7 +260,7 @@ def test_ctrl_c_leaves_what_has_begun(job: Start, ask: Start, tmp_path: Path) ->
     command.send_signal(signal.SIGINT)
     _, said = command.communicate()
     assert command.returncode == 130
-    assert "The capture has begun, and goes on. See it with: profdeck ls run" in said
+    assert "The capture has begun and continues. To see it: profdeck ls run" in said
     process.communicate("end")
     (manifest,) = (tmp_path / "run").glob("step_*/trainer/rank_0000.*[0-9].json")
     assert json.loads(manifest.read_text())["status"] == "partial"
@@ -269,7 +269,7 @@ def test_ctrl_c_leaves_what_has_begun(job: Start, ask: Start, tmp_path: Path) ->
 def test_a_second_command_is_told_of_the_first(cli: Cli, job: Start, ask: Start, tmp_path: Path) -> None:
     job(stuck=True)
     first = ask()
-    line_with("Asked 1 process", first)
+    line_with("Sent the request to 1 process", first)
     result = cli("capture", "--run", tmp_path / "run")
     assert result.exit_code == 1
     assert f"was asked for by process {first.pid} on " in result.stderr

@@ -442,15 +442,15 @@ URL = "http://127.0.0.1:1"
         (["--url", URL, "--ranks", "first"], "--ranks first: expected all, or numbers"),
         (["--url", URL, "--run", "profiles/run"], "run: 'profiles/run' is not a directory name"),
         (["--config", "job.yaml"], "--config job.yaml: no role of it says under targets where servers are."),
-        (["--config", "job.yaml", "--role", "trainer"], "--role trainer: the config names no servers for it"),
+        (["--config", "job.yaml", "--role", "trainer"], "--role trainer: the config names no servers for this role"),
         (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "it has the roles trainer."),
         (["--run", "run", "--policy", "all"], "--policy applies only to servers and requires --url."),
         (
             ["--url", URL, "--warmup-requests", "2"],
             "--warmup-requests was removed: profdeck sends no requests to servers. Send your own requests",
         ),
-        (["start", "--url", URL], "No such command 'capture start'. 'profdeck capture' with the servers and without"),
-        (["stop", "--run", "run"], "No such command 'capture stop'. 'profdeck capture' with the servers and without"),
+        (["start", "--url", URL], "No such command 'capture start'. Use 'profdeck capture' without --iterations"),
+        (["stop", "--run", "run"], "No such command 'capture stop'. Use 'profdeck capture' without --iterations"),
         (["--router", URL, "--steps", "2"], "--steps is for jobs, and a server has no global steps."),
     ],
 )
@@ -485,7 +485,7 @@ def test_one_of_eight_cannot_be_reached(
     assert re.search(rf"{absent} server/\d unreachable", said)
     assert f"{absent} cannot be reached: Connection refused. Is the server up?" in said
     assert ("Only 7 of 8 targets are ready" in said) is not goes_on
-    assert ("What came of each: profdeck ls profiles/run" in said) is not goes_on
+    assert ("For the result of each server: profdeck ls profiles/run" in said) is not goes_on
     if json_too:
         document = json.loads(result.stdout)
         assert (document["complete"], document["problem"] is None) == (False, goes_on)

@@ -234,7 +234,7 @@ def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) ->
     result = cli("diff", document("a.json", cut, alone), document("b.json", rank(graph_launches=None)))
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        "warning: run/rank0.trace.json: It ends early. What is compared is what can be read.",
+        "warning: run/rank0.trace.json: It ends early. Only the readable part is compared.",
         "warning: a.json: the other side has no counterpart of run/rank1.trace.json",
     ]
     assert "Operators are not compared: of some traces only the devices were read." in words(result)

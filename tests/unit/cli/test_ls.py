@@ -142,7 +142,7 @@ def test_without_runs_there_is_no_latest(cli: Cli, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     result = cli("summary", "latest")
     assert result.exit_code == 2
-    assert "There is no run in profiles, so there is no latest one." in " ".join(result.stderr.split())
+    assert "There is no run in profiles, so 'latest' cannot be resolved." in " ".join(result.stderr.split())
 
 
 def test_run_without_captures(cli: Cli, record: Record) -> None:

@@ -109,7 +109,8 @@ def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp
     result = cli("merge", run, table, "-o", tmp_path / "all.json")
     assert result.exit_code == 0
     assert (
-        result.stderr == "warning: ascend/kernel_details.csv is left out: only a slim trace (.pftrace) can have it.\n"
+        result.stderr
+        == "warning: ascend/kernel_details.csv is skipped: it can only be merged into a slim trace (.pftrace).\n"
     )
     assert result.stdout.startswith(f"{tmp_path / 'all.json'}: 1 traces, ")
     assert "MatMulV2" not in (tmp_path / "all.json").read_text()
@@ -184,7 +185,7 @@ def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_pat
     run = record(3, ranks=(0, 1), world_size=2)
     result = cli("merge", run, "-o", tmp_path / "all.json", "--align", "anchors")
     assert result.exit_code == 0
-    assert result.stderr.count("--align anchors finds nothing there; its clock stays as it is.") == 2
+    assert result.stderr.count("--align anchors found nothing to align by; the clock is unchanged.") == 2
     shared = cli("merge", run, "-o", tmp_path / "shared.json", "--align", "collectives")
     assert (shared.exit_code, shared.stderr) == (0, "")  # ranks of one host share a clock
 
@@ -219,7 +220,7 @@ def test_nothing_is_written_into_a_run(cli: Cli, record: Record) -> None:
     run = record(3)
     result = cli("merge", run, "-o", run / "all.json")
     assert result.exit_code == 2
-    assert "would lie in the run" in result.stderr
+    assert "is inside the run" in result.stderr
 
 
 def test_a_damaged_trace_costs_its_end_only(cli: Cli, record: Record, tmp_path: Path) -> None:
@@ -245,7 +246,8 @@ def test_directories_of_torch_npu_are_merged_by_their_ranks(cli: Cli, tmp_path: 
     result = cli("merge", tmp_path, "-o", tmp_path / "more.json")
     assert result.exit_code == 0
     assert (
-        "rank_0003.step10_4711_2026_ascend_pt is left out: only a slim trace (.pftrace) can have it." in result.stderr
+        "rank_0003.step10_4711_2026_ascend_pt is skipped: it can only be merged into a slim trace (.pftrace)."
+        in result.stderr
     )
 
     result = cli("merge", tmp_path, "-o", tmp_path / "all.pftrace")

@@ -121,7 +121,7 @@ def test_a_run_gets_no_strays(cli: Cli, record: Record, monkeypatch: pytest.Monk
     for arguments in ((), ("-o", run), ("-o", "../any.json")):
         result = cli("trim", artifact.name, "--steps", 3, *arguments)
         assert result.exit_code == 2
-        assert f"would lie in the run {run}, and be taken for one of its traces" in result.stderr
+        assert f"is inside the run {run}, where it would be read as one of its traces" in result.stderr
     assert cli("ls", run).exit_code == 0
 
 
@@ -194,7 +194,7 @@ sys.stdout.buffer.write(document)
 """
     result = python("-c", code, trace)
     assert json.loads(result.stdout)["events"] == 4
-    assert "Looking for what to keep" in result.stderr
+    assert "Finding the events to keep" in result.stderr
 
 
 def test_a_directory_of_torch_npu(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

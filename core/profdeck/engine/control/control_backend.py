@@ -48,7 +48,7 @@ not answer the other. A fleet's start and stop take so much longer than their li
 
 
 class EngineProfiler(Protocol):
-    """Protocol of a capture by the engine's own profiler."""
+    """Protocol for captures with the engine's own profiler."""
 
     manifests: list[Path]
     """Of the ranks, once it has been stopped."""
@@ -179,7 +179,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             return Path(about.output) if await self.engine.is_here() else None
         return None
 
-    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # one at a time
+    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # an engine has one capture at a time
         """Ask the processes how far they are."""
         if self._native is not None:
             return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell

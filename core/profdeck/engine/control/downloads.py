@@ -148,7 +148,7 @@ class Downloader:
                     return await self._directory(place, path)
                 return await self._file(place, path, record)
         except (ProfdeckError, OSError) as error:
-            return 0 if _is_here(path, record) else describe_error(error)  # somebody else may have fetched it meanwhile
+            return 0 if _is_here(path, record) else describe_error(error)  # another process may have fetched it
 
     async def _file(self, place: str, path: Path, record: ArtifactRecord) -> int:
         async with _slot():
@@ -172,7 +172,7 @@ class Downloader:
                     await self._member(f"{place}/{name}", partial / name, size)
                 await run_in_thread(partial.rename, path)
             finally:
-                await run_in_thread(shutil.rmtree, partial, True)  # noqa: FBT003  # errors are passed over
+                await run_in_thread(shutil.rmtree, partial, True)  # noqa: FBT003  # ignore_errors
         return sum(sizes.values())
 
     async def _sizes(self, place: str) -> Mapping[str, int]:

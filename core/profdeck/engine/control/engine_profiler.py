@@ -45,7 +45,7 @@ _QUIET_S = 30.0
 
 @attrs.frozen
 class TraceOrigin:
-    """Information from the file name of a trace: process and capture."""
+    """Rank, parallel coordinates and batch kind that a trace's file name contains."""
 
     rank: int
     parallel: Mapping[str, int] = attrs.field(factory=dict)
@@ -68,7 +68,7 @@ class _Found:
 
 
 class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
-    """Base class of captures by the engine's own profiler."""
+    """Base class for captures with the engine's own profiler."""
 
     backend: ClassVar[str]
     """The name of the engine's backend."""

@@ -1,4 +1,4 @@
-"""Follow the captures that a server's routes start, for the server's metrics.
+"""Tracks the captures that a server's routes start, to update the server's metrics.
 
 Ranks report their progress only in replies to commands. If no client sends a command, for example because the client
 that started the capture has exited, the server polls the engine.
@@ -38,11 +38,11 @@ class EndedCapture:
     duration_s: float
     """Maximum of all ranks."""
     stall_s: float
-    """Maximum of all ranks, because the other ranks wait for that one."""
+    """Maximum of all ranks, because the other ranks wait for the slowest one."""
 
     @classmethod
     def of(cls, ranks: Sequence[Recorded]) -> EndedCapture:
-        """Combine the recordings of all ranks. Without a recording, the status is ``failed``."""
+        """Combine the recordings of all ranks. The status is ``failed`` if there are none."""
         found = {rank.status for rank in ranks}
         some = Status.PARTIAL if found & {Status.COMPLETE, Status.PARTIAL} else Status.FAILED
         return cls(
@@ -55,11 +55,11 @@ class EndedCapture:
 
 @attrs.frozen(eq=False)
 class _ActiveRequest:
-    """A request that at least one process is still recording or writing for."""
+    """A request that at least one process has not finished recording or writing."""
 
     token: str
     asked_ns: int
-    """Unix time of the start command."""
+    """Unix time of the start command in nanoseconds."""
 
 
 class CaptureObserver(Protocol):
@@ -69,7 +69,7 @@ class CaptureObserver(Protocol):
         """Handle the start of a request."""
 
     def ended(self, captures: Sequence[EndedCapture]) -> None:
-        """Handle the end of a request, after the last process is idle. With stages, there are several captures."""
+        """Handle the end of a request in all processes. A request with batch kinds can have several captures."""
 
     def refused(self, outcome: Outcome) -> None:
         """Handle a request that every process refused."""
@@ -90,7 +90,7 @@ class Following:
         Raises:
             CaptureError: the engine does not reply.
         """
-        if self._request is not None:  # processes report their last request only
+        if self._request is not None:  # after the start, processes no longer report this request
             await self._ask(engine)
         asked_ns = time.time_ns()
         try:
@@ -109,11 +109,11 @@ class Following:
         return answer
 
     def heard(self, answer: Answer, asked_ns: int) -> None:
-        """Process the engine's answer to a command other than a start.
+        """Process the engine's answer to a ``stop`` or ``status`` command.
 
         Args:
             answer: the answer.
-            asked_ns: Unix time of the command.
+            asked_ns: Unix time of the command in nanoseconds.
         """
         request = self._request
         if request is None or asked_ns <= request.asked_ns:
@@ -151,7 +151,7 @@ class Following:
             return
         try:
             event(self.observer)
-        except Exception:  # Prometheus may fail, for example at a full disk: the capture continues
+        except Exception:  # a full disk, for example, must not stop the capture
             logger.exception("profdeck could not update the metrics of the server")
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a server's captures in its engine's ``/metrics``, by the Prometheus client that the engine uses."""
+"""Capture metrics in an engine's ``/metrics``, exported with the Prometheus client that the engine uses."""
 
 from __future__ import annotations
 

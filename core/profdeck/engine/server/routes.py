@@ -1,18 +1,19 @@
-"""Our routes in an engine's HTTP server, which is one of FastAPI.
+"""HTTP routes that profdeck adds to an engine's FastAPI server.
 
 ==============================  ===============================================================================
 ``GET /profdeck/status``        the state of every process
-``POST /profdeck/start``        body: a `profdeck.records.request.CaptureRequest`, of which nothing is required
-``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are whole, or after ``wait_s``
+``POST /profdeck/start``        body: a `profdeck.records.request.CaptureRequest`; all fields are optional
+``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are complete, or after ``wait_s``
                                 seconds
-``GET /profdeck/files/PLACE``   a file of a capture, by its path below the output directory; of a directory,
-                                the files in it (see `profdeck.engine.transport.served_files`)
+``GET /profdeck/files/PLACE``   a file of a capture, by its path below the output directory; for a directory,
+                                the list of its files (see `profdeck.engine.transport.served_files`)
 ==============================  ===============================================================================
 
-Every answer but a file has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
-`profdeck.engines.Answer`, with the files) or ``files``, or else ``error``: with 504 if the engine did not
-answer in time. The answer to a command has ``times`` (a `profdeck.engines.MessageTimes`) for comparing clocks. A file
-has an ``ETag``, and its rest can be asked for by ``Range`` and ``If-Range``.
+A JSON response has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
+`profdeck.engines.Answer`, with the files) or ``files``. The response to a command also has ``times`` (a
+`profdeck.engines.MessageTimes`), which the client uses to compare clocks. If a request fails, ``error`` has the
+message; the status is 504 if the engine did not answer in time. Files have an ``ETag``, and a download can be resumed
+with ``Range`` and ``If-Range``.
 
 The engine's ``/metrics`` count the captures that these routes start (`profdeck.engine.server.following`).
 """
@@ -287,7 +288,7 @@ def _request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
     try:
         below = (place := (root / output).resolve()).is_relative_to(root.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL; links that lead back to themselves
-        raise ConfigError(f"output: {str(output)!r} is no path: {describe_error(error)}") from None
+        raise ConfigError(f"output: {str(output)!r} is not a path: {describe_error(error)}") from None
     if not below:
         raise ConfigError(f"output: {output} is not below {root}, the output directory of this server.")
     request = structure(given, CaptureRequest, where="")

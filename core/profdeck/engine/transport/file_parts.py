@@ -1,4 +1,4 @@
-"""Transfer of files in parts, one part per reply, for transports without streams such as calls of an actor."""
+"""File transfer in parts, one per reply, for transports without streaming, such as actor calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
 
 PART_BYTES = 1 << 22
-"""Largest part of a file in one reply."""
+"""Maximum number of bytes of a file in one reply."""
 
 
 @attrs.frozen(kw_only=True)
 class FilePart:
-    """The content of a directory, or of a file from an offset on."""
+    """A directory listing, or a part of a file."""
 
     sizes: dict[str, int] | None = None
     """What is in a directory."""
@@ -38,12 +38,12 @@ class FilePart:
 
 
 def part_of(output: Path, place: str, offset: int) -> FilePart:
-    """Read a directory or a part of a file below an output directory. Files outside captures are excluded.
+    """List a directory, or read a part of a file, below an output directory. Only files of captures are accessible.
 
     Args:
         output: The output directory.
         place: A path below it, with slashes.
-        offset: Where the part of a file begins, in bytes.
+        offset: The start of the part in bytes, for a file.
     """
     try:
         found = find(output, place)
@@ -57,7 +57,7 @@ def part_of(output: Path, place: str, offset: int) -> FilePart:
 
 
 class PartedFiles(ABC):
-    """Fetches files part by part; see `profdeck.engines.RemoteFiles`."""
+    """Base class for fetching files in parts; see `profdeck.engines.RemoteFiles`."""
 
     @abstractmethod
     async def part(self, place: str, offset: int) -> FilePart:

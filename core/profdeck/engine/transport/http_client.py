@@ -42,7 +42,7 @@ Gate = Callable[[], Awaitable[None]]
 
 @attrs.frozen
 class HttpResponse:
-    """The response of a server."""
+    """Response of an HTTP server."""
 
     status_code: int
     content: bytes

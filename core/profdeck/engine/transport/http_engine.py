@@ -47,7 +47,7 @@ class About:
 
 
 class HttpEngine(Engine):
-    """An engine behind a server, by URL."""
+    """An engine that is controlled through its HTTP server."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Raises:

@@ -17,7 +17,7 @@ _DEVICE = "cpu"
 
 
 class FrontendRecorder:
-    """The recorder of an engine process without batches. It records from start to stop and ignores windows."""
+    """Recorder for an engine process without batches. It records from start to stop and ignores iteration windows."""
 
     def __init__(self, name: str) -> None:
         """Args:
@@ -29,10 +29,10 @@ class FrontendRecorder:
         self._asked = False
 
     def command(self, command: str, payload: Mapping[str, Any]) -> Reply | None:
-        """Carry out a command (see `profdeck.engine.worker.recorder.handle_command`) that no worker has refused.
+        """Execute a command that no worker has refused; see `profdeck.engine.worker.recorder.handle_command`.
 
         Returns:
-            None if this process does not record for the present request.
+            The reply, or None if the current request does not record this process.
         """
         if command == "start":
             self._asked = bool(payload.get("engine", {}).get(self._name))

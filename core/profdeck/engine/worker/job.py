@@ -36,7 +36,7 @@ logger = logging.getLogger("profdeck")
 
 @attrs.frozen
 class _Ending:
-    """A deferred stop, which the engine's thread carries out."""
+    """A stop that the engine's thread carries out later."""
 
     reason: str | None
 
@@ -83,7 +83,7 @@ class CaptureJob:
         self._counts: Counter[BatchKind | None] = Counter()
         self._writer = FileWriter()
         self._deadline_s = math.inf
-        """`time.monotonic` at which ``max_capture_s`` has passed."""
+        """Time at which ``max_capture_s`` has passed, on the clock of `time.monotonic`."""
         self._thread = threading.get_ident()
         self._busy = False
         self._held_up_s = 0.0
@@ -112,7 +112,7 @@ class CaptureJob:
 
     @property
     def pending(self) -> list[str]:
-        """The problem that a deferred stop is in a reply; empty without a deferred stop."""
+        """Message about a deferred stop, for the reply; empty if no stop is deferred."""
         due = None if self.over else self._due()
         if due is None:
             return []
@@ -274,7 +274,7 @@ class CaptureJob:
         self.end_if_due()
 
     def end_if_due(self) -> None:
-        """Carry out a deferred stop, and end a capture that has lasted too long, on the thread that records only."""
+        """On the recording thread, stop the capture if a stop is deferred or ``max_capture_s`` has passed."""
         here = self._thread == threading.get_ident()
         if here and self._mark is None and not self.over and self._due():
             self.guarded(functools.partial(self.stop, None))
@@ -319,7 +319,7 @@ class CaptureJob:
             if self._unbegun is not None:
                 self._unbegun.wait()
             return False
-        if self._unbegun is not None and self.request.batch_kinds:  # it only said that it waits
+        if self._unbegun is not None and self.request.batch_kinds:  # its manifest only reported the wait
             self._unbegun.capture.manifest_path.unlink(missing_ok=True)
             self._unbegun = None
         return True
@@ -369,7 +369,7 @@ class CaptureJob:
         self._writer.close()
 
     def _fail(self, error: Exception) -> None:
-        logger.warning("Capture %s of the engine ends: %s", self.request.id, describe_error(error))
+        logger.warning("Capture %s of the engine failed: %s", self.request.id, describe_error(error))
         self.problems.append(describe_error(error))
         try:
             self._abandon(describe_error(error))
@@ -379,12 +379,12 @@ class CaptureJob:
         self._finish()
 
     def _due(self) -> _Ending | None:
-        """Return the deferred stop, if there is one. After ``max_capture_s`` there always is."""
+        """Return the deferred stop, if any; create one when ``max_capture_s`` has passed."""
         if self._ending is None and time.monotonic() >= self._deadline_s:
             self._ending = _Ending(expired(self._backend.options.max_capture_s))
         return self._ending
 
-    # Ends by a signal or the exit of the interpreter.
+    # Stops that are caused by a signal or by interpreter exit.
 
     def _finish_at_exit(self, reason: str) -> bool:
         if self._busy:

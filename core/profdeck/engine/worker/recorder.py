@@ -25,7 +25,7 @@ from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply,
 
 
 class EngineRecorder:
-    """The recorder of one engine process that runs batches."""
+    """Recorder for an engine process that runs batches."""
 
     def __init__(self, identity: Identity, device_type: str, versions: dict[str, str]) -> None:
         """Args:
@@ -110,8 +110,8 @@ class EngineRecorder:
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
         """Return the state of the recorder and, if a command was rejected, the message and the reason code.
 
-        A capture that has lasted longer than ``max_capture_s`` ends here, if this thread may end it. An idle engine has
-        no other occasion.
+        This also stops a capture that has exceeded ``max_capture_s``, if the calling thread may do so, because an idle
+        engine runs no iteration that would stop it.
         """
         job = self._job
         if job is not None:
@@ -160,11 +160,11 @@ def handle_command(
 
     Args:
         command: ``start``, ``stop`` or ``status``.
-        payload: of ``start``, a request as plain data; of ``stop``, the id of the ``request`` that is to end, its
-            ``token`` if that is known, and ``reason`` if it ends before its time.
+        payload: for ``start``, a request as plain data; for ``stop``, the ID of the ``request`` to stop, its ``token``
+            if known, and a ``reason`` if it is stopped early.
         recorder: the recorder of this process.
-        start: takes a request.
-        stop: ends the request that the recorder holds.
+        start: called with a request to start.
+        stop: called with the reason, to stop the recorder's request.
     """
     error = refusal = None
     try:

@@ -54,10 +54,10 @@ def align(
     """Determine the clock offsets between traces.
 
     Args:
-        sources: The traces. With `Alignment.COLLECTIVES` the first of each group keeps its times.
-        how: By what.
-        processes: How many traces are read at once, if they must be.
-        on_progress: Called with the bytes read so far and in all.
+        sources: The traces. With `Alignment.COLLECTIVES`, the first trace of each group keeps its times.
+        how: The alignment method.
+        processes: Number of traces to read in parallel, if the method reads them.
+        on_progress: Called with the number of bytes read so far and the total.
     """
     if how is Alignment.NONE:
         return Shifts((0,) * len(sources), (), None)

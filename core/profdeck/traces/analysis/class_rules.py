@@ -17,11 +17,11 @@ _KEYS = ("class", "pattern")
 def load_rules(path: Path) -> tuple[Rule, ...]:
     """Read the rules for kernel classes from a file.
 
-    YAML holds a list of ``{class: moe, pattern: my_moe_.*}``; TOML, which has no list at the top, holds tables
-    ``[[rules]]`` with the same keys, and YAML may have ``rules:`` likewise. Patterns are Python's regular expressions.
+    A YAML file contains a list of ``{class: moe, pattern: my_moe_.*}``, optionally under the key ``rules``. A TOML file
+    contains ``[[rules]]`` tables with the same keys. Patterns are Python regular expressions.
 
     Raises:
-        ConfigError: The file cannot be read, or a rule is wrong.
+        ConfigError: The file cannot be read, or a rule is invalid.
     """
     data = read_document(path)
     if isinstance(data, dict) and set(data) == {"rules"}:

@@ -44,7 +44,7 @@ def load_summary(path: Path) -> RunSummary:
     """Read the output of ``profdeck summary --json``. Unknown keys are ignored.
 
     Raises:
-        TraceError: It cannot be read, or is no such document.
+        TraceError: The file cannot be read, or is not the output of this command.
     """
     try:
         return _RUN_SUMMARY.decode(path.read_bytes())
@@ -63,11 +63,11 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     paired by rank number, or by position if they have no rank number. A single trace is paired with a single trace. The
     times of a role are means over its pairs.
 
-    Times are the medians over the steps of a kind and stage, those without the kernel included, where both sides know
-    them of the same steps. Else, as of what runs in few of the steps, they are the totals over the number of steps,
-    or the totals where there are no steps, and each trace is one measurement. Several traces of a rank on one side are
-    one sample: each counts in it with as many values as it has measurements, half of them one median absolute deviation
-    (MAD) below its median and half of them one above, which has exactly its median and MAD.
+    If both sides have times for the same steps, times are medians over the steps of a kind and stage, including steps
+    without the kernel. Otherwise, for example for kernels that run in few steps, times are totals divided by the number
+    of steps, or totals if there are no steps, and each trace is one measurement. Several traces of a rank on one side
+    form one sample. Each trace contributes one value per measurement, half of them one median absolute deviation (MAD)
+    below its median and half of them one MAD above, so that its median and MAD are preserved.
 
     The standard error of a median of n values is taken as ``1.4826 * MAD * sqrt(pi / 2) * sqrt(n) / (n - 2)``. 1.4826
     MAD estimates the standard deviation s of a normal distribution (Rousseeuw and Croux, JASA 88, 1993), and the

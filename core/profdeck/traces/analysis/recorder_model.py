@@ -24,7 +24,7 @@ class CoreSummary:
 
 @attrs.frozen(kw_only=True)
 class DeviceStepSummary:
-    """One step on one device, with the times from the recorder's analysis."""
+    """One step on one device, with the times that the recorder's analysis reports."""
 
     device: int | None
     step: int | None
@@ -49,7 +49,7 @@ class DeviceStepSummary:
 
 @attrs.frozen(kw_only=True)
 class LinkSummary:
-    """The data that a communication sent over one type of link."""
+    """Data sent over one type of link, such as PCIe, by the calls of one communication operation."""
 
     link: str
     """Such as ``HCCS``, ``PCIE``, ``SIO`` or ``RDMA``. ``SDMA`` is the sum of the first three."""
@@ -66,7 +66,7 @@ class LinkSummary:
 
 @attrs.frozen(kw_only=True)
 class CommunicationSummary:
-    """The calls of one collective in one process group, with the times from the recorder's analysis."""
+    """The calls of one communication operation in one process group, with times from the recorder's analysis."""
 
     name: str
     """Such as ``allReduce``."""
@@ -92,7 +92,7 @@ class CommunicationSummary:
 
 @attrs.frozen(kw_only=True)
 class RecorderTables:
-    """Tables from a recorder's own analysis."""
+    """Tables that a recorder's own analysis produced."""
 
     device_steps: tuple[DeviceStepSummary, ...] = ()
     communication: tuple[CommunicationSummary, ...] = ()

@@ -35,13 +35,15 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
-    """Summarise traces of several ranks, roles and engines. The reading options do not affect the result.
+    """Summarise traces of several ranks, roles and engines.
+
+    The result does not depend on `processes`, `executor` and `cache`.
 
     Args:
         sources: The traces; :func:`profdeck.traces.sources.find_sources` finds them.
         devices_only: See :func:`profdeck.traces.analysis.summary.summarise_trace`.
-        classifier: As there.
-        buckets: As there; 0 for no pictures.
+        classifier: Assigns kernel classes; the built-in table by default.
+        buckets: Number of intervals in the pictures of each trace; 0 for no pictures.
         kept_buckets: Buckets of pictures to cache for later calls, if this call requests no pictures.
         processes: Number of traces to read in parallel, each in its own process. A single trace is read by this number
             of processes together.

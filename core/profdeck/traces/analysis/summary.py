@@ -64,19 +64,19 @@ def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankSummary:
-    """Summarise a trace in one pass and bounded memory. For a damaged trace, use the readable part.
+    """Summarise a trace in one pass and bounded memory. For a damaged trace, summarise only the readable part.
 
-    Only complete events (``ph`` "X") count. Self time nests operators and annotations together, per thread; what
-    the host runtime and Python frames take inside an operator stays its own.
+    Only complete events (``ph`` "X") count. Self times are computed per thread, with operators and
+    annotations in one hierarchy. Runtime calls and Python frames inside an operator count as self time of the operator.
 
     Args:
-        source: A Chrome trace, plain or gzip, or what a plugin reads: see `profdeck.traces.kinds`.
-        devices_only: Read the lanes of devices and annotations only, three times as fast; see
+        source: A Chrome trace, plain or gzip, or an artifact that a plugin reads; see `profdeck.traces.kinds`.
+        devices_only: Read only the lanes of devices and annotations, which is three times as fast; see
             :func:`profdeck.traces.reading.reader.read_trace`.
-        classifier: What class a kernel is of; the built-in table, if not given.
-        step_names: What steps are called; what the installed plugins say, if not given.
-        buckets: How many parts the pictures of the trace have; 0 for no pictures, which take a fifth of the time.
-        on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
+        classifier: Assigns kernel classes; the built-in table by default.
+        step_names: Patterns that identify steps; by default those of the installed plugins.
+        buckets: Number of intervals in the pictures of the trace; 0 for no pictures, which take a fifth of the time.
+        on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:
         TraceError: The file cannot be opened or read.

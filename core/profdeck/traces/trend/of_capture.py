@@ -22,7 +22,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @attrs.frozen(kw_only=True)
 class CaptureNumbers:
-    """The numbers of one capture."""
+    """Metrics of one capture."""
 
     step: int
     """Its first global step."""
@@ -35,8 +35,8 @@ def numbers_of_capture(document: Mapping[str, Any], *, processes: int = 1) -> Ca
     """Read the traces of a capture and return the means over its ranks, as in `profdeck trend`.
 
     Args:
-        document: What `capture_finished` gets.
-        processes: How many traces are read at once.
+        document: The argument of the hook `capture_finished`.
+        processes: Number of traces to read in parallel.
     """
     directory, files = Path(document["directory"]), set(document["files"])
     sources = [source for source in recorded_sources([directory]) if str(source.path) in files]

@@ -131,10 +131,10 @@ def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: 
 
 
 def compress_in_child(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
-    """Call `compress_trace` in a child process, which does not block this interpreter.
+    """Call `compress_trace` in a child process, so that this process's interpreter is not blocked.
 
     Raises:
-        TraceError: The other process could not do it; the message is its own.
+        TraceError: The child process failed. The message includes its error message.
     """
     command = [
         sys.executable,

@@ -31,25 +31,25 @@ def trim_trace(
 ) -> TraceCheck:
     """Write the selected events of a trace to a new trace.
 
-    Events stay as they are, byte for byte, in their order; so do the values of all other members of the trace, and
-    they stay on their side of the events. Of a damaged trace the part that is readable is trimmed, and closed. An
-    event that is nested too deeply to be read is kept.
+    Events are copied byte for byte, in their order. Other members of the trace are copied too, and remain before or
+    after the events. If the trace is damaged, the readable part is trimmed and its JSON is closed. Events that are
+    nested too deeply to be read are kept.
 
     Args:
-        source: A Chrome trace, plain or gzip, or an artifact that has one, which is
-            trimmed.
-        destination: The new file, in a directory that exists: one gzip member if its name ends in ``.gz``, otherwise
-            plain JSON. It appears when it is complete and on disk (fsync), or not at all.
-        selection: What is kept.
-        on_progress: Called with the bytes of the source (as on disk) read so far and in all, from the reading thread.
+        source: A Chrome trace, plain or gzip, or an artifact that contains one.
+        destination: The new file, in an existing directory. If its name ends in ``.gz``, it is one gzip member,
+            otherwise plain JSON. The file appears only when it is complete and on disk (fsync).
+        selection: The events to keep.
+        on_progress: Called from the reading thread with the number of bytes of the source (as on disk) read so far and
+            the total.
 
     Returns:
         The check of the new file, made while it was written. It is ``whole`` only if the source is; otherwise
-        ``problem`` says what is wrong with the source.
+        ``problem`` describes the damage of the source.
 
     Raises:
-        FileExistsError: There is something at ``destination``; it was left as it is.
-        TraceError: ``source`` cannot be read, or nothing in it is selected but metadata.
+        FileExistsError: ``destination`` exists. It is not changed.
+        TraceError: ``source`` cannot be read, or only metadata is selected.
         OSError: The new file cannot be written.
     """
     file_of_source = chrome_trace(source)

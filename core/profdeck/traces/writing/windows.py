@@ -61,9 +61,8 @@ def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
     """Read the steps, iterations and times that can be selected in a trace.
 
     Args:
-        path: A Chrome trace, plain or gzip, or an artifact that has one, which
-            counts.
-        on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
+        path: A Chrome trace, plain or gzip, or an artifact that contains one.
+        on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:
         TraceError: The file cannot be opened or read.
