@@ -488,7 +488,7 @@ class SimulatedBackend(ControlBackend[SimulatedOptions]):
         finally:
             await client.close()
 
-    def native(self, engine: Engine, capture: CaptureRecord, request: CaptureRequest) -> EngineProfiler:  # noqa: ARG002  # as the base
+    def native(self, engine: Engine, capture: CaptureRecord, request: CaptureRequest) -> EngineProfiler:  # noqa: ARG002  # base class signature
         raise TargetError(f"{engine.name} has no routes of profdeck.", Outcome.NOT_ENABLED)
 
 

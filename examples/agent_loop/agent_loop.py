@@ -1,10 +1,10 @@
-"""An RL job in small, with rollouts and training ranks in Ray actors: profdeck captures both at global steps 2 and 3.
+"""A small RL job with rollouts and training ranks in Ray actors. profdeck captures both at global steps 2 and 3.
 
-In each global step two rollouts, vLLM engines, answer questions, read what a tool says of their answers, and answer
-again. A reward function scores the answers, two training ranks update the model, and the rollouts load the new weights
-while they sleep. The model is tiny and random, its tokens are bytes, and its reward is for digits.
+In each global step, two rollouts (vLLM engines) answer questions, read a tool's response and answer again. A reward
+function scores the answers, and two training ranks update the model. The rollouts sleep while they load the new
+weights. The model is tiny and randomly initialized, its tokens are bytes, and the reward is the fraction of digits.
 
-All that concerns profdeck is `profdeck.yaml`, `VLLM_PLUGINS`, and the lines with ``profiler``.
+Only `profdeck.yaml`, `VLLM_PLUGINS` and the lines with ``profiler`` are specific to profdeck.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Episode:
 
 
 class Rollout:
-    """A replica: a vLLM engine and the agent that it plays. `Profiler` finds the engine in this actor."""
+    """A rollout replica: a vLLM engine and its agent loop. `Profiler` finds the engine in this actor."""
 
     def __init__(self, model: str) -> None:
         from vllm import AsyncEngineArgs

@@ -34,8 +34,8 @@ HOSTS = (
 )
 
 
-class AlarmError(BaseException):  # `Exception` in a hook would be a failure of the hook
-    """Raised by the host's SIGALRM handler, at any line."""
+class AlarmError(BaseException):  # an `Exception` raised in a hook would count as a hook failure
+    """Raised by the job's SIGALRM handler, at an arbitrary line."""
 
 
 def work() -> None:

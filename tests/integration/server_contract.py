@@ -140,7 +140,7 @@ class ServerContract:
         assert status(server)["state"] == "ended"
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_ends_the_recording_of_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:
+    def test_signal_stops_recording_on_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:
         run = f"until-{number.name}"
         process = command_line(server, "--run", run)
         wait_for_start(process, server)
@@ -152,7 +152,7 @@ class ServerContract:
         assert status(server)["state"] == "ended"
         assert read_run(root / run).status is Status.COMPLETE
 
-    def test_a_signal_before_the_window_is_full_leaves_a_partial_capture(self, server: Any) -> None:
+    def test_early_signal_leaves_a_partial_capture(self, server: Any) -> None:
         process = command_line(server, "--iterations", "1000", "--run", "interrupted")
         wait_for_start(process, server)
         server.complete()
@@ -162,7 +162,7 @@ class ServerContract:
         assert "of 1000 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
 
-    def test_the_capture_of_a_killed_command_is_taken_over(self, server: Any) -> None:
+    def test_next_capture_starts_after_a_killed_command(self, server: Any) -> None:
         process = command_line(server, "--run", "lost")
         wait_for_start(process, server)
         process.kill()

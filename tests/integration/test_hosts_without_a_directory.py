@@ -1,4 +1,4 @@
-"""On-demand captures of a torchrun job of two nodes that share no directory, through its TCPStore."""
+"""On-demand captures of a two-node torchrun job without a shared directory, using its TCPStore."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def ranks(found: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 def locations(found: dict[str, Any]) -> list[tuple[str, bool]]:
-    """Return the run directory of each process, and whether the requester reads its files there."""
+    """Return each process's run directory and whether its files are in the requester's run directory."""
     return [(process["directory"], process["files_here"]) for process in found["processes"]]
 
 
 def test_both_hosts_are_captured(job: tuple[Path, int, list[int]], ask: Ask, tmp_path: Path) -> None:
-    """Each host keeps its files. A requester that was killed does not prevent the next capture."""
+    """Each host keeps its own files, and a killed requester does not block the next capture."""
     hosts, port, _ = job
     until(lambda: "2 processes" in (ask("--run", hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1]))
     killed = ask("--run", hosts / "host0" / "live", "--in", 100_000)
@@ -90,7 +90,7 @@ def test_both_hosts_are_captured(job: tuple[Path, int, list[int]], ask: Ask, tmp
     assert found["last_step"] == found["first_step"] + 1
     assert ranks(found) == [(1, "complete")]
     assert locations(found) == [(str(hosts / "host0" / "live"), False), (str(hosts / "host1" / "live"), True)]
-    # A host without files of the run.
+    # The requester's run directory has no files.
     found = captured(ask("--run", tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
     assert (found["complete"], found["ls"]) == (True, None)
     assert locations(found) == [(str(hosts / f"host{rank}" / "live"), False) for rank in range(2)]

@@ -1,6 +1,6 @@
-"""The analysis of NPU captures with a stub of torch_npu: processes, time limits, states, the command line.
+"""Analysis of NPU captures with a stub of torch_npu: processes, time limits, states and the command line.
 
-The stand-in is tests/packages/torch_npu_stub; tests/integration/npu has the real one.
+The stub is in tests/packages/torch_npu_stub. The tests in tests/integration/npu use the real torch_npu.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def test_a_directory_that_cannot_be_written_to(raw: Make) -> None:
     assert analyse(directory).state == "done"
 
 
-def test_an_earlier_result_stays_if_torch_npu_cannot_be_loaded(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_result_is_kept_if_torch_npu_cannot_be_loaded(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = raw()
     done = analyse(directory)
     monkeypatch.setenv("STUB_ANALYSIS", "no library")
@@ -345,10 +345,10 @@ def test_an_earlier_result_stays_if_torch_npu_cannot_be_loaded(raw: Make, monkey
     assert check_directory(directory).whole
 
 
-# --- Time limits, interruptions, and remaining processes
+# --- Time limits, interrupts and orphaned processes
 
 
-def test_at_the_time_limit_all_processes_are_killed(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_time_limit_kills_all_processes(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = raw()
     monkeypatch.setenv("STUB_ANALYSIS", "hang")
     monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
@@ -397,7 +397,7 @@ analyse(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_caller_leaves_no_process_and_no_result(
+def test_killed_caller_leaves_no_process_or_result(
     raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start, number: signal.Signals
 ) -> None:
     directory = raw()
@@ -436,7 +436,7 @@ def test_two_at_once_are_refused(raw: Make, monkeypatch: pytest.MonkeyPatch, pid
     assert all(map(runs, found))
 
 
-def test_the_processes_of_a_killed_analysis_are_killed(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path) -> None:
+def test_child_of_a_killed_analysis_is_killed(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path) -> None:
     directory = raw()
     monkeypatch.setenv("STUB_ANALYSIS", "hang")
     states: list[AnalysisState] = []
@@ -449,11 +449,11 @@ def test_the_processes_of_a_killed_analysis_are_killed(raw: Make, monkeypatch: p
     assert states[0].problems[0].startswith("its process was killed by signal 9")
 
 
-# --- After a capture
+# --- Analysis after a capture
 
 
 def start_analysis(*directories: Path) -> int:
-    """Request analyses; return the ID of the process that carries them out."""
+    """Request the analysis of all directories and return the PID of the process that runs it."""
     request(directories, TIMEOUT_S)
     (pid,) = {known(directory).pid for directory in directories}
     return pid
@@ -461,7 +461,7 @@ def start_analysis(*directories: Path) -> int:
 
 @pytest.fixture
 def slots(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Occupy the slots of this host; the value releases them."""
+    """Occupy all analysis slots of this host. Yield a function that releases them."""
     with contextlib.ExitStack() as stack:
         for slot in range(default_processes()):
             path = tmp_path / "bin" / f"profdeck-analysis-{os.getuid()}-{slot}.lock"
@@ -469,12 +469,12 @@ def slots(tmp_path: Path) -> Iterator[Callable[[], None]]:
         yield stack.close
 
 
-def test_a_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> None:
+def test_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> None:
     directories = [raw("rank_0000.step10.mb0000-0003"), raw("rank_0000.step10.mb0004-0007")]
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     before = children.read_text()
     pid = start_analysis(*directories)
-    assert children.read_text() == before  # engines kill the children of their workers
+    assert children.read_text() == before  # not a child process: engines kill the children of their workers
     assert known(directories[0]).expected == ("trace_view.json", "kernel_details.csv")
     await_end(pid)
     for directory in directories:
@@ -483,7 +483,7 @@ def test_a_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> Non
     assert "Traceback" not in (directories[0] / LOG).read_text()
 
 
-def test_it_waits_for_a_slot(raw: Make, slots: Callable[[], None]) -> None:
+def test_detached_process_waits_for_a_slot(raw: Make, slots: Callable[[], None]) -> None:
     directory = raw()
     pid = start_analysis(directory)
     assert (known(directory).state, known(directory).under_way) == ("pending", True)
@@ -497,7 +497,7 @@ def test_it_waits_for_a_slot(raw: Make, slots: Callable[[], None]) -> None:
     assert known(directory).state == "done"
 
 
-def test_it_keeps_the_result_of_a_faster_analysis(raw: Make, slots: Callable[[], None]) -> None:
+def test_detached_process_keeps_the_result_of_a_faster_analysis(raw: Make, slots: Callable[[], None]) -> None:
     directory = raw()
     pid = start_analysis(directory)
     done = analyse(directory)
@@ -507,7 +507,7 @@ def test_it_keeps_the_result_of_a_faster_analysis(raw: Make, slots: Callable[[],
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_process_is_reported_and_the_command_repeats_its_work(
+def test_analysis_can_be_rerun_if_its_process_was_killed(
     raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, number: signal.Signals
 ) -> None:
     directories = [raw("rank_0000.step10.mb0000"), raw("rank_0000.step10.mb0001")]
@@ -526,7 +526,7 @@ def test_a_killed_process_is_reported_and_the_command_repeats_its_work(
     assert all(check_directory(directory).whole for directory in directories)
 
 
-def test_a_process_that_cannot_start_is_a_failed_analysis(
+def test_analysis_fails_if_its_process_cannot_start(
     raw: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = raw()
@@ -540,7 +540,9 @@ def test_a_process_that_cannot_start_is_a_failed_analysis(
     assert "cannot be started" in caplog.text
 
 
-def test_a_process_that_dies_at_once_is_not_under_way(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_analysis_is_not_in_progress_if_its_process_exits_immediately(
+    raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = raw()
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     request([directory], TIMEOUT_S)
@@ -548,11 +550,11 @@ def test_a_process_that_dies_at_once_is_not_under_way(raw: Make, monkeypatch: py
     assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
 
 
-def test_nothing_to_analyse_starts_nothing() -> None:
+def test_request_without_directories() -> None:
     request([], TIMEOUT_S)
 
 
-def test_a_missing_directory_does_not_disturb_the_job(tmp_path: Path) -> None:
+def test_request_with_a_missing_directory_does_not_raise(tmp_path: Path) -> None:
     request([tmp_path / "gone_ascend_pt"], TIMEOUT_S)
 
 
@@ -629,7 +631,7 @@ def test_an_interrupted_command_ends_all_that_it_started(
         assert_raw_data_are_intact(directory)
 
 
-def test_a_running_recording_is_not_analysed(raw: Make) -> None:
+def test_active_recording_is_not_analysed(raw: Make) -> None:
     directory = raw()
     capture = CaptureRecord(
         id="step10", directory=directory.parent, identity=Identity(), first_step=10, current_step=10

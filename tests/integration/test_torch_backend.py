@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, strategies as st  # noqa: E402  # after the skip
+from hypothesis import given, strategies as st  # noqa: E402  # after importorskip
 
 from profdeck import Profiler, Status  # noqa: E402
 from profdeck.base.errors import ConfigError  # noqa: E402
@@ -490,7 +490,7 @@ atexit.register(lambda: print(read_run(Path(sys.argv[1])).status))
 
 
 def test_the_first_captured_step_imports_no_compiler(tmp_path: Path) -> None:
-    """The import takes seconds."""
+    """Importing the compiler takes seconds."""
     job = (
         "import sys, torch; from profdeck import Profiler\n"
         "given = {'output': '.', 'run': 'run', 'trainer.backend': 'torch', 'steps': [0], 'on_demand': False}\n"
@@ -502,8 +502,8 @@ def test_the_first_captured_step_imports_no_compiler(tmp_path: Path) -> None:
     assert int(done.stdout) < 10
 
 
-def test_a_start_has_few_frames(build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From `Profiler.start` to `torch.profiler.profile.start`, both included. Tracebacks contain all of them."""
+def test_start_adds_few_stack_frames(build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracebacks contain all frames from `Profiler.start` to `torch.profiler.profile.start`, inclusive."""
     stack = ["profile.start"]
     start = torch.profiler.profile.start
 

@@ -54,10 +54,10 @@ def manifests(path: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
-def test_an_interruption_of_a_hook_reaches_the_host(
+def test_signal_handler_exception_in_a_hook_propagates(
     build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
 ) -> None:
-    """A signal handler of the host raises it; the capture ends and the job may continue."""
+    """The exception of the host's signal handler reaches the host. The capture ends, and the job can continue."""
 
     def handle(*_: object) -> None:
         raise SystemExit(3)
@@ -687,7 +687,7 @@ def test_a_signal_that_comes_between_any_two_lines_does_not_hang(build: Build) -
     profiler = build(steps=["1..9"])
     profiler.start(1)
     (role,) = profiler._roles
-    with role.machine.mutex:  # as when the handler interrupts who holds it, on the same thread
+    with role.machine.mutex:  # simulate a signal handler that interrupts the thread holding the mutex
         assert role._end_at_exit("SIGTERM")
     assert profiler.active is None
 

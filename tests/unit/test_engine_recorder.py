@@ -1,4 +1,4 @@
-"""Recording in one process of an engine: whole windows, apart by the kinds of batches, and nothing raised into it."""
+"""Recording in one engine process: complete windows, separate batch kinds, and no exceptions raised into the engine."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_kind_that_never_came(recorder: EngineRecorder, ask: Ask, tmp_path: Pa
     recorder.start(ask(2, batch_kinds=(M,)))
     iterate(recorder, [P, D])
     assert end(recorder).problems == ("Only 0 of 2 mixed iterations ran before the stop.",)
-    recorder.start(ask(2, batch_kinds=(P, D, M)))  # all: none of them is owed
+    recorder.start(ask(2, batch_kinds=(P, D, M)))  # if all kinds are requested, none of them is required
     iterate(recorder, [D, D])
     assert recorder.active
     reply = end(recorder)
@@ -454,10 +454,10 @@ def test_the_thread_that_records_may_be_another_than_the_one_that_started(
 
 
 def wait_until(seconds: float, passed: Callable[[], bool]) -> None:
-    """Poll a condition until it holds.
+    """Poll until `passed` returns True.
 
     Raises:
-        AssertionError: it does not hold after the given time.
+        AssertionError: `passed` still returns False after `seconds`.
     """
     limit = time.monotonic() + seconds
     while not passed():
@@ -466,7 +466,7 @@ def wait_until(seconds: float, passed: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "start", "stop"])
-def test_a_command_to_an_idle_engine_ends_a_recording_that_takes_too_long(
+def test_command_to_an_idle_engine_enforces_max_capture_s(
     recorder: EngineRecorder, ask: Ask, tmp_path: Path, command: str
 ) -> None:
     recorder.start(ask(max_capture_s=0.1))

@@ -1,4 +1,4 @@
-"""Events of capture requests that a server's metrics receive from a scripted engine."""
+"""Capture events reported to a server's metrics, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ScriptedEngine(Engine):
 
 
 class Log:
-    """Records the events of an observer."""
+    """Observer that records its events."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -89,8 +89,8 @@ NOTHING = (EndedCapture(status=Status.FAILED, size_bytes=0, duration_s=0, stall_
     [
         ((ARMED, ARMED, ENDED), ["began", WHOLE]),
         ((ARMED, TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),
-        ((ARMED, IDLE), ["began", NOTHING]),  # its processes were replaced
-        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),  # it took it after all
+        ((ARMED, IDLE), ["began", NOTHING]),  # the engine's processes were replaced
+        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),  # started despite the timeout
     ],
 )
 def test_a_capture_whose_client_is_gone_is_followed_to_its_end(
@@ -130,7 +130,7 @@ def test_a_refused_start_is_told_and_ends_nothing(answer: Any) -> None:
     assert asyncio.run(main()) == ["began", Outcome.ALREADY_ACTIVE, WHOLE]
 
 
-def test_a_failing_observer_does_not_stop_the_capture(caplog: pytest.LogCaptureFixture) -> None:
+def test_observer_error_does_not_stop_the_capture(caplog: pytest.LogCaptureFixture) -> None:
     class Full(Log):
         def began(self) -> None:
             raise OSError("the disk is full")

@@ -1,4 +1,4 @@
-"""What one message and its answer tell of two clocks."""
+"""Clock offset between two hosts, computed from the times of one message and its reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a loop runs: cancellation, errors, and the restored handlers."""
+"""Ctrl-C and SIGTERM in a running event loop: cancellation, errors and restored signal handlers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_wait_and_the_next_one_cancels(runner: asyncio.Runner, number: signal.Signals) -> None:
+def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runner, number: signal.Signals) -> None:
     stop = ctrl_c.StopSignal()
 
     async def early() -> None:
@@ -156,7 +156,7 @@ def test_a_signal_ends_the_wait_and_the_next_one_cancels(runner: asyncio.Runner,
     with pytest.raises(KeyboardInterrupt):
         ctrl_c.run(runner, work(again=True), stop)
     stop = ctrl_c.StopSignal()
-    with pytest.raises(KeyboardInterrupt):  # nothing waits yet
+    with pytest.raises(KeyboardInterrupt):  # the signal arrives before the wait
         ctrl_c.run(runner, early(), stop)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

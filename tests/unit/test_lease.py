@@ -41,7 +41,7 @@ def test_another_process_is_named(hold) -> None:
     process = hold("gpu-1")
     with pytest.raises(LeaseError, match=rf"gpu-1 is being recorded by process {process.pid} \(rollout, step3\)"):
         acquire_lease(["gpu-0", "gpu-1"], holder="trainer")
-    acquire_lease(["gpu-0"], holder="trainer").release()  # all or none
+    acquire_lease(["gpu-0"], holder="trainer").release()  # leases are acquired all or nothing
 
 
 def test_a_dead_process_holds_nothing(hold) -> None:
@@ -84,7 +84,7 @@ def test_whoever_comes_second_has_the_devices_at_a_later_try(hold) -> None:
     assert [turn.take(), turn.take()] == [False, False]
     held = f"gpu-1, held by process {process.pid} (rollout, step3)"
     assert turn.waits_for == held
-    acquire_lease(["gpu-0"], holder="ref").release()  # who waits holds nothing
+    acquire_lease(["gpu-0"], holder="ref").release()  # a waiting turn holds no lease
     process.communicate()
     assert [turn.take(), turn.take(), turn.waits_for] == [True, True, None]
     with pytest.raises(LeaseError, match=r"gpu-0 is being recorded by this process \(trainer, step3\)"):

@@ -1,4 +1,4 @@
-"""The state machine of captures: events in, actions out."""
+"""The capture state machine: the actions that it returns for each event."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def capture_of(action: Begin) -> CaptureRecord:
 
 
 def perform(captures: CaptureMachine, actions: Actions, *, fails: bool = False) -> list[Action]:
-    """Report the result of each action as a role does, and return all actions."""
+    """Report the result of each action to the machine, as `Role` does, and return all actions."""
     performed = []
     for action in actions:
         performed.append(action)
@@ -52,7 +52,7 @@ def perform(captures: CaptureMachine, actions: Actions, *, fails: bool = False) 
     return performed
 
 
-def test_a_capture_of_two_steps() -> None:
+def test_two_step_capture() -> None:
     captures = machine("2..3")
     assert not captures.begins_at(1)
     assert perform(captures, captures.start(2)) == [Begin(2, 2)]
@@ -63,19 +63,19 @@ def test_a_capture_of_two_steps() -> None:
     assert captures.is_idle
 
 
-def test_a_warm_up_and_a_skipped_step() -> None:
+def test_warmup_and_skipped_step() -> None:
     captures = machine("5..8", warmup=2)
     assert perform(captures, captures.start(3)) == [Begin(3, 5)]
     note = Note("step(9) was ignored: step 3 was in progress.")
     assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
     passed = Step(Unit.GLOBAL_STEP, 3)
     assert perform(captures, captures.step(passed)) == [LookForRequests(4), Pass(passed)]
-    assert perform(captures, captures.start(4)) == []  # reported by step(3)
+    assert perform(captures, captures.start(4)) == []  # step(3) has already reported this boundary
     assert perform(captures, captures.start(7)) == [End("the host went from step 4 to step 7"), Begin(7, 7)]
     assert perform(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
 
 
-def test_a_configured_warm_up_is_removed_only_without_a_failure() -> None:
+def test_configured_warmup_is_withdrawn_only_without_a_failure() -> None:
     for reason, schedule, end in (
         (None, "5..8", End("the profiler was closed in mid-capture")),
         (None, "every 5", End("the profiler was closed in mid-capture", withdraw=True)),
@@ -86,7 +86,7 @@ def test_a_configured_warm_up_is_removed_only_without_a_failure() -> None:
         assert perform(captures, captures.close(reason)) == [end, EndStep()]
 
 
-def test_a_default_warm_up_is_removed_whatever_ends_it() -> None:
+def test_default_warmup_is_always_withdrawn() -> None:
     for reason, action in (
         (None, End("the profiler was closed in mid-capture", withdraw=True)),
         ("a failure", End("a failure", withdraw=True)),
@@ -101,7 +101,7 @@ def test_a_default_warm_up_is_removed_whatever_ends_it() -> None:
     assert perform(captures, captures.close("a failure")) == [End("a failure"), EndStep()]
 
 
-def test_a_default_warm_up_that_cannot_start_is_followed_by_a_cold_start() -> None:
+def test_cold_start_after_failed_default_warmup() -> None:
     captures = machine("5..8", warmup=1, default_warmup=True)
     assert perform(captures, captures.start(4), fails=True) == [Begin(4, 5, withdraw=True)]
     assert perform(captures, captures.start(5), fails=True) == [Begin(5, 5)]
@@ -109,7 +109,7 @@ def test_a_default_warm_up_that_cannot_start_is_followed_by_a_cold_start() -> No
 
 @pytest.mark.parametrize("default_warmup", [True, False])
 @pytest.mark.parametrize("reports_step", [True, False])
-def test_a_problem_in_the_warm_up(reports_step: bool, default_warmup: bool) -> None:
+def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None:
     captures = machine("5..6", warmup=1, default_warmup=default_warmup)
     perform(captures, captures.start(4))
     assert captures.capture is not None
@@ -125,7 +125,7 @@ def test_a_problem_in_the_warm_up(reports_step: bool, default_warmup: bool) -> N
     assert perform(captures, captures.stop()) == [End(None), EndStep()]
 
 
-def test_a_late_start_that_fails_leaves_the_machine_idle() -> None:
+def test_machine_is_idle_after_a_failed_late_start() -> None:
     captures = machine("2..4")
     perform(captures, captures.start(2))
     for action in captures.step(Step(Unit.GLOBAL_STEP, 2)):
@@ -145,7 +145,7 @@ def test_stages_are_counted() -> None:
     assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update", count=2)]
 
 
-def test_an_end_during_a_start_follows_it() -> None:
+def test_close_during_start_is_deferred() -> None:
     captures = machine(1)
     starting = captures.start(1)
     begin = next(starting)
@@ -158,7 +158,7 @@ def test_an_end_during_a_start_follows_it() -> None:
     assert perform(captures, starting) == [End("enough")]
 
 
-def test_an_end_from_another_thread_waits_for_the_owner() -> None:
+def test_close_from_another_thread_is_deferred_to_the_owner() -> None:
     owner = Owner()
     callers = [owner]
     captures = machine("1..9", caller=lambda: callers[-1])
@@ -170,7 +170,7 @@ def test_an_end_from_another_thread_waits_for_the_owner() -> None:
     assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
 
 
-def test_a_forked_child_forgets_the_capture() -> None:
+def test_forked_child_drops_the_capture() -> None:
     owner = Owner()
     callers = [owner]
     captures = machine(1, caller=lambda: callers[-1])
@@ -188,7 +188,7 @@ events = st.tuples(
 
 
 @given(events=st.lists(events), discrete=st.booleans(), warmup=st.integers(0, 2), default_warmup=st.booleans())
-def test_each_begin_has_one_end(
+def test_every_begin_has_one_end(
     events: list[tuple[str, int, bool]], discrete: bool, warmup: int, default_warmup: bool
 ) -> None:
     settings = {"discrete": discrete, "warmup": 0 if discrete else warmup, "default_warmup": default_warmup}

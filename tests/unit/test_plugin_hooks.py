@@ -254,7 +254,7 @@ def test_a_capture_whose_start_did_not_run_is_not_complete(
 
 
 @pytest.mark.parametrize("returned", ["one artifact", "outside", "text"])
-def test_a_wrong_return_value_of_a_stop_is_a_problem_of_the_backend(
+def test_invalid_return_value_of_profile_stop_is_reported(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType, returned: str
 ) -> None:
     @hookimpl
@@ -275,9 +275,7 @@ def test_a_wrong_return_value_of_a_stop_is_a_problem_of_the_backend(
 
 
 @pytest.mark.parametrize("hook", ["step", "stop", "write"])
-def test_an_error_of_the_backend_is_the_cause_of_what_is_raised_and_its_traceback_is_logged(
-    build: Build, caplog: pytest.LogCaptureFixture, hook: str
-) -> None:
+def test_backend_error_is_chained_and_logged(build: Build, caplog: pytest.LogCaptureFixture, hook: str) -> None:
     profiler = build(on_error="raise", steps=["1..2"], **{"trainer.options.fail_at": hook})
     with caplog.at_level(logging.DEBUG, "profdeck"), pytest.raises(CaptureError) as raised:
         for step in (1, 2):
@@ -290,7 +288,7 @@ def test_an_error_of_the_backend_is_the_cause_of_what_is_raised_and_its_tracebac
 
 
 @pytest.mark.parametrize("registered_first", [False, True])
-def test_a_listener_that_is_also_registered_is_called_once(build: Build, registered_first: bool) -> None:
+def test_listener_that_is_also_registered_is_called_once(build: Build, registered_first: bool) -> None:
     listener = Log(lines := [])
     name = Profiler.register(listener) if registered_first else ""
     profiler = build(listeners=[listener], steps=[1, 3])
@@ -304,7 +302,7 @@ def test_a_listener_that_is_also_registered_is_called_once(build: Build, registe
     assert lines.count("log start") == 2
 
 
-def test_a_capture_whose_step_error_is_suppressed_is_not_complete(
+def test_suppressed_step_error_makes_the_capture_partial(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType
 ) -> None:
     class Suppress:
@@ -702,7 +700,7 @@ def fail_to_write() -> Any:
         ("no artifact", "profile_stop must return artifacts or functions that write them, not 'no artifact'."),
     ],
 )
-def test_a_failed_start_whose_file_cannot_be_written_ends(
+def test_failed_start_is_stopped_despite_invalid_output(
     build: Build, tmp_path: Path, output: Any, expected: str
 ) -> None:
     lines: list[str] = []

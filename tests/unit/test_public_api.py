@@ -1,4 +1,4 @@
-"""The public modules, which import their names when a name is first used."""
+"""The public modules, which import each name on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = [profdeck, plugin, engines, traces]
 
 
 def names_for_type_checkers(module: ModuleType) -> dict[str, str]:
-    """Return the names that a module imports under ``if TYPE_CHECKING``, and where each name is defined."""
+    """Map each name that a module imports under ``if TYPE_CHECKING`` to the module that defines it."""
     (block,) = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
     return {
         alias.name: node.module or "" for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -26,7 +26,7 @@ def names_for_type_checkers(module: ModuleType) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_names_are_the_same_at_run_time_and_for_type_checkers(module: ModuleType) -> None:
+def test_runtime_names_match_type_checking_imports(module: ModuleType) -> None:
     typed = names_for_type_checkers(module)
     assert set(typed) <= set(dir(module))
     for name, home in typed.items():
@@ -38,13 +38,13 @@ def test_names_are_the_same_at_run_time_and_for_type_checkers(module: ModuleType
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_an_unknown_name_is_an_attribute_error(module: ModuleType) -> None:
+def test_unknown_name_raises_attribute_error(module: ModuleType) -> None:
     with pytest.raises(AttributeError, match=rf"module '{module.__name__}' has no attribute 'unknown'"):
         _ = module.unknown
 
 
 @pytest.mark.parametrize("module", ["profdeck", "profdeck.plugin", "profdeck.engines", "profdeck.traces"])
-def test_the_import_of_a_public_module_imports_no_library(module: str) -> None:
+def test_public_module_imports_no_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert {"attrs", "cattrs", "numpy", "pluggy", "torch", "typer", "asyncio"} & set(done.stdout.split()) == set()

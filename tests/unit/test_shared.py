@@ -99,7 +99,7 @@ def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: Mo
     assert marks == ["start", "mini_batch 0", "mini_batch 1"]
 
 
-def test_a_nested_scope_of_one_caller_does_not_end_the_step(join: Join) -> None:
+def test_nested_capture_of_one_caller_does_not_end_the_step(join: Join) -> None:
     actor, ref = join(), join()
     with actor.capture(2), ref.capture(2):
         with actor.capture(2):
@@ -109,7 +109,7 @@ def test_a_nested_scope_of_one_caller_does_not_end_the_step(join: Join) -> None:
     assert actor.active is None
 
 
-def test_profilers_that_are_dropped_inside_a_step_release_the_role_at_once(join: Join) -> None:
+def test_deleting_profilers_inside_a_step_releases_the_role(join: Join) -> None:
     window = {"trainer.window": {"active": 2, "repeat": 1}}
     gc.disable()
     try:
@@ -118,7 +118,7 @@ def test_profilers_that_are_dropped_inside_a_step_release_the_role_at_once(join:
         critic.start(1)
         actor.step(0, "mini_batch")
         del actor, critic
-        assert join().enabled  # different settings
+        assert join().enabled  # different settings are accepted because the role was released
     finally:
         gc.enable()
 
@@ -160,7 +160,7 @@ def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
     del first
 
 
-def test_imports_of_the_old_names_fail_with_the_new_one() -> None:
+def test_import_error_of_a_removed_name_mentions_its_replacement() -> None:
     with pytest.raises(ImportError, match=r"SharedProfiler was replaced by profdeck.Profiler.*shared=True"):
         _ = profdeck.SharedProfiler
     with pytest.raises(ImportError, match=r"Fleet was replaced by profdeck.Profiler.*role=None, targets="):

@@ -1,4 +1,4 @@
-"""On-demand captures of jobs whose processes share no directory: stores and the polling for requests."""
+"""On-demand captures of jobs without a shared directory: stores and polling for requests."""
 
 from __future__ import annotations
 

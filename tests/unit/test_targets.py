@@ -339,9 +339,7 @@ def test_a_start_that_is_cancelled_is_rolled_back(build: Build, tally: ModuleTyp
 
 
 @pytest.mark.parametrize("turns", range(0, 20, 2))
-def test_a_start_of_several_that_is_cancelled_at_any_moment_leaves_no_recording(
-    build: Build, tally: ModuleType, tmp_path: Path, turns: int
-) -> None:
+def test_cancelled_fleet_start_leaves_no_recording(build: Build, tally: ModuleType, tmp_path: Path, turns: int) -> None:
     profiler = build([tally.ToyEngine()], on_error="warn")
 
     async def host() -> None:
@@ -358,7 +356,7 @@ def test_a_start_of_several_that_is_cancelled_at_any_moment_leaves_no_recording(
 
 
 @pytest.mark.parametrize("during", ["start", "stop"])
-def test_close_in_another_thread_is_carried_out_by_the_running_operation(
+def test_running_operation_handles_close_from_another_thread(
     build: Build, tally: ModuleType, tmp_path: Path, during: str
 ) -> None:
     errors: list[BaseException] = []
@@ -392,9 +390,7 @@ def test_close_in_another_thread_is_carried_out_by_the_running_operation(
     profiler.close()
 
 
-def test_a_stop_in_an_event_loop_whose_task_is_cancelled_can_be_repeated(
-    build: Build, tally: ModuleType, tmp_path: Path
-) -> None:
+def test_stop_can_be_repeated_after_its_task_is_cancelled(build: Build, tally: ModuleType, tmp_path: Path) -> None:
     engine = tally.ToyEngine()
     profiler = build(engine)
 

@@ -108,7 +108,7 @@ def names(path: Path, role: str, capture: str) -> list[str]:
 
 def calls(profiler: Profiler) -> list[str]:
     (role,) = profiler._roles
-    return list(role.backend.calls)  # type: ignore[attr-defined]  # of `tally`
+    return list(role.backend.calls)  # type: ignore[attr-defined]  # defined by `tally`
 
 
 # The trainer comes second.
@@ -408,7 +408,7 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     monkeypatch.setattr(tally.TallyBackend, "_do", starts)
     trainer = build()
     trainer.start(1)
-    leases.acquire_lease([GPU], holder="somebody").release()  # who waits holds nothing
+    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting profiler holds no lease
     assert manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
     trainer.step(0, "mini_batch")
     busy[0] = False
@@ -642,7 +642,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
-    leases.acquire_lease([GPU], holder="somebody").release()  # who waits holds nothing
+    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting engine holds no lease
     busy[0] = False
     iterate(engine, D, D, first=2)
     reply = whole(engine)

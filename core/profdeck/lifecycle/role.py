@@ -196,7 +196,7 @@ class Role:
                 if not isinstance(action, Begin):
                     yield from self._perform_one(action)
                     continue
-                # Inlined to keep tracebacks short (see test_a_start_has_few_frames).
+                # Inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
                 self.busy_roles.add(self)
                 shutdown.watch(self, self._end_at_exit)  # before the start, to handle an exit during it
                 capture = self._new_capture(action)

@@ -44,7 +44,7 @@ MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --b
 
 @pytest.fixture(scope="session", autouse=True)
 def begun(begin: Any, engines: Any, root: Path) -> tuple[Server, bool]:
-    """Start a vLLM server that tests may kill. Return the server, and whether it is on another host."""
+    """Start a vLLM server that tests may kill. Return it, and True if it runs on a simulated second host."""
     other = subprocess.run([*OTHER_HOST, "hostname", "other"], check=False, capture_output=True).returncode == 0
     return begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ())), other
 

@@ -68,12 +68,12 @@ class Cluster:
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=self.environment | {"COLUMNS": "400"})
 
     def await_start(self, host: Host, url: str) -> None:
-        """Wait until the server of a host records. The status is requested on that host, whatever its link does."""
+        """Wait until a server is recording. The query runs on the server's host, so link faults do not affect it."""
         command = [*host.enter, sys.executable, "-c", AWAIT_START, url, TOKEN["PROFDECK_TOKEN"]]
         subprocess.run(command, check=True, timeout=240)
 
     def generate(self, host: Host, url: str) -> None:
-        """Send the server of a host a request from that host."""
+        """Send a generation request to a server from its own host."""
         environment = self.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run([*host.enter, sys.executable, "-c", GENERATE, url], check=True, env=environment)
 
@@ -177,7 +177,7 @@ def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def recorded(document: dict[str, Any]) -> set[tuple[str, str, str]]:
-    """Return role, host and status of each rank, and ``elsewhere`` as the status of files that stay on their host."""
+    """Return the role, host and status of each rank. The status is ``elsewhere`` if its files are on another host."""
     here = {
         (capture["role"], rank["host"], rank["status"])
         for capture in document["ls"]["captures"]

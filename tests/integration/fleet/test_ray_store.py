@@ -1,4 +1,4 @@
-"""On-demand captures of actors of a real Ray cluster that share no directory, through an actor as the store."""
+"""On-demand captures on a real Ray cluster without a shared directory, with an actor as the request store."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def captured(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def test_actors_that_share_no_directory_are_captured(cluster: Cluster, start: Ask, tmp_path: Path) -> None:
+def test_capture_of_actors_without_a_shared_directory(cluster: Cluster, start: Ask, tmp_path: Path) -> None:
     job = start("-c", DRIVER, cluster.address, tmp_path)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"

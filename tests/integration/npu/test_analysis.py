@@ -95,7 +95,7 @@ def hanging(tmp_path: Path, timeout_s: float = PATIENCE_S) -> tuple[int, list[in
 
 
 def members(group: int) -> list[int]:
-    """List the processes of a process group. Source: field 5 of ``/proc/<pid>/stat`` (proc(5))."""
+    """Return the PIDs in a process group. The group ID is field 5 of ``/proc/<pid>/stat``, see proc(5)."""
     stats = {int(path.parent.name): process_stat(int(path.parent.name)) for path in Path("/proc").glob("[0-9]*/stat")}
     return [pid for pid, stat in stats.items() if stat and int(stat[2]) == group]
 
@@ -120,7 +120,7 @@ def analysing(directory: Path, **options) -> Iterator[Callable[[], AnalysisState
 
     def state() -> AnalysisState:
         thread.join(PATIENCE_S)
-        assert states, "the analysis does not end"
+        assert states, "the analysis did not finish"
         return states[0]
 
     try:

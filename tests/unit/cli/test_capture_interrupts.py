@@ -1,4 +1,4 @@
-"""`profdeck capture` of servers as a process: Ctrl-C, SIGTERM, and progress on a terminal."""
+"""Server captures by a `profdeck capture` process: Ctrl-C, SIGTERM and terminal progress."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.
         (signal.SIGTERM, ("--iterations", 1000), 1, "partial"),
     ],
 )
-def test_a_signal_ends_the_recording_of_all(
+def test_signal_stops_recording_on_all_servers(
     start: Start,
     tmp_path: Path,
     manifest: Read,
@@ -125,7 +125,7 @@ def test_a_signal_ends_the_recording_of_all(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_they_start(start: Start, tmp_path: Path, manifest: Read, number: signal.Signals) -> None:
+def test_signal_during_start(start: Start, tmp_path: Path, manifest: Read, number: signal.Signals) -> None:
     with running(8, tmp_path) as servers:
         servers[3].acts["start"] = [Act(delay_s=0.5)]
         process = start(*by_url(servers), "--run", "run")

@@ -339,7 +339,7 @@ def test_a_job_that_is_about_to_join_its_store_is_waited_for(
 
 @pytest.fixture
 def store(job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Start two ranks that write to host0 and host1, and return the address of their store."""
+    """Return a function that starts two ranks, which write to host0 and host1, and returns their store's address."""
 
     def start(**settings: Any) -> str:
         (board := tmp_path / "board" / "run").mkdir(parents=True)
@@ -354,7 +354,7 @@ def listed(document: dict[str, Any]) -> list[tuple[int, str]]:
     return [(rank["rank"], rank["status"]) for capture in document["ls"]["captures"] for rank in capture["ranks"]]
 
 
-def test_files_on_another_host_are_located(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+def test_files_on_another_host_are_reported(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
     run, address = tmp_path / "host0" / "run", store()
     result = cli("capture", "--run", run, "--store", address, "--json")
     assert result.exit_code == 0, result.output
@@ -374,13 +374,13 @@ def test_files_on_another_host_are_located(cli: Cli, store: Callable[..., str], 
     result = cli("collect", run)
     assert result.exit_code == 0, result.output
     assert "Files that processes of the job wrote on other hosts are not fetched." in words(result.stderr)
-    # Copied files make the run complete.
+    # The run is complete after its files have been copied.
     for file in directory.glob("step_*/trainer/*"):
         shutil.copy2(file, run / file.relative_to(directory))
     assert cli("ls", run).exit_code == 0
 
 
-def test_a_host_without_files_of_the_run(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+def test_capture_from_a_host_without_run_files(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
     run = tmp_path / "elsewhere" / "run"
     result = cli("capture", "--run", run, "--store", store(), "--json", "--report", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
@@ -391,7 +391,7 @@ def test_a_host_without_files_of_the_run(cli: Cli, store: Callable[..., str], tm
     assert not run.exists()
 
 
-def test_an_incomplete_capture_on_another_host(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+def test_incomplete_capture_on_another_host(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
     address = store(**{"trainer.options.fail_at": "stop"})
     result = cli("capture", "--run", tmp_path / "run", "--store", address, "--json")
     document = json.loads(result.stdout)

@@ -44,7 +44,7 @@ def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """Run servers on this host that are busy, and record to tmp_path/profiles."""
+    """Return a context manager that starts busy servers on this host. They record to tmp_path/profiles."""
     for path in simulated_path.split(os.pathsep):
         monkeypatch.syspath_prepend(path)
 
@@ -121,7 +121,7 @@ def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[...
     assert manifest(2).status == "complete"
 
 
-def test_the_old_option_of_batch_kinds_names_the_new_one(cli: Cli) -> None:
+def test_renamed_stage_option_is_an_error(cli: Cli) -> None:
     result = cli("capture", "--url", "http://127.0.0.1:1", "--stage", "decode")
     assert result.exit_code == 2
     assert "--stage was renamed to --batch-kind." in result.stderr
@@ -511,7 +511,7 @@ def test_a_window_that_is_not_full_in_time(cli: Cli, fleet: Fleet) -> None:
 def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(2) as servers:
         for server in servers:
-            server.engine, server.traffic = SimulatedEngine(), 0  # the engine need not be ended
+            server.engine, server.traffic = SimulatedEngine(), 0  # nothing is recorded, so no stop is needed
             server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
             server.acts["stop"] = [Act(status=500, error="dead")]
         result = cli("capture", *by_url(servers), "--iterations", 5, "--run", "run", "--json")

@@ -138,7 +138,7 @@ def test_output_that_cannot_be_written(cli: Cli, config: Path) -> None:
     assert found["output"].startswith("/proc cannot be written: ")
 
 
-def test_the_removed_measurement_is_an_error(cli: Cli, config: Path) -> None:
+def test_removed_measure_option_is_an_error(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--connect", "--measure")
     assert result.exit_code == 2
     assert "--measure was removed without a replacement" in result.stderr

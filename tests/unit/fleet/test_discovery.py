@@ -206,16 +206,16 @@ PREFILL, DECODE, MIXED = BatchKind.PREFILL, BatchKind.DECODE, BatchKind.MIXED
         ((MIXED, DECODE), {B: (DECODE,), C: None}),
     ],
 )
-def test_each_worker_is_asked_for_the_batch_kinds_that_it_has(
+def test_batch_kinds_are_selected_by_worker_type(
     kinds: tuple[BatchKind, ...], expected: dict[str, tuple[BatchKind, ...] | None]
 ) -> None:
     targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C)))
     chosen, notes = select_kinds(targets, kinds)
-    assert {target.handle: target.batch_kinds for target in chosen} == expected  # None: as the role says
+    assert {target.handle: target.batch_kinds for target in chosen} == expected  # None: use the role's batch kinds
     assert len(notes) == len(targets) - len(chosen)
 
 
-def test_workers_without_the_batch_kinds_are_reported() -> None:
+def test_excluded_workers_are_reported() -> None:
     targets = from_router(answer(worker(A, "prefill"), worker(B, "decode"), worker(C, "prefill")))
     (note,) = select_kinds(targets, [DECODE])[1]
     assert note == "Excluded 2 of 3 targets: prefill workers have no decode batches."

@@ -62,8 +62,8 @@ def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[
     assert {capture for _, capture, _ in manifests(tmp_path)} == {"step1", "step3"}
 
 
-def test_one_profiler_captures_the_trainer_and_its_engines(config: dict[str, Any], tmp_path: Path) -> None:
-    """The trainer starts when the engines have started, so that its trace does not contain their start."""
+def test_one_profiler_captures_trainer_and_engines(config: dict[str, Any], tmp_path: Path) -> None:
+    """The trainer starts recording after the engines, so its trace does not include their start."""
     with ServersInThread(2) as servers:
         targets = {"rollout.targets": {"urls": [servers[0].url]}}
         with Profiler.from_config(settings=config | targets, targets={"reward": [servers[1].url]}) as profiler:
@@ -76,7 +76,7 @@ def test_one_profiler_captures_the_trainer_and_its_engines(config: dict[str, Any
     assert started["trainer", None] > max(started["rollout", 0], started["reward", 0])
 
 
-def test_a_trainer_that_does_not_start_ends_the_engines(config: dict[str, Any]) -> None:
+def test_failed_trainer_start_stops_the_engines(config: dict[str, Any]) -> None:
     with ServersInThread(1) as (server,):
         settings = config | {"trainer.options.fail_at": "start", "on_error": "raise"}
         with Profiler.from_config(settings=settings, targets={"rollout": [server.url]}) as profiler:
@@ -325,7 +325,7 @@ def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path)
             starting = asyncio.create_task(fleet.astart(1))
             for server in servers:
                 await server.heard("start")
-            while "rollout" not in fleet.captures:  # noqa: ASYNC110  # nothing tells of it
+            while "rollout" not in fleet.captures:  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):

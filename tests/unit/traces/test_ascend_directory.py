@@ -333,7 +333,7 @@ def test_steps_without_kernels_may_be_in_order(tmp_path: Path, steps: list[objec
     assert check_directory(directory).whole
 
 
-def test_a_finished_analysis_is_complete_if_its_files_are(directory: Path) -> None:
+def test_finished_analysis_requires_all_output_files(directory: Path) -> None:
     write_state(directory, state("done", pid=NOBODY))
 
     check = check_directory(directory)

@@ -124,7 +124,7 @@ def what_works() -> None:
 
 
 async def in_a_loop(step: int, actors: list[Any]) -> None:
-    """An async host that controls engines only."""
+    """Capture one step in an async driver that controls engines only."""
     profiler = Profiler.from_config(role=None, targets={"rollout": actors}, settings=settings(step))
     async with profiler.capture(step):
         captures = profiler.captures

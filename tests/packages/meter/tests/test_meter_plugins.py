@@ -46,7 +46,7 @@ def test_wrong_options_are_errors(capture_run: CaptureRun, settings: dict[str, A
         capture_run("meter", settings=settings)
 
 
-def test_a_truncated_trace_is_not_complete(capture_run: CaptureRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_trace_is_not_complete(capture_run: CaptureRun, monkeypatch: pytest.MonkeyPatch) -> None:
     @hookimpl
     def profile_stop(self: object, capture: Capture) -> list[Artifact]:
         path = capture.artifact_path(".trace.json")
