@@ -595,8 +595,8 @@ def test_another_thread_cannot_stop_but_is_heard(build: Build, tmp_path: Path) -
     pending = manifests(tmp_path)["step1"]
     assert pending["status"] == "recording"
     (note,) = pending["notes"]
-    assert note.startswith("stop from another thread")
-    assert note.endswith("is carried out at the owner's next boundary.")
+    assert note.startswith("stop from a thread that did not start the capture")
+    assert note.endswith("was deferred to the owner's next boundary.")
     profiler.step(1)
     assert profiler.active is None
     manifest = manifests(tmp_path)["step1"]
