@@ -507,7 +507,7 @@ def test_a_stop_from_another_thread_is_pending_until_the_next_step(job: Any) -> 
     done = job(PREAMBLE + ENGINE + ELSEWHERE)
     found = told(done)
     assert found["pending"]["status"] == "recording"
-    assert found["pending"]["notes"][0].endswith("is carried out at the owner's next boundary.")
+    assert found["pending"]["notes"][0].endswith("was deferred to the owner's next boundary.")
     assert found["active"] is False
     (recording,) = by_run(done.calls)["elsewhere"]
     assert names(recording) == START + STOP
