@@ -14,7 +14,7 @@ import yaml
 
 from processes import command_path
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.long]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "continuous_integration"
 

@@ -128,6 +128,7 @@ def test_both_ranks_record_the_same_steps(job: Path) -> None:
         assert [rank.notes for rank in capture.ranks] == [(), ()]  # both had their warm-up
 
 
+@pytest.mark.long
 def test_a_job_that_is_restarted_makes_the_capture_that_it_was_asked_for(job: Path) -> None:
     with launched(job, "--max-restarts", "1", "alone.py") as launcher, ask(job, launcher, "--in", "300") as command:
         assert command.stderr is not None
@@ -142,7 +143,7 @@ def test_a_job_that_is_restarted_makes_the_capture_that_it_was_asked_for(job: Pa
     assert [len(process["captures"]) for process in document["processes"]] == [1, 1]
 
 
-@pytest.mark.parametrize("on_demand", ["true", "tcpstore"])
+@pytest.mark.parametrize("on_demand", ["true", pytest.param("tcpstore", marks=pytest.mark.long)])
 def test_captures_by_the_clock(job: Path, on_demand: str) -> None:
     config = job / "job.yaml"
     config.write_text(f"{config.read_text()}steps: [every 2 s for 2]\non_demand: {on_demand}\n")

@@ -280,7 +280,7 @@ def test_torch_records_one_after_the_other(
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("initialized", [False, True])
+@pytest.mark.parametrize("initialized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_ranks_take_turns_on_a_gpu_only_if_they_use_it(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, initialized: bool
 ) -> None:
