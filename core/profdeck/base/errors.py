@@ -54,7 +54,7 @@ class CaptureError(ProfdeckError):
 
 
 class TargetError(CaptureError):
-    """A target refused the request or could not be reached. `outcome` is the error code, `fix` a solution."""
+    """A target refused the request or could not be reached. `outcome` is the error code; `fix` suggests a solution."""
 
     def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
         """Args:
@@ -93,7 +93,7 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a one-line message for an error. For errors from other libraries, it includes the exception type."""
+    """Return a one-line message for an error. Messages of other libraries' errors include the exception type."""
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -14,7 +14,7 @@ def lazy_names(
 
     Args:
         module: the ``globals()`` of the module.
-        homes: maps each module, relative to ``profdeck``, to the names to import from it, separated by spaces.
+        homes: maps each submodule of ``profdeck`` to the names to import from it, separated by spaces.
     """
     home_of = {name: home for part in homes for home, names in part.items() for name in names.split()}
 

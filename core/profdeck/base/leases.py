@@ -49,7 +49,7 @@ class Lease:
 
 
 def acquire_lease(devices: Iterable[str], *, holder: str) -> Lease:
-    """Lease all devices, or none if one of them is in use. Does not wait.
+    """Lease all devices without waiting. If one of the devices is in use, none is leased.
 
     Args:
         devices: names that are the same in every process of this host, such as a GPU's UUID.

@@ -39,7 +39,7 @@ class RunningOperation:
         while self.awaitable is not None:
             try:
                 value = await self.awaitable
-            except BaseException as error:  # noqa: BLE001  # the operation receives it
+            except BaseException as error:  # noqa: BLE001  # raised inside the operation
                 self._resume(functools.partial(self.operation.throw, error))
             else:
                 self._resume(functools.partial(self.operation.send, value))

@@ -25,7 +25,7 @@ States = Mapping[str, TargetState]
 
 @attrs.define
 class CapturePhase:
-    """Whether a capture is still recording or already stopping."""
+    """Phase of a capture: recording or stopping."""
 
     stopping: bool = False
     """Whether the windows are no longer waited for, but the files."""

@@ -70,7 +70,7 @@ class Engine(ABC):
         """Give back what is kept open between commands; the next one opens it again."""
 
     async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:
-        """Stop a capture and wait until no process is writing any more, or the time is over.
+        """Stop a capture. Wait until all processes have written their files, but at most ``wait_s`` seconds.
 
         Raises:
             CaptureError: the engine does not reply.

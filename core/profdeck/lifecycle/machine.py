@@ -39,7 +39,7 @@ class Begin:
 
 @attrs.frozen
 class Pass:
-    """Notify the plugins that a unit has ended or, if the capture is waiting for a device, try to start it."""
+    """Notify the plugins that a unit has ended. If the capture is waiting for a device, only try to start it."""
 
     step: Step | None = None
     """The global step or other unit that has ended; None to only try to start a waiting capture."""

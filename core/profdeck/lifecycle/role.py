@@ -79,7 +79,7 @@ class Role:
     """Runs the ``finish`` commands."""
     recording: Recording | None = attrs.field(default=None, init=False)
     watch: RequestWatch | None = attrs.field(default=None, init=False)
-    """Watch that checks for capture requests."""
+    """Checks for capture requests before each global step."""
 
     def enters(self, step: int) -> bool:
         """Check for capture requests before a global step. Return whether `start` must be called for the step."""
@@ -343,7 +343,7 @@ class Role:
         shutdown.unwatch(self)  # delivers a SIGTERM that was deferred until the trace was written
 
     def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:
-        """Process a capture that has ended. Answer its request, except in discrete mode, where stages can follow."""
+        """Process an ended capture. Answer its request, except in discrete mode, where more stages can follow."""
         if self.reports and capture.state is CaptureState.ENDED:
             last_word.count(self.run.path, capture)
         self._finish(capture)

@@ -69,7 +69,7 @@ class CaptureObserver(Protocol):
         """Handle the start of a request."""
 
     def ended(self, captures: Sequence[EndedCapture]) -> None:
-        """Handle the end of a request, when all processes have finished. Batch kinds can cause several captures."""
+        """Handle the end of a request after all processes have finished. A request can have several captures."""
 
     def refused(self, outcome: Outcome) -> None:
         """Handle a request that every process refused."""
