@@ -403,7 +403,7 @@ def names_table(homes: Mapping[str, str]) -> str:
     """List names with the first sentence of their docstrings.
 
     Args:
-        homes: space-separated names by module.
+        homes: maps each module to its names, separated by spaces.
     """
     rows = [
         (f"`{signature_of(home, name)}`", about(home, name)) for home, names in homes.items() for name in names.split()
@@ -412,7 +412,7 @@ def names_table(homes: Mapping[str, str]) -> str:
 
 
 def signature_of(home: str, name: str) -> str:
-    """Return a name; for a function, followed by its parameters."""
+    """Return a name. For a function, append its parameters."""
     value = getattr(importlib.import_module(f"profdeck.{home}"), name)
     return f"{name}({', '.join(inspect.signature(value).parameters)})" if inspect.isfunction(value) else name
 

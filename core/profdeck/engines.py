@@ -1,4 +1,4 @@
-"""The API for engine plugins: for the process that requests captures, and for the processes of the engine.
+"""API for engine plugins, both in the process that requests captures and in the engine's processes.
 
 Names are imported on first use.
 """

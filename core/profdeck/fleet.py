@@ -1,3 +1,3 @@
-"""Reports the replacement of a class that earlier versions had here."""
+"""Removed module. Importing it raises an error that names the replacement for ``Fleet``."""
 
 raise ImportError("profdeck.fleet.Fleet was replaced by profdeck.Profiler.from_config(..., role=None, targets={...}).")

@@ -1,4 +1,4 @@
-"""The API for plugins: backends, listeners, stores, launchers, commands and kinds of artifacts.
+"""API for plugins: backends, listeners, stores, launchers, commands and kinds of artifacts.
 
 `profdeck` contains the names that every plugin needs, such as `Backend`, `Capture` and `hookimpl`. `profdeck.engines`
 contains the API for engine plugins. Names are imported on first use.

@@ -1,4 +1,4 @@
-"""What a host calls: start, step and stop, as methods, context managers and decorators, sync and async.
+"""The host API: start, step and stop as methods, context managers and decorators, sync and async.
 
 Both façades run the same operations (`profdeck.base.operations`). Operations of device backends never wait, so the sync
 façade needs no event loop for them.
@@ -35,9 +35,9 @@ class Profiler:
     and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails, none of these calls raises an
     error unless the config sets ``on_error: raise``.
 
-    A profiler has one or more roles. Their engines start and stop together, and this process starts to record after the
-    engines have started. Capture ids are derived from global steps, so the captures of all roles and processes of a job
-    belong to one run. If several ranks control the same targets of a config, only rank 0 captures them.
+    A profiler has one or more roles. The captures of all engines start and stop together, and this process starts
+    recording after the engines. Capture IDs are derived from global steps, so the captures of all roles and processes
+    of a job belong to one run. If several ranks control the same targets, only rank 0 captures these targets.
     """
 
     def __init__(self, group: RoleGroup | None = None, shared: SharedSteps | None = None) -> None:
@@ -48,8 +48,8 @@ class Profiler:
             group = RoleGroup()
         self._group = group
         self._shared = shared
-        self._caller = object()  # not the profiler itself: shared steps must not keep it alive
-        self._roles, self._busy = group.roles, group.busy  # idle steps read only these
+        self._caller = object()  # not the profiler: shared steps must not keep the profiler alive
+        self._roles, self._busy = group.roles, group.busy  # the only attributes that idle steps read
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
@@ -69,8 +69,8 @@ class Profiler:
         Args:
             config: a YAML or TOML file. Default: the file that ``PROFDECK_CONFIG`` names. The profiler does nothing
                 unless the file, ``settings`` or a ``PROFDECK__...`` variable selects what to record.
-            role: the function of this process in the job; selects the role in the config. None if this process only
-                controls the targets of other roles.
+            role: the role of this process in the job, as named in the config. None if this process only controls the
+                targets of other roles.
             identity: rank, world size and parallel coordinates, if neither the launcher's environment nor the
                 backend's library provides them. Its role takes precedence over ``role``.
             settings: config values by dotted key, such as ``{"steps": [10], "trainer.ranks": "all"}``.
@@ -88,7 +88,7 @@ class Profiler:
                 only the role.
 
         Raises:
-            ConfigError: the config, an option or a target is wrong, or a shared profiler has different arguments.
+            ConfigError: the config, an option or a target is invalid, or a shared profiler has different arguments.
             PluginError: a backend or a listener cannot be used, or a backend cannot record in this process.
         """
 
@@ -191,7 +191,7 @@ class Profiler:
 
     @property
     def active(self) -> Capture | None:
-        """The capture of the current global step, if any. None between two global steps of the same capture.
+        """The capture of the current global step. None if there is none, or between two global steps of a capture.
 
         With several roles, this is the capture of the first role that has one.
         """
@@ -232,7 +232,8 @@ class Profiler:
         """Report that a global step, or a unit inside it, has ended. Does nothing if no capture is running.
 
         Args:
-            index: the global step as the host numbers it, or the mini-batch, counted from 0 in each global step.
+            index: the host's number of the global step, or the index of the mini-batch, counted from 0 in each global
+                step.
             unit: the unit that has ended.
         """
         # A flag, not a swapped method: hosts may cache profiler.step before the loop.
@@ -240,7 +241,7 @@ class Profiler:
             self._group.blocker.finish(begin(self._stepping(index, Unit(unit))))
 
     def stop(self) -> None:
-        """End the global step. Also end its captures, unless the next step belongs to them.
+        """End the global step. Its captures end too, unless they also record the next step.
 
         Safe to call if no capture is running. Inside a running event loop, captures of engines end shortly after the
         call; use `astop` to wait for them.
@@ -255,8 +256,8 @@ class Profiler:
         call; use `aclose` to wait for them.
 
         Args:
-            reason: why the captures end; None if the host has finished. In that case, a capture that is still warming
-                up is withdrawn if its schedule has no end.
+            reason: the reason for ending the captures; None if the host has finished. If the host has finished, a
+                capture that is still warming up is withdrawn if its schedule has no end.
         """
         try:
             self._group.finish_end(self._closing(reason))
@@ -325,7 +326,7 @@ class Profiler:
     def capture(self, global_step: int) -> Scope[Capture | None]:
         """Return a sync and async context manager that starts a global step at entry and stops it at exit.
 
-        An exception inside the block ends the captures and is raised to the caller. The traces of these captures are
+        An exception inside the block ends the captures and propagates to the caller. The traces of these captures are
         kept and marked partial.
         """
         return Scope(self, self._group, global_step, None)
@@ -345,13 +346,13 @@ class Profiler:
     # Operations.
 
     def _due(self, step: int) -> list[Role]:
-        """Return the roles that must act at the start of a global step."""
+        """Return the roles whose `start` must be called for a global step."""
         if self._shared is not None and not self._shared.enter(self._caller, step):
             return []
         return [role for role in self._roles if role.enters(step)]
 
     def _has_begun(self, step: int) -> bool:
-        """Return whether this caller has begun the step. A nested scope of the same step must not end it."""
+        """Return whether this caller has begun the step. A nested scope must not end the step."""
         if self._shared is not None:
             return self._shared.is_inside(self._caller, step)
         return any(role.machine.is_open(step) for role in self._roles)

@@ -120,10 +120,10 @@ class CapturedRun:
         return tuple(artifact for capture in self.captures for artifact in capture.artifacts)
 
     def assert_complete(self) -> None:
-        """Check that each capture is complete, that its files are readable, and that no plugin failed.
+        """Check that all captures are complete, that their files are readable, and that no plugin failed.
 
         Raises:
-            AssertionError: there is no capture, or the text contains the problems.
+            AssertionError: no capture exists, or a check failed. The message lists the problems.
         """
         if not self.captures:
             raise AssertionError("The run has no capture.")

@@ -1,7 +1,7 @@
 """The child process that analyses one directory: ``python -m profdeck_npu.analyser DIRECTORY EXPORTS``.
 
 `profdeck_npu.analysis.analyse` starts this process as the leader of a process group. Its standard input is a pipe from
-the parent process. If the parent dies, the pipe closes, and this process kills its group.
+the parent process. If the parent dies, the pipe closes, and this process kills its process group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The offline analysis of a raw recording by torch_npu, in a child process with a time limit.
+"""Offline analysis of a raw recording by torch_npu, in a child process with a time limit.
 
-torch_npu's ``analyse`` only logs its errors and exits with 0 even if it failed. It also changes the start method of
-its process and does not run in a daemon. It therefore runs in a child process, and success is determined from its
-output files. The child first removes the files of an earlier analysis. The raw data is kept.
+torch_npu's ``analyse`` only logs its errors and exits with 0 even if it failed. It also changes the multiprocessing
+start method and cannot run in a daemon process. profdeck therefore runs it in a child process and checks the output
+files to determine whether it succeeded. The child process first removes the files of an earlier analysis, but keeps
+the raw data.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _KILL_GRACE_S = 5.0
 LOG = "logs/profdeck_analysis.log"
 """Log file of the analysis, relative to the directory."""
 # torch_npu's worker process prints this line when it has finished (2.6 to 2.14); newer releases create this file. If
-# the worker dies, neither exists, and its parent still exits with 0.
+# the worker dies, the line and the file are missing, but the worker's parent still exits with 0.
 _COMPLETED, _COMPLETED_FILE = b"All profiling data parsed", "analyse.done"
 # Error numbers from file systems that do not support locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -76,7 +77,7 @@ def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
 
     Args:
         directory: a directory that torch_npu wrote.
-        export: formats to write; if empty, those that the recording was configured for.
+        export: formats to write. If empty, write the formats that the recording was configured for.
     """
     info = _info(directory)
     exports = export or info.exports or (Export.TEXT,)
@@ -92,7 +93,7 @@ def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def is_analysed(directory: Path, export: Sequence[str] = ()) -> bool:
-    """Return whether the expected files exist. If profdeck has not checked them before, also read them."""
+    """Return whether the expected files exist. If profdeck has not checked the files before, also read them."""
     state = _readable_state(directory)
     if state is None:
         return (directory / OUTPUT).is_dir() and _damage(directory, expected(directory, export)) is None
@@ -114,7 +115,7 @@ def analyse(
 
     Args:
         directory: a directory that torch_npu wrote, ``*_ascend_pt``.
-        export: formats to write; if empty, those that the recording was configured for.
+        export: formats to write. If empty, write the formats that the recording was configured for.
         timeout_s: time limit in seconds. When it passes, the analysis is killed and fails.
         cancelled: an event. When it is set, the analysis is killed and fails.
 
@@ -122,7 +123,7 @@ def analyse(
         The state ``done``, or ``failed`` with the problem.
 
     Raises:
-        AnalysisUnderWayError: another process analyses the directory.
+        AnalysisUnderWayError: another process is analysing the directory.
     """
     directory = directory.absolute()
     state = new_state(directory, "running", os.getpid(), expected(directory, export))
@@ -137,7 +138,7 @@ def analyse(
 
 
 def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> AnalysisState:
-    """Write and return the state ``failed`` for a directory. If it cannot be written, log a warning."""
+    """Write and return the state ``failed`` for a directory. If the state cannot be written, log a warning."""
     state = state or _readable_state(directory) or new_state(directory, "failed", os.getpid(), ())
     state = attrs.evolve(state, state="failed", ended_ns=time.time_ns(), problems=(problem,))
     try:
@@ -196,7 +197,7 @@ def _run(command: Sequence[str], log: BinaryIO, *, timeout_s: float, cancelled: 
 
 
 def _await_end(group: int) -> None:
-    """Wait until a killed process group is empty. Time out, because some containers never reap orphans."""
+    """Wait until a killed process group is empty. The wait is limited: some containers never reap orphans."""
     deadline_s = time.monotonic() + _KILL_GRACE_S
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline_s:
@@ -205,7 +206,7 @@ def _await_end(group: int) -> None:
 
 
 def _obstacle(directory: Path) -> str | None:
-    """Return why the analysis cannot begin, or ``None``."""
+    """Return the reason why the analysis cannot begin, or ``None``."""
     has_device_data = any(directory.glob("PROF_*"))
     if not has_device_data and not (directory / "FRAMEWORK").is_dir():
         return "there is no raw data: the directory has neither FRAMEWORK nor PROF_*"
@@ -215,7 +216,7 @@ def _obstacle(directory: Path) -> str | None:
 
 
 def _problem(directory: Path, patterns: Sequence[str], returncode: int) -> str | None:
-    """Return why a finished analysis failed, or ``None`` if its output is complete."""
+    """Return the reason why a finished analysis failed, or ``None`` if its output is complete."""
     output = (directory / LOG).read_bytes()
     if returncode < 0:
         reason = " (often: out of memory)" if returncode == -signal.SIGKILL else ""
@@ -231,8 +232,8 @@ def _problem(directory: Path, patterns: Sequence[str], returncode: int) -> str |
 
 
 def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
-    """Return which expected files are missing or corrupt, or ``None``."""
-    from profdeck_npu.traces.check import check_output  # unused in the job, which only requests analyses
+    """Return a message about expected files that are missing or corrupt, or ``None``."""
+    from profdeck_npu.traces.check import check_output  # not needed in the job, which only requests analyses
 
     try:
         return check_output(directory, patterns)
@@ -249,7 +250,7 @@ def open_log(directory: Path) -> BinaryIO:
 
 @contextmanager
 def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
-    """Lock a directory and return its truncated log.
+    """Lock a directory, truncate its log file and return the open file.
 
     The log file is the lock. All processes of an analysis inherit it as their output, so the lock is held until the
     last process has ended.
@@ -271,7 +272,7 @@ def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
 
 
 def under_way(state: AnalysisState | None) -> str:
-    """Return the error message for a directory that another process analyses or has queued."""
+    """Return the error message for a directory that another process is analysing or has queued."""
     process = f"process {state.pid} on {state.host}" if state else "another process"
     return f"it is being analysed by {process}: wait until it has finished, or stop it"
 
@@ -279,7 +280,7 @@ def under_way(state: AnalysisState | None) -> str:
 def _readable_state(directory: Path) -> AnalysisState | None:
     try:
         return read_state(directory)
-    except ProfdeckError:  # the analysis replaces it
+    except ProfdeckError:  # the analysis will replace the state file
         return None
 
 

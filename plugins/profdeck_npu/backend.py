@@ -100,7 +100,7 @@ class NpuBackend(Backend[NpuOptions]):
 
     @hookimpl
     def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder has the capture
-        """Stop the recording. The last output is a function that checks the files and starts the analysis."""
+        """Stop the recording. The returned list ends with a function that checks the files and starts the analysis."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return ()

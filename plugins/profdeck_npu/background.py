@@ -1,6 +1,6 @@
-"""Analyses after a capture, in a detached process: ``python -m profdeck_npu.background SECONDS DIRECTORY...``.
+"""Detached process that analyses captures: ``python -m profdeck_npu.background SECONDS DIRECTORY...``.
 
-`request` starts the process. It continues when the job ends.
+`request` starts this process, which keeps running after the job has ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 def request(directories: Sequence[Path], timeout_s: float) -> None:
-    """Start a detached process that analyses the directories of a rank. Returns after some milliseconds.
+    """Start a detached process that analyses the directories of a rank. This takes a few milliseconds.
 
-    The directories are then in the state ``pending``, or ``failed`` if the process cannot be started.
+    Afterwards, the state of each directory is ``pending``, or ``failed`` if the process could not be started.
 
     Args:
         directories: directories that torch_npu wrote.
@@ -63,20 +63,20 @@ def _start(directories: Sequence[Path], timeout_s: float) -> None:
         pid = start_detached(__name__, str(timeout_s), *map(str, directories), stdin=stdin, stderr=log)
         for directory in directories:
             write_state(directory, new_state(directory, "pending", pid, expected(directory)))
-        go.write(b"\n")  # only after the states are written, because the process replaces them
+        go.write(b"\n")  # sent after the states are written, because the process replaces them
 
 
 def main() -> None:
-    """Analyse the directories given on the command line, one after the other."""
+    """Analyse the directories from the command line, one after the other."""
     sys.stdin.readline()  # wait until the job has written the pending states
     timeout_s, *directories = sys.argv[1:]
     with suppress(OSError):
-        os.nice(_NICENESS)  # the job continues on the same cores
+        os.nice(_NICENESS)  # the job continues to run on the same cores
     with suppress(OSError):
         _acquire_slot()
     for directory in map(Path, directories):
         with suppress(AnalysisUnderWayError):
-            if not is_analysed(directory):  # another host may have analysed it in the meantime
+            if not is_analysed(directory):  # another host may have analysed the directory in the meantime
                 analyse(directory, timeout_s=float(timeout_s))
 
 

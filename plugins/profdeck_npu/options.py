@@ -125,8 +125,8 @@ class NpuOptions(CommonOptions):
     captures with `profdeck` needs `text`."""
 
     analyse: bool = True
-    """Analyse a capture in a separate process after it has ended. Default: on. If off, only raw data is written; to
-    analyse it, use `profdeck npu analyse`."""
+    """Analyse each capture in a separate process after the capture has ended. Default: on. If off, only raw data is
+    written; use `profdeck npu analyse` to analyse the data."""
 
     analyse_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
     """Time limit for the analysis of one directory, in seconds. Default: 1800. When it passes, all processes of the

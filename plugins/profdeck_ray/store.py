@@ -68,7 +68,7 @@ class Notes:
         return self._notes.setdefault(name, text)
 
     def put(self, name: str, text: bytes) -> None:
-        """Write a note."""
+        """Store a note. An existing note with the same name is replaced."""
         self._asked_s = time.monotonic()
         self._notes[name] = text
 

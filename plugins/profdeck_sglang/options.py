@@ -17,7 +17,7 @@ class SglangOptions(EngineOptions):
 
     profile_by_stage: bool = False
     """Record prefill, decode and mixed batches separately: each series of batches of one kind is a separate capture,
-    and the role's `iterations` are counted for each kind. Default: off, all batches are in one capture. The role's
+    and the role's `iterations` are counted for each kind. Default: off; one capture contains all batches. The role's
     `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
@@ -49,7 +49,7 @@ class SglangOptions(EngineOptions):
             raise ValueError("start_step: profile_by_stage counts prefill and decode apart; use iterations.skip")
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Return the request with these options added, for the engine's processes."""
+        """Return a copy of the request with these options, to be sent to the engine's processes."""
         completed = super().complete(request)
         return completed.by_kind() if self.profile_by_stage else completed
 

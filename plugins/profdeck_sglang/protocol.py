@@ -36,7 +36,7 @@ def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> Prof
     Args:
         command: the command; see `profdeck.engine.worker.recorder.handle_command`.
         payload: the payload of the command; see the same function.
-        replies: the directory in which every process stores its reply; None if the replies of the first ranks suffice.
+        replies: the directory for the replies of all processes; None if the replies of the first ranks are enough.
     """
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
 

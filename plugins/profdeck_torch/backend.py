@@ -42,7 +42,7 @@ class TorchBackend(Backend[TorchOptions]):
 
         # Kineto prints two lines per recording to stderr, from torch 2.13 on. It reads this when it first records.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        # Import now: otherwise torch imports its compiler in the first captured step, which takes seconds.
+        # Import the compiler now: otherwise, torch imports it in the first captured step, which takes seconds.
         import profdeck_torch.cuda
         import profdeck_torch.recorder  # noqa: F401
 

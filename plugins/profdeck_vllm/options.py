@@ -16,7 +16,7 @@ class VllmOptions(EngineOptions):
 
     profile_by_stage: bool = False
     """Record prefill, decode and mixed batches separately: each series of batches of one kind is a separate capture,
-    and the role's `iterations` are counted for each kind. Default: off, all batches are in one capture. The role's
+    and the role's `iterations` are counted for each kind. Default: off; one capture contains all batches. The role's
     `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
@@ -36,7 +36,7 @@ class VllmOptions(EngineOptions):
     none."""
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Return the request with these options added, for the engine's processes."""
+        """Return a copy of the request with these options, to be sent to the engine's processes."""
         completed = super().complete(request)
         return completed.by_kind() if self.profile_by_stage else completed
 

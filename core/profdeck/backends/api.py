@@ -204,7 +204,7 @@ class EngineBackend(Backend[OptionsT_co]):
 
 @attrs.frozen
 class TargetState:
-    """A capture's progress in the processes of a target."""
+    """Progress of a capture in a target's processes."""
 
     ended: bool
     """Whether every rank has recorded its window; the capture can then be stopped without losing anything."""

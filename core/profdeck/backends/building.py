@@ -29,10 +29,12 @@ _unusable: dict[str, tuple[type[ProfdeckError], str]] = {}
 
 
 def build_backend(config: Config, role: str) -> Backend:
-    """Import a role's backend and create it with validated options. Does not require the backend's library.
+    """Import a role's backend class and create an instance with validated options.
+
+    The backend's library does not need to be installed.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
         PluginError: the backend cannot be loaded.
     """
     chosen = config.roles[role]
@@ -126,8 +128,8 @@ def run_preflight(backend: Backend) -> None:
     """Check that a backend can record in this process, and import its library.
 
     Raises:
-        ConfigError: the backend cannot record with its options.
-        PluginError: the backend cannot record here, or its library failed to load.
+        ConfigError: the backend cannot record with the given options.
+        PluginError: the backend cannot record in this process, or its library failed to load.
     """
     with _usable(backend):
         backend.preflight()

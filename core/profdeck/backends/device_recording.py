@@ -46,7 +46,7 @@ C = TypeVar("C", bound=RecordingCycle)
 
 @attrs.frozen
 class CyclePart:
-    """The recorded range of one recorder cycle and the name that distinguishes its files."""
+    """Recorded range of a recorder cycle, and the name that distinguishes the cycle's files."""
 
     iterations: tuple[int, int] | None
     """First and last mini-batch or engine iteration, both included; None for global steps."""
@@ -55,7 +55,7 @@ class CyclePart:
 
 
 class OneAtATime:
-    """A lock for libraries that support one recording per process. Other captures wait until it is released."""
+    """Lock for libraries that support only one recording per process. Other captures wait for its release."""
 
     def __init__(self, library: str) -> None:
         """Args:
@@ -91,7 +91,7 @@ class OneAtATime:
 
 
 def recording_metadata(capture: Capture, options: CommonOptions) -> str:
-    """Return a capture's id, identity and options as JSON, for the trace metadata."""
+    """Return a capture's ID, identity and options as JSON, for the trace metadata."""
     about = {"capture": capture.id, **unstructure(capture.identity), "options": unstructure(options)}
     return json.dumps(about)
 
@@ -99,7 +99,7 @@ def recording_metadata(capture: Capture, options: CommonOptions) -> str:
 class CaptureCycles(Generic[C]):
     """Starts, advances and stops the recorder cycles of one capture.
 
-    A position is a global step, the mini-batch of a window or an engine iteration: what the capture counts.
+    A position is the index of the current global step, mini-batch or engine iteration, whichever the capture counts.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class CaptureCycles(Generic[C]):
             self.position = capture.passed_over if capture.window else capture.current_step
 
     def start(self) -> None:
-        """Start a cycle, unless the recorder is off at the current position."""
+        """Start a recorder cycle, unless the recorder must be off at the current position."""
         if self.phase(self.position) is not WindowPhase.OFF:
             cycle = self._make(self.position)
             cycle.start()

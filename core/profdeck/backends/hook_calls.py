@@ -44,7 +44,7 @@ class HookCall:
     """The manager's generation for which the implementations were selected."""
 
     def select(self) -> list[pluggy.HookImpl]:
-        """Return the plugin's implementations and all wrappers that are currently registered.
+        """Return the plugin's implementations and all currently registered wrappers.
 
         Raises:
             PluginError: the plugin was unregistered.
@@ -60,7 +60,7 @@ class HookCall:
 
         Raises:
             BaseException: the implementation or a wrapper raised an error.
-            CaptureError: a wrapper suppressed an error of the implementation.
+            CaptureError: a wrapper suppressed the implementation's error.
             PluginError: a wrapper did not return a list, or the plugin was unregistered.
         """
         arguments = {"capture": capture, "step": step, "plugin_name": self.plugin.name}
@@ -74,7 +74,7 @@ class HookCall:
         return self.checked(results)
 
     def checked(self, results: Any) -> list[Any]:
-        """Return the results of a call if they are a list.
+        """Return a call's results after checking that they are a list.
 
         Raises:
             PluginError: a wrapper did not return a list.
@@ -110,7 +110,7 @@ def _codes(function: object) -> Iterator[CodeType]:
 class Invocation:
     """One call of ``profile_start`` or ``profile_stop``, as a context manager.
 
-    On exit, awaitables that were not awaited are closed.
+    Exiting the context closes all awaitables that were not awaited.
     """
 
     call: HookCall
@@ -122,13 +122,17 @@ class Invocation:
 
         Raises:
             BaseException: the implementation or a wrapper raised an error.
-            CaptureError: a wrapper suppressed an error of the implementation or discarded its awaitable.
+            CaptureError: a wrapper suppressed the implementation's error or discarded its awaitable.
         """
         call, manager = self.call, self.call.manager
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
         implementations = call.select()
         try:
+<<<<<<< HEAD
             # Inlined, as in `Role._perform`, to keep tracebacks short (see test_start_adds_few_stack_frames).
+=======
+            # The call is inlined, as in `Role._perform`, to keep tracebacks short (see test_a_start_has_few_frames).
+>>>>>>> prose4
             results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
             self.returned = manager.returned.pop(capture, None)
@@ -143,17 +147,17 @@ class Invocation:
         return results
 
     def run_to_completion(self, capture: CaptureRecord) -> Operation[list[Any]]:
-        """Call the hook like `run`. If a wrapper fails, the implementation still runs and is awaited.
+        """Call the hook as `run` does, but complete the implementation even if a wrapper fails.
 
         Raises:
-            BaseException: any error of `run`. It is raised after the implementation has completed.
+            BaseException: the error that `run` raised. It is raised again after the implementation has completed.
         """
         try:
             return (yield from self.run(capture))
         except GeneratorExit:  # nothing can be awaited any more
             raise
         except BaseException:
-            with contextlib.suppress(Exception):  # `describe` reports the error
+            with contextlib.suppress(Exception):  # `describe` reports this error
                 if self.returned is None:
                     self._call_without_wrappers(capture)
                 if self.returned is not None:
@@ -253,7 +257,7 @@ class RoleHooks:
 
     def _select(self, hook: str, generation: int) -> tuple[HookCall, ...]:
         manager, backend = self._manager, self._backend.plugin
-        # An object can be a listener of the role and also be registered for all captures. Call it only once.
+        # An object can be a listener of the role and also be registered for all captures. Call such an object once.
         sources = {id(plugin.source) for plugin in self._listeners}
         everywhere = [plugin for plugin in manager.everywhere.values() if id(plugin.source) not in sources]
         plugins = [*self._listeners, *everywhere, backend]

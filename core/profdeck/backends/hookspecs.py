@@ -49,9 +49,9 @@ class Hooks:
 
         A backend names its files with ``capture.artifact_path(suffix)`` and may set ``capture.annotate`` to a
         function that returns a context manager for a name: stages then appear in the recording. If the backend cannot
-        record, it raises an exception; afterwards it must not be recording. If its recorder is in use, such as by
-        another role of the same process, it raises ``profdeck.plugin.LeaseError``. The hook is then called again at
-        each boundary until it returns.
+        record, it raises an exception and must not leave a recording running. If another capture, for example of
+        another role in the same process, is using the recorder, the backend raises ``profdeck.plugin.LeaseError``.
+        The hook is then called again at each boundary until it returns.
         """
 
     @hookspec

@@ -130,7 +130,7 @@ class Witness:
 
     @hookimpl(wrapper=True, trylast=True)
     def profile_step(self, capture: CaptureRecord) -> Generator[None, list[Any], list[Any]]:
-        """Store an exception raised by the call."""
+        """Store the exception if the call raises one."""
         try:
             return (yield)
         except BaseException as error:
@@ -139,7 +139,7 @@ class Witness:
 
 
 def is_witness(implementation: pluggy.HookImpl) -> bool:
-    """Return whether an implementation records return values."""
+    """Return whether an implementation belongs to a `Witness`, which records return values."""
     return isinstance(implementation.plugin, Witness)
 
 
@@ -190,9 +190,9 @@ class PluginManager(pluggy.PluginManager):
 
     @property
     def execute(self) -> Callable[[str, list[pluggy.HookImpl], Mapping[str, Any], bool], Any]:
-        """The pluggy function that calls selected implementations of a hook.
+        """The internal function of pluggy that calls a given list of hook implementations.
 
-        A pluggy subset caller would also call plugins that are registered later.
+        ``subset_hook_caller`` is not used, because it would also call plugins that are registered later.
         """
         return self._inner_hookexec
 

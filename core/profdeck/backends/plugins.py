@@ -131,10 +131,10 @@ def hook_names() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> type[Backend]:
-    """Import and validate a backend class. Does not require the backend's library.
+    """Import and validate a backend class. The backend's library does not need to be installed.
 
     Raises:
-        PluginError: no distribution provides it, its import fails, or it is not a usable backend.
+        PluginError: no distribution provides the backend, its import fails, or the class is not a usable backend.
     """
     cls = _load("backend", name)
     if not (isinstance(cls, type) and issubclass(cls, Backend)):

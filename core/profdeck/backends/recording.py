@@ -23,7 +23,7 @@ logger = logging.getLogger("profdeck")
 
 
 def reserve(capture: CaptureRecord, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
-    """Write the capture's first manifest, so that it is known whatever happens to this process.
+    """Write the capture's first manifest, so that the capture is listed even if this process crashes.
 
     Raises:
         CaptureError: the directory is not writable.
@@ -49,11 +49,11 @@ class Recording:
         turn: leases.Turn | None = None,
     ) -> None:
         """Args:
-        capture: the capture, with reserved names.
-        backend: the backend that records it.
+        capture: the capture. Its file names must already be reserved.
+        backend: the backend that records the capture.
         hooks: the hook calls of the role.
-        recorder: the fields that all manifests share.
-        turn: the devices that the capture needs. Default: the backend's devices.
+        recorder: the manifest fields that are the same for all captures of this process.
+        turn: leases the devices that the capture needs. By default, these are the backend's devices.
         """
         self.capture = capture
         self._backend = backend
@@ -64,7 +64,7 @@ class Recording:
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""
         self.cause: BaseException | None = None
-        """The first exception that was recorded as a problem of the capture."""
+        """The first exception that was added to the capture's problems."""
         self._interruption: BaseException | None = None
         """The first interruption of a stop. It is raised after all plugins have been stopped."""
         # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
@@ -89,7 +89,7 @@ class Recording:
         try:
             begun = self._acquire_devices()
             for call in self._hooks.calls("profile_start") if begun else ():
-                if call.plugin in self._started:  # by an earlier attempt
+                if call.plugin in self._started:  # an earlier attempt started the plugin
                     continue
                 with Invocation(call) as invocation:
                     try:
@@ -120,14 +120,14 @@ class Recording:
         return begun
 
     def start_timer(self, expire: Callable[[Recording, float], None]) -> None:
-        """Call ``expire`` on another thread if the capture is still running after ``max_capture_s``."""
+        """Call ``expire`` in another thread if the capture is still running after ``max_capture_s``."""
         limit_s = self._backend.options.max_capture_s
         self._timer = threading.Timer(limit_s, expire, (self, limit_s))
         self._timer.daemon = True
         self._timer.start()
 
     def cancel_timer(self) -> None:
-        """Cancel the timer, if there is one."""
+        """Cancel the timer if it is set."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -137,7 +137,7 @@ class Recording:
         self.capture.waits_for = self._turn.waits_for
 
     def _acquire_devices(self) -> bool:
-        """Try to lease the devices. Return True if the capture holds all of them."""
+        """Try to lease the devices. Return True if all devices are leased."""
         acquired = self._turn.take()
         if acquired and self.capture.waits_for is not None:
             self.wait()
@@ -162,7 +162,7 @@ class Recording:
             self._start_failure = invocation.describe(error)
 
     def _start_others(self) -> None:
-        """Mark the plugins without ``profile_start`` as started."""
+        """Mark plugins that do not implement ``profile_start`` as started."""
         calls = self._hooks.calls
         others = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
         self._started |= others - {call.plugin for call in calls("profile_start")}
@@ -179,9 +179,9 @@ class Recording:
         return began
 
     def step(self, step: Step) -> Operation[None]:
-        """Report a boundary to the started plugins. Failures of plugins are recorded in the capture.
+        """Call ``profile_step`` of the started plugins. If a plugin fails, add the failure to the capture.
 
-        If the capture is waiting for a device, try to start it instead, as in `start`.
+        If the capture is still waiting for a device, only try to start it, as `start` does.
         """
         if self.waiting:
             if step.unit is Unit.GLOBAL_STEP:
@@ -296,16 +296,16 @@ class Recording:
                 self._publishing = False
 
     def end(self, reason: str | None, *, withdraw: bool = False) -> Operation[bool]:
-        """Stop every plugin, set the capture's status and write the manifest. A plugin's failure is not raised.
+        """Stop every plugin, set the capture's status and write the manifest. Plugin failures are not raised.
 
         Args:
-            reason: why the capture ends early; None if it ends as scheduled.
-            withdraw: remove the manifest if nothing was recorded.
+            reason: the reason for an early end; None if the capture ends as scheduled.
+            withdraw: whether to remove the manifest if nothing was recorded.
 
         Returns:
             True if the manifest was removed.
         """
-        if self.capture.state not in {CaptureState.STARTING, CaptureState.RECORDING}:  # a capture ends only once
+        if self.capture.state not in {CaptureState.STARTING, CaptureState.RECORDING}:  # the capture has already ended
             return False
         if not self.waiting:
             yield from self.stop_recording(reason)
@@ -349,7 +349,7 @@ class Recording:
                 for call in calls[:backend]:
                     if call.plugin in self._started:
                         yield from self._stop_plugin(call)
-            finally:  # stop the backend even if this generator is closed while a listener stops
+            finally:  # stop the backend even if the generator is closed while a listener is being stopped
                 self._outputs = yield from self._stop_plugin(calls[backend])
         except GeneratorExit as error:  # nothing can be awaited any more
             capture.problems.append(f"The stop was interrupted: {describe_error(error)}")
@@ -404,7 +404,7 @@ class Recording:
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Return whether an exception interrupts the host. If not, it is only an error of the code that raised it.
+    """Return whether an exception is an interruption of the host, such as Ctrl-C, and not an ordinary error.
 
     ``CancelledError`` is an interruption only while the current task is being cancelled.
     """
@@ -414,7 +414,7 @@ def _is_interruption(error: BaseException) -> bool:
         return not isinstance(error, Exception)
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # no event loop is running on this thread
+    except RuntimeError:  # no event loop is running in this thread
         return False
     return task is not None and task.cancelling() > 0
 
@@ -423,7 +423,7 @@ def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
     """Return the outputs of a ``profile_stop`` call.
 
     Raises:
-        CaptureError: the plugin did not return a list.
+        CaptureError: the plugin returned neither an iterable nor None.
     """
     for outputs in results:
         if outputs is not None and not isinstance(outputs, Iterable):
@@ -434,9 +434,9 @@ def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
 
 
 def _first_step_is_cold(capture: CaptureRecord, backend: Backend) -> bool | None:
-    """Return True if the recorder starts without warm-up in the first recorded step, mini-batch or iteration.
+    """Return whether recording starts without warm-up, which makes the first step, mini-batch or iteration slower.
 
-    Return None if ``cold_first_step`` is False for the backend.
+    Return None if the backend's ``cold_first_step`` is False.
     """
     if not backend.cold_first_step:
         return None

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class RivalWatch:
-    """Context manager that detects another profiler during a capture."""
+    """Context manager that detects other profilers that start during a capture."""
 
     def __init__(self, beginnings: Mapping[str, Sequence[str]], begins: Callable[[str], None]) -> None:
         """Args:
@@ -57,7 +57,7 @@ class RivalWatch:
         @functools.wraps(original)
         def begin(*arguments: Any, **options: Any) -> Any:
             if self._originals and self._own != threading.get_ident():
-                with suppress(Exception):  # the other profiler must start anyway
+                with suppress(Exception):  # an error must not stop the other profiler
                     self._begins(module)
             return original(*arguments, **options)
 

@@ -1,4 +1,4 @@
-"""Runs blocking calls on threads, and coroutines without an event loop."""
+"""Run blocking calls in threads, and coroutines without an event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ first, as threads that run meanwhile take more from the loop than they gain."""
 async def run_in_thread(call: Callable[..., T], *arguments: Any) -> T:
     """Run a blocking call in a thread.
 
-    Concurrent calls share threads. For the short calls of a fleet, one thread per call would cost more than the call.
+    Concurrent calls share threads, because starting a thread takes longer than most calls.
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM while the sync façade or a command runs an event loop."""
+"""Handling of Ctrl-C and SIGTERM while the sync façade or a CLI command runs an event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
 
 
 class StopSignal:
-    """Wakes a coroutine that waits for the first interrupt. Any other interrupt cancels the coroutine."""
+    """Delivers the first interrupt to a coroutine that waits for it. Every other interrupt cancels the coroutine."""
 
     def __init__(self) -> None:
         self._awaited: asyncio.Event | None = None
@@ -40,7 +40,7 @@ class StopSignal:
             self._awaited = None
 
     def receive(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Handle an interrupt. Return False if it must cancel the coroutine."""
+        """Handle an interrupt. Return False if the coroutine must be cancelled."""
         if self._received or self._awaited is None:
             return False
         self._received = True
@@ -49,20 +49,20 @@ class StopSignal:
 
 
 def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal | None = None) -> T:
-    """Run a coroutine like `asyncio.Runner.run`, but let the first and the second Ctrl-C cancel it.
+    """Run a coroutine like `asyncio.Runner.run`, except that the first and the second Ctrl-C both cancel it.
 
-    The second Ctrl-C cancels the cleanup if that takes too long. asyncio's own handler would raise immediately at the
-    second Ctrl-C, anywhere in the loop, and could lose a callback that other code waits for.
+    A user can press Ctrl-C again to cancel a slow cleanup. At the second Ctrl-C, asyncio's own handler would raise
+    KeyboardInterrupt immediately, anywhere in the loop, and could lose a callback that other code waits for.
 
-    If the host has its own signal handler, or this is not the main thread, no handler is changed.
+    If the host has installed its own signal handler, or if this is not the main thread, no handler is changed.
 
     Args:
-        runner: the runner of the event loop.
+        runner: the runner that runs the coroutine.
         work: the coroutine.
         stop: receives the first interrupt if the coroutine waits for it. If given, SIGTERM is handled like Ctrl-C.
 
     Raises:
-        KeyboardInterrupt: an interrupt cancelled the coroutine, and the coroutine has ended.
+        KeyboardInterrupt: an interrupt cancelled the coroutine. Raised after the coroutine has ended.
     """
     presses = _Presses(runner.get_loop(), stop)
     with presses.watched():
@@ -78,7 +78,7 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal |
 
 
 def cancels(handler: object) -> bool:
-    """Return whether a signal handler cancels the coroutine of `run`. The coroutine then ends its captures."""
+    """Return whether `run` installed a handler. Such a handler cancels the coroutine, which then ends its captures."""
     return isinstance(getattr(handler, "__self__", None), _Presses)
 
 
@@ -93,7 +93,7 @@ class _Presses:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Replace the default signal handlers until the block ends. Other handlers are kept."""
+        """Replace default signal handlers inside the block. Handlers that the host installed are kept."""
         handler = self._press  # one object, by which it is known again
         numbers = [signal.SIGINT] if self._stop is None else [signal.SIGINT, signal.SIGTERM]
         if threading.current_thread() is not threading.main_thread():

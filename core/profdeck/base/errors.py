@@ -26,7 +26,7 @@ class UnknownPluginError(PluginError):
 
 
 class MissingLibraryError(PluginError):
-    """The library that a plugin needs is not installed."""
+    """A library that a plugin requires is not installed."""
 
     @classmethod
     def of(cls, who: str, library: str, extra: str | None = None) -> Self:
@@ -54,7 +54,7 @@ class CaptureError(ProfdeckError):
 
 
 class TargetError(CaptureError):
-    """A target refused the request or could not be reached. `outcome` is the error code; `fix` is the solution."""
+    """A target refused the request or could not be reached. `outcome` is the error code; `fix` suggests a solution."""
 
     def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
         """Args:
@@ -71,7 +71,7 @@ class TargetError(CaptureError):
 
 
 class LeaseError(CaptureError):
-    """The device is in use by another recording."""
+    """Another recording is using the device."""
 
     def __init__(self, text: str, held: str = "a device") -> None:
         """Args:
@@ -93,14 +93,14 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a one-line message for an error. Errors of other libraries include the exception type."""
+    """Return a one-line message for an error. Messages of other libraries' errors include the exception type."""
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def target_error(error: BaseException) -> TargetError:
-    """Return the `TargetError` among the causes of an error, or a new one with the error's message."""
+    """Return the `TargetError` in an error's chain of causes, or a new `TargetError` with the error's message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TargetError):

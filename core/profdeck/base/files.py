@@ -121,7 +121,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
-    """Write a file and replace an existing one atomically.
+    """Write a file atomically, replacing any existing file.
 
     Args:
         path: path of the file.
@@ -153,7 +153,7 @@ def link_or_copy(source: Path, path: Path) -> None:
 
 @contextmanager
 def lock_directory(directory: Path) -> Generator[None, None, None]:
-    """Hold an exclusive lock on a directory. On a file system without locks, this has no effect.
+    """Hold an exclusive lock on a directory inside the block. The lock has no effect on file systems without locks.
 
     Raises:
         OSError: the directory cannot be opened.

@@ -16,9 +16,9 @@ Done = Callable[[ModuleType], None]
 
 
 def after_import(name: str, done: Done) -> None:
-    """Call ``done`` with a module after its import, or immediately if it is already imported.
+    """Call ``done`` with a module after its import, or immediately if the module is already imported.
 
-    Exceptions of ``done`` are logged, so that they do not break an import of the host.
+    Exceptions that ``done`` raises are logged, because they must not break an import of the host.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):

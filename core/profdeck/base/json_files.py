@@ -18,9 +18,9 @@ _MOST_BYTES = 64 << 20
 class JsonKind(Generic[T]):
     """Reader for JSON data of one class.
 
-    Create it at module level, next to the class, and never in a function. msgspec caches type information on the class
-    before the information is complete. If another thread, or a finalizer in the same thread, decodes the class in the
-    meantime, the process crashes with a segmentation fault.
+    Create instances at module level, next to the class, and never in a function. msgspec caches type information on the
+    class before the information is complete. If another thread, or a finalizer in the same thread, decodes the class in
+    the meantime, the process crashes with a segmentation fault.
     """
 
     def __init__(self, kind: type[T]) -> None:

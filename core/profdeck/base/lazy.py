@@ -1,4 +1,4 @@
-"""Lazy imports: a module imports its public names from other modules on first use."""
+"""Support for modules that import their public names from other modules on first use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 def lazy_names(
     module: dict[str, Any], *homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions ``__getattr__`` and ``__dir__`` for a module with lazy imports.
+    """Return ``__getattr__`` and ``__dir__`` functions for a module with lazy imports.
 
     Args:
         module: the ``globals()`` of the module.
-        homes: for each defining module of ``profdeck``, the names to import from it, separated by spaces.
+        homes: maps each submodule of ``profdeck`` to the names to import from it, separated by spaces.
     """
     home_of = {name: home for part in homes for home, names in part.items() for name in names.split()}
 

@@ -49,14 +49,14 @@ class Lease:
 
 
 def acquire_lease(devices: Iterable[str], *, holder: str) -> Lease:
-    """Lease devices without waiting: all of them or none.
+    """Lease all devices without waiting. If one of the devices is in use, none is leased.
 
     Args:
         devices: names that are the same in every process of this host, such as a GPU's UUID.
         holder: description of the caller, shown to processes that wait for the devices.
 
     Raises:
-        LeaseError: a device is held by a living process, which the message names.
+        LeaseError: a running process holds a device. The message names the process.
         OSError: the lease directory cannot be used.
     """
     lease = Lease()

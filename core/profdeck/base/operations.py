@@ -1,7 +1,7 @@
-"""Operations: generators that yield the awaitables of hooks, so that the sync and async façades run the same code.
+"""Operations are generators that yield awaitables from hooks. The sync and async façades run the same operations.
 
-Operations of device backends never yield and end at the first ``next``. Other operations are finished in the caller's
-event loop or, for the sync façade, in a private event loop.
+Operations of device backends never yield, so the first ``next`` completes them. All other operations are finished in
+the caller's event loop or, for the sync façade, in a private event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Operation: TypeAlias = Generator[Awaitable[Any], Any, T]
 
 @attrs.define(eq=False)
 class RunningOperation:
-    """The progress of one operation."""
+    """An operation that has been started, and its result or error."""
 
     operation: Operation[Any]
     awaitable: Awaitable[Any] | None = None
@@ -39,13 +39,13 @@ class RunningOperation:
         while self.awaitable is not None:
             try:
                 value = await self.awaitable
-            except BaseException as error:  # noqa: BLE001  # the operation handles it
+            except BaseException as error:  # noqa: BLE001  # raised inside the operation
                 self._resume(functools.partial(self.operation.throw, error))
             else:
                 self._resume(functools.partial(self.operation.send, value))
 
     def refuse(self, error: Exception) -> None:
-        """Raise an error in the operation each time it would wait."""
+        """Raise an error inside the operation each time the operation would wait."""
         while self.awaitable is not None:
             if inspect.iscoroutine(self.awaitable):
                 self.awaitable.close()
@@ -79,7 +79,7 @@ def results(runs: Iterable[RunningOperation]) -> list[Any]:
     """Return the results of operations that have ended.
 
     Raises:
-        BaseException: the first interruption of the host, such as Ctrl-C, or else the first error of an operation.
+        BaseException: the first interruption, such as Ctrl-C. Without an interruption, the first error of an operation.
     """
     runs = list(runs)
     errors = [run.error for run in runs if run.error is not None]
@@ -92,7 +92,7 @@ async def finish(runs: Iterable[RunningOperation]) -> list[Any]:
     """Finish operations concurrently and return their results.
 
     Raises:
-        BaseException: the first error of an operation, after all operations have ended.
+        BaseException: the first error of an operation. Raised after all operations have ended.
     """
     runs = list(runs)
     waiting = [run.finish() for run in runs if run.awaitable is not None]
@@ -116,7 +116,7 @@ def run_without_waiting(operation: Operation[T]) -> T:
     """Run an operation of a device backend, which never waits, and return its result.
 
     Raises:
-        RuntimeError: a hook returned an awaitable that suspended.
+        RuntimeError: a hook returned an awaitable that does not complete immediately.
     """
     return run_without_loop(run(operation))
 
@@ -127,14 +127,14 @@ class Blocker:
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
         self._closes = False
-        """Whether `finish` closes the private event loop when it returns."""
+        """Whether `finish` must close the private event loop before it returns."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        """Tasks in progress. Event loops keep only weak references to tasks."""
+        """Running tasks. They are stored here because event loops keep only weak references to tasks."""
 
     def finish(self, runs: list[RunningOperation]) -> list[Any]:
         """Finish operations in a private event loop and return their results.
 
-        If an event loop is already running on this thread, operations that would wait fail.
+        If this thread is already running an event loop, any operation that needs to wait fails.
 
         Raises:
             BaseException: the first error of an operation.
@@ -153,7 +153,7 @@ class Blocker:
         return results(runs)
 
     def close(self) -> None:
-        """Close the private event loop. If the loop is running, it is closed when `finish` returns."""
+        """Close the private event loop. If the loop is still running, `finish` closes it before returning."""
         runner = self._runner
         if runner is None:
             return
@@ -165,7 +165,7 @@ class Blocker:
     def _finish_in_private_loop(self, runs: list[RunningOperation]) -> list[Any]:
         import asyncio
 
-        if self._runner is not None and self._runner.get_loop().is_running():  # on another thread
+        if self._runner is not None and self._runner.get_loop().is_running():  # in another thread
             with asyncio.Runner() as runner:
                 return ctrl_c.run(runner, finish(runs))
         self._runner = self._runner or asyncio.Runner()
@@ -180,7 +180,7 @@ class Blocker:
 
         Args:
             at_once: operations to start immediately.
-            deferred: operations to start inside the task. If the task is cancelled before it runs, they do not start.
+            deferred: operations to start inside the task. They do not start if the task is cancelled before it runs.
 
         Raises:
             BaseException: the first error of the operations, unless they are finished in a task.

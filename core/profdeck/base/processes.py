@@ -49,7 +49,7 @@ class ProcessId:
 
 
 def process_started(pid: int) -> str | None:
-    """Return the start time of a process of this host in clock ticks since boot, or None if it is unknown.
+    """Return the start time of a process on this host in clock ticks since boot, or None if it is unknown.
 
     Source: field 22 of ``/proc/<pid>/stat`` (proc(5)).
     """
@@ -61,9 +61,10 @@ def is_running(host: str, pid: int, started: str | None) -> bool:
     """Return whether a process is running. Processes on other hosts are never reported as running.
 
     Args:
-        host: its host, as `socket.gethostname` names it there.
-        pid: its process id.
-        started: result of `process_started` for it, which distinguishes it from a later process with the same id.
+        host: the process's host name, as `socket.gethostname` returns it on that host.
+        pid: the process ID.
+        started: the process's start time, as returned by `process_started`. It distinguishes the process from a later
+            process with the same ID.
     """
     if host != socket.gethostname():
         return False
@@ -77,16 +78,16 @@ def is_running(host: str, pid: int, started: str | None) -> bool:
 
 
 def has_ended(stat: list[str]) -> bool:
-    """Return whether the fields from `process_stat` describe an ended process (a zombie).
+    """Return whether the fields from `process_stat` describe a process that has ended (a zombie).
 
-    A process is already a zombie when its first thread has ended, but keeps its files and locks until the last thread
-    ends. Source: fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
+    A process becomes a zombie when its main thread ends, but it keeps its files and locks until its last thread ends.
+    Source: fields 3 and 20 of ``/proc/<pid>/stat`` (proc(5)).
     """
     return stat[:1] in (["Z"], ["X"]) and int(stat[17]) <= 1
 
 
 def process_stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat``, starting with the third (state). Empty if they cannot be read."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third field (state) on, or [] if the file is unreadable."""
     try:
         # The second is the name, in parentheses; it may have any characters.
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -105,14 +106,14 @@ def start_detached(
 ) -> int:
     """Start ``python -m module`` in a new session. The process keeps running after this process ends.
 
-    A shell starts the process and exits immediately, so that init adopts the process. It therefore leaves no zombie
-    here and survives if the children of a worker are killed.
+    A shell starts the process and exits immediately, so that init adopts the process. It therefore does not become
+    a zombie of this process, and it survives if a worker's children are killed.
 
     Args:
         module: module to run with this Python interpreter.
         arguments: command-line arguments of the module.
-        stderr: destination of its stderr.
-        stdin: source of its stdin.
+        stderr: destination of the process's stderr.
+        stdin: source of the process's stdin.
 
     Returns:
         The process ID.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Progress callback. Its arguments are the bytes read so far and the total bytes. Any thread may call it."""
+"""Progress callback. It receives the number of bytes read so far and the total. Any thread may call it."""
 
 
 class Meter:

@@ -69,7 +69,7 @@ def _install() -> None:
     if handler in (None, signal.SIG_IGN, _on_signal):
         return  # set by C code; or the host wants to survive SIGTERM; or left by a capture of another thread
     if ctrl_c.cancels(handler):
-        return  # the cancelled coroutine ends its captures
+        return  # the coroutine is cancelled and ends its captures
     _previous = handler
     signal.signal(signal.SIGTERM, _on_signal)
     _installed = True

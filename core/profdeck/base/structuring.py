@@ -88,7 +88,7 @@ def duration_validator(least: Any) -> Any:
     """Return a validator for a duration in seconds, with a maximum of one year.
 
     Args:
-        least: the validator for the minimum.
+        least: the validator that checks the minimum.
     """
     return attrs.validators.and_(least, attrs.validators.le(_LONGEST_S))
 
@@ -245,9 +245,9 @@ _OF_OTHERS = {
 
 
 _RENAMED = {"stages": "batch_kinds"}
-"""Old and new names of request keys that were renamed."""
+"""Renamed request keys: maps each old name to its new name."""
 _REMOVED = {"budget_gb": "Set 'sample' to limit the number of targets that record."}
-"""Removed keys and their replacements."""
+"""Removed request keys: maps each key to advice about its replacement."""
 
 
 def _instead(key: str, allowed: list[str]) -> str:

@@ -48,7 +48,7 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
 
 
 def _without_unreported(run: RunSummary, found: RunReport) -> RunSummary:
-    """Remove captures of ranks that have no files on this host and are not in the report."""
+    """Remove captures of ranks that have no files on this host and are missing from the report."""
     from profdeck.traces.findings.finding import findings_of
 
     reported = {(one.role, one.replica, one.id, rank.rank) for one in found.captures for rank in one.ranks}

@@ -279,7 +279,7 @@ def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
 
 
 def _problem(process: JobProcess, request: OnDemandRequest) -> str | None:
-    """Return why a process's capture is absent or incomplete; ``None`` if the process reports no problem."""
+    """Return the reason why a process's capture is missing or incomplete, or ``None`` if there is no problem."""
     if process.token != request.token:
         return "it ended before it saw the request" if process.gone else "it has begun no global step since"
     if not process.done:
@@ -344,7 +344,7 @@ def _made(process: JobProcess, manifest: Manifest, request: OnDemandRequest) -> 
 
 
 def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunReport:
-    """Remove processes of the job that have no manifest here: their files may be on another host."""
+    """Remove the job's processes that have no manifest on this host. Their files may be on another host."""
     ranks = {(process.role, process.replica, process.rank) for process in processes}
     captures = (
         attrs.evolve(
@@ -368,7 +368,7 @@ def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, 
             console.print(f"{process.name}, {process.at}: {sentence(problem)}")
         if process.id in elsewhere:
             where = f"{process.at.host}, in {_directory(process, run)}"
-            console.print(f"{process.name}: its files are on {where}", soft_wrap=True)  # keeps the path whole
+            console.print(f"{process.name}: its files are on {where}", soft_wrap=True)  # do not wrap the path
     if elsewhere:
         console.print(
             f"To read all ranks together, copy the step_* directories from there into {kit.short_path(run)}, or set "

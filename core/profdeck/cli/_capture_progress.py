@@ -25,7 +25,7 @@ States = Mapping[str, TargetState]
 
 @attrs.define
 class CapturePhase:
-    """Phase of the capture."""
+    """Phase of a capture: recording or stopping."""
 
     stopping: bool = False
     """Whether the windows are no longer waited for, but the files."""
@@ -33,7 +33,7 @@ class CapturePhase:
 
 @contextlib.asynccontextmanager
 async def watching(profiler: Profiler, count: int, wanted: int | None) -> AsyncIterator[CapturePhase]:
-    """Show the progress of servers on stderr inside the block, if stderr is a terminal.
+    """Show the progress of servers on stderr while the block runs, if stderr is a terminal.
 
     Args:
         profiler: the profiler that captures the servers.

@@ -1,4 +1,4 @@
-"""Server captures of `profdeck capture`: finds and checks the servers, starts the capture, waits and stops it."""
+"""Server captures of `profdeck capture`: check the servers, start the capture, wait for it and stop it."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ async def capture(given: ServerOptions, stop: StopSignal) -> ServerCapture:
 
     Args:
         given: the command-line options.
-        stop: stops the recording before its windows are full or the timeout has passed.
+        stop: the signal that stops the recording before its windows are full or the timeout has passed.
 
     Raises:
         ConfigError: an option is invalid, or the servers cannot be captured together.
-        CaptureError: there is no server that can be captured.
+        CaptureError: no server can be captured.
         PluginError: no backend can be used for the servers.
     """
     with contextlib.ExitStack() as until_stopped:
@@ -314,7 +314,7 @@ async def _recorded(
         async with watching(profiler, len(recording), given.iterations) as phase:
             try:
                 await _wait(profiler, given.timeout_s, stop)
-            except CaptureError as error:  # no server answers any more: report the existing files
+            except CaptureError as error:  # all servers stopped answering: report the existing files
                 lost = describe_error(error)
             phase.stopping = stopping = True
             with contextlib.suppress(CaptureError):  # what is incomplete is in the report
@@ -324,7 +324,7 @@ async def _recorded(
             kit.print_stderr(_STOPPING)
         raise
     finally:
-        await profiler.aclose("interrupted")  # otherwise the servers would continue to record
+        await profiler.aclose("interrupted")  # otherwise, the servers would continue recording
     return captures
 
 
@@ -332,7 +332,7 @@ async def _wait(profiler: Profiler, timeout_s: float, stop: StopSignal) -> None:
     """Wait until all windows are full, the timeout has passed or a signal arrives.
 
     Raises:
-        CaptureError: no server answers any more.
+        CaptureError: all servers have stopped answering.
     """
     windows, signalled = asyncio.create_task(profiler.await_window(timeout_s)), asyncio.create_task(stop.wait())
     try:

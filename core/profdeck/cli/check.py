@@ -219,7 +219,7 @@ def _here(config: Config, name: str) -> str:
 
 
 def _targets(config: Config, name: str) -> str:
-    """Connect to the targets, as a capture does, and return how many respond."""
+    """Connect to the targets as a capture would, and return the number of targets that respond."""
     from profdeck.replicas.reachability import reach_all
 
     backend, targets = build_backend(config, name), config.roles[name].targets

@@ -99,7 +99,7 @@ def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
 
 
 def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
-    """Warn about incomplete traces, and about traces without a counterpart."""
+    """Warn about incomplete traces and about traces that have no counterpart in the other run."""
     for run in runs:
         for rank in run.ranks:
             if rank.problem:

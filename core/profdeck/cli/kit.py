@@ -40,7 +40,8 @@ def printable(text: str) -> str:
 def stdout_console() -> Console:
     """Return a console for stdout that does not interpret markup.
 
-    If stdout is a pipe or a file, lines are not wrapped, so that searches match them, and trailing spaces are removed.
+    If stdout is a pipe or a file, lines are not wrapped, so that tools such as grep see complete lines, and trailing
+    spaces are removed.
     """
     from rich.console import Console
 
@@ -70,7 +71,7 @@ class _Trimmed:
 
 
 def print_json(document: Any) -> None:
-    """Print JSON data."""
+    """Print data as JSON."""
     try:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
@@ -107,7 +108,7 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> 
 
 @contextmanager
 def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress on stderr inside the block, if stderr is a terminal.
+    """Show progress on stderr while the block runs, if stderr is a terminal.
 
     Yields:
         A callback that takes the completed amount and the total. Any thread may call it.

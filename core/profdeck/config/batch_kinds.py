@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class BatchKind(StrEnum):
-    """The kind of requests in the batch of an engine iteration."""
+    """Kind of an engine's batch, determined by the requests in the batch."""
 
     PREFILL = "prefill"
-    """Only requests whose prompt is being processed."""
+    """All requests in the batch process their prompts."""
     DECODE = "decode"
-    """Only requests that generate tokens."""
+    """All requests in the batch generate tokens."""
     MIXED = "mixed"
-    """Both kinds of requests, as with chunked prefill."""
+    """The batch contains both kinds of requests, as with chunked prefill."""

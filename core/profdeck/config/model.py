@@ -26,7 +26,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Mode(StrEnum):
-    """Whether a capture consists of complete global steps or of one stage of a step."""
+    """Scope of a capture: complete global steps, or one stage of a global step."""
 
     CONTINUOUS = "continuous"
     DISCRETE = "discrete"
@@ -54,7 +54,7 @@ def _names(what: str, *, reserved: tuple[str, ...] = ()) -> Any:
 
 @attrs.frozen(kw_only=True)
 class RoleConfig:
-    """The config of one role."""
+    """The section of the config for one role."""
 
     backend: str
     """The backend that records this role; `profdeck plugins` lists the installed backends."""

@@ -219,7 +219,7 @@ class OnDemandSteps:
     captures: list[str] = attrs.field(factory=list)
     """The ids of what was begun for them."""
     incomplete: list[str] = attrs.field(factory=list)
-    """For each incomplete capture, its id and the reason."""
+    """The ID of each incomplete capture, with the reason."""
 
 
 @attrs.define

@@ -87,7 +87,7 @@ def load_config(
     """Read, merge and validate the config. Takes the same arguments as `load_draft`.
 
     Raises:
-        ConfigError: a file cannot be read, or a key or value is wrong.
+        ConfigError: a file cannot be read, or a key or value is invalid.
     """
     return load_draft(path, settings=settings, settings_source=settings_source, environ=environ).checked()
 
@@ -102,13 +102,14 @@ def load_draft(
     """Read and merge the config without validating it.
 
     Args:
-        path: a YAML or TOML file; None takes the file that ``PROFDECK_CONFIG`` names, if any.
-        settings: values by dotted key, such as ``{"trainer.options.record_shapes": True}``; the strongest layer.
-        settings_source: what ``sources`` says of these settings.
-        environ: where ``PROFDECK_CONFIG`` and ``PROFDECK__...`` are looked up.
+        path: a YAML or TOML file. Default: the file that ``PROFDECK_CONFIG`` names, if any.
+        settings: values by dotted key, such as ``{"trainer.options.record_shapes": True}``. These values override
+            all other sources.
+        settings_source: the source that ``sources`` records for these settings.
+        environ: the environment in which ``PROFDECK_CONFIG`` and ``PROFDECK__...`` are looked up.
 
     Raises:
-        ConfigError: a file cannot be read, or a setting has no place in the config.
+        ConfigError: a file cannot be read, or a setting does not fit the structure of the config.
     """
     draft = ConfigDraft()
     named = path or environ.get(CONFIG_VARIABLE)

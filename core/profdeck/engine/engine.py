@@ -50,7 +50,7 @@ class Engine(ABC):
         Each process executes the command with `profdeck.engines.handle_command`.
 
         Raises:
-            CaptureError: the engine does not answer.
+            CaptureError: the engine does not reply.
         """
 
     async def arrive(self) -> None:
@@ -70,10 +70,10 @@ class Engine(ABC):
         """Give back what is kept open between commands; the next one opens it again."""
 
     async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:
-        """Stop a capture and wait until no process is writing any more, or the time is over.
+        """Stop a capture. Wait until all processes have written their files, but at most ``wait_s`` seconds.
 
         Raises:
-            CaptureError: the engine does not answer.
+            CaptureError: the engine does not reply.
         """
         answer = await self.command("stop", payload)
         deadline = time.monotonic() + wait_s
@@ -96,7 +96,7 @@ class Engine(ABC):
 
 @attrs.frozen
 class FileHost:
-    """The host and directory that files are fetched from."""
+    """Host and directory from which files are fetched."""
 
     host: str
     output: str
@@ -106,7 +106,7 @@ class FileHost:
 class RemoteFiles(Protocol):
     """Fetches the files of an engine's ranks. Paths are relative to `FileHost.output` and use slashes.
 
-    All methods raise TargetError if the host does not send the requested data.
+    If the host does not send the requested data, all methods raise TargetError.
     """
 
     async def source(self) -> FileHost:

@@ -24,7 +24,7 @@ class Auth(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class EngineOptions(CommonOptions):
-    """Options of all engine backends. The options of `CommonOptions` apply to each worker."""
+    """Options that all engine backends share. The options of `CommonOptions` apply to each worker."""
 
     collect: bool = True
     """At the stop, fetch what ranks have written where this host cannot see it into the run here, through the routes of
@@ -68,7 +68,7 @@ class EngineOptions(CommonOptions):
         return {}
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Return the request with these options added, for the engine's processes."""
+        """Return a copy of the request with these options, to be sent to the engine's processes."""
         options = unstructure(self)
         common = {name: options[name] for name in COMMON_OPTIONS if options[name] is not None}
         return attrs.evolve(

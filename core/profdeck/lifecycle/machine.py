@@ -1,8 +1,8 @@
 """State machine for captures. It converts events into actions, does no I/O and calls no hooks.
 
 Each event method returns a generator of actions, because the result of an action can determine the next action. The
-role performs each action before it requests the next one. If the action began or ended a capture, the role first calls
-`CaptureMachine.began` or `CaptureMachine.ended`.
+role performs each action before it requests the next one. After an action that begins or ends a capture, the role
+first calls `CaptureMachine.began` or `CaptureMachine.ended`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Begin:
 
 @attrs.frozen
 class Pass:
-    """Report a boundary to the plugins. If the capture is waiting for a device, try to start it instead."""
+    """Notify the plugins that a unit has ended. If the capture is waiting for a device, only try to start it."""
 
     step: Step | None = None
-    """The unit that ended; None to only retry the start of a waiting capture."""
+    """The global step or other unit that has ended; None to only try to start a waiting capture."""
 
 
 @attrs.frozen
@@ -50,14 +50,14 @@ class End:
     """End the capture."""
 
     reason: str | None
-    """Why the capture ends early; None if it ends as scheduled."""
+    """The reason for an early end; None if the capture ends as scheduled."""
     withdraw: bool = False
     """Whether to remove the manifest if nothing was recorded."""
 
 
 @attrs.frozen
 class Note:
-    """Add a note to the capture. If an end is pending, also write the manifest now."""
+    """Add a note to the capture. If the capture has a pending end, also write the manifest immediately."""
 
     text: str
 
@@ -71,12 +71,12 @@ class LookForRequests:
 
 @attrs.frozen
 class EndStep:
-    """After the end of a global step, answer requests and start the commands of ``finish``."""
+    """Complete a global step: answer capture requests and start the ``finish`` commands."""
 
 
 @attrs.frozen
 class Forget:
-    """Discard a capture that was inherited through a fork. It belongs to the parent process."""
+    """Discard a capture that this process inherited through a fork. The parent process owns the capture."""
 
 
 Action: TypeAlias = Begin | Pass | End | Note | LookForRequests | EndStep | Forget
@@ -85,10 +85,10 @@ Actions: TypeAlias = Generator[Action, None, None]
 
 @attrs.frozen
 class PendingEnd:
-    """A request to end the capture that is not yet carried out."""
+    """A deferred request to end the capture."""
 
     reason: str | None
-    """Why the capture ends early; None if it ends as scheduled."""
+    """The reason for an early end; None if the capture ends as scheduled."""
     host_is_done: bool = False
     """Whether the capture ends because the host has finished."""
 
@@ -99,23 +99,23 @@ class CaptureMachine:
 
     steps: PlannedSteps
     default_warmup: bool = False
-    """Whether the warm-up is the backend's default. If so, a capture that only warmed up is removed."""
+    """Whether the backend's default warm-up applies. A capture that ends during this warm-up is removed."""
     discrete: bool = False
-    """Whether each stage is a separate capture."""
+    """Whether each stage is recorded as a separate capture."""
     stages: tuple[str, ...] = ()
-    """Stages to capture in discrete mode; empty for all."""
+    """Stages to capture in discrete mode. If empty, all stages are captured."""
     thread_bound: bool = True
     """Whether only the thread that started a capture can end it."""
     caller: Callable[[], Owner] = Owner
-    """Returns the calling process and thread."""
+    """Function that returns the calling process and thread."""
     capture: CaptureRecord | None = attrs.field(default=None, init=False)
     """The running or waiting capture."""
     armed: int | None = attrs.field(default=None, init=False)
-    """In discrete mode: the global step whose stages are captured."""
+    """In discrete mode, the global step whose stages are captured."""
     announced: int | None = attrs.field(default=None, init=False)
-    """The capture's next global step, if `step` has ended the previous step and `start` has not been called yet."""
+    """The capture's next global step, between the `step` call that ends the previous step and the `start` call."""
     between: bool = attrs.field(default=False, init=False)
-    """Whether a global step of the capture has ended and its next step has not begun."""
+    """True while the capture is between two of its global steps."""
     busy: bool = attrs.field(default=False, init=False)
     """Whether an operation is in progress."""
     pending: PendingEnd | None = attrs.field(default=None, init=False)
@@ -129,19 +129,19 @@ class CaptureMachine:
         return self.capture is None and self.armed is None and not self.busy
 
     def is_open(self, step: int) -> bool:
-        """Return whether `start` has already begun a global step."""
+        """Return whether `start` has already been called for a global step."""
         if self.capture is None:
             return self.armed == step
         return self.capture.current_step == step and self.announced != step
 
     def begins_at(self, step: int) -> bool:
-        """Return whether `start` must act at a global step if no capture is running."""
+        """Return whether `start` would do anything for a global step while no capture is running."""
         return (self.discrete and self.steps.demand_at(step) is not None) or self.steps.begins(step) is not None
 
     # Results of actions.
 
     def began(self, capture: CaptureRecord) -> None:
-        """Set the capture that a `Begin` started. It may still be waiting for a device."""
+        """Store the capture that a `Begin` action started. The capture may still be waiting for a device."""
         self.capture = capture
 
     def ended(self) -> None:
@@ -156,11 +156,11 @@ class CaptureMachine:
         return self._guarded(f"start({step})", self._start(step))
 
     def step(self, step: Step) -> Actions:
-        """Handle a boundary: a global step, or a unit inside it, has ended."""
+        """Handle the end of a global step, or of a unit inside it."""
         return self._guarded(f"step({step.index})", self._step(step))
 
     def stop(self) -> Actions:
-        """Handle the end of a global step. End the capture unless the next step belongs to it."""
+        """Handle the host's ``stop`` call. End the capture unless the next global step belongs to it."""
         self.armed = None
         if self.capture is not None and (self.announced is not None or self._continues(self.capture)):
             self.between = True
@@ -169,16 +169,16 @@ class CaptureMachine:
         yield EndStep()
 
     def close(self, reason: str | None) -> Actions:
-        """End the capture at the host's request. No reason means that the host has finished."""
+        """End the capture at the host's request. `reason` is None if the host has finished."""
         self.armed = None
         yield from self.end(reason or CLOSED, host_is_done=reason is None)
         yield EndStep()
 
     def end(self, reason: str | None, *, host_is_done: bool = False) -> Actions:
-        """End the capture now or, if this is not possible, as soon as its owner can end it."""
+        """End the capture. Defer the end if only another thread can end it, or if an operation is in progress."""
         if self.capture is None and not self.busy:
             return
-        self.pending = PendingEnd(reason, host_is_done)  # kept if a capture is still starting
+        self.pending = PendingEnd(reason, host_is_done)  # also ends a capture that is still starting
         yield from self._guarded("stop", ())
 
     def enter_stage(self, name: str) -> Actions:
@@ -249,7 +249,7 @@ class CaptureMachine:
             return
         if capture.stage is None:  # a stage can continue after its global step
             yield LookForRequests(step.index + 1)
-        if not self._continues(capture):  # `stop` ends the last step
+        if not self._continues(capture):  # `stop` ends the capture after its last step
             return
         if self._starts_cold(capture):
             yield from self._end(PendingEnd(_COLD))
@@ -257,11 +257,11 @@ class CaptureMachine:
         else:
             yield Pass(step)
             capture.current_step = step.index + 1
-        if self.capture is not None:  # a capture may have failed to start
+        if self.capture is not None:  # the capture may have failed to start
             self.announced = step.index + 1
 
     def _guarded(self, operation: str, actions: Iterable[Action]) -> Actions:
-        """Allow one operation at a time, on the owner's thread. Perform a pending end before and after it."""
+        """Run one operation at a time, in the owner's thread. If an end is pending, also end the capture."""
         owner, caller = (self.capture.owner if self.capture else None), self.caller()
         if owner is not None and owner.pid != caller.pid:
             self.armed, self.busy = None, False
@@ -305,8 +305,8 @@ class CaptureMachine:
     def _may_withdraw(self, capture: CaptureRecord, end: PendingEnd) -> bool:
         """Return whether a capture that is still warming up for a configured step can be removed.
 
-        With the default warm-up, the capture is removed as if there had been no warm-up. With a configured warm-up, it
-        is removed if a requested capture records the step, or if the host has finished and the schedule has no end.
+        With the default warm-up, such a capture is always removed. With a configured warm-up, the capture is removed if
+        a requested capture records the step, or if the host has finished and the schedule has no end.
         """
         if capture.current_step >= capture.first_step or capture.demand is not None:
             return False
@@ -319,7 +319,7 @@ class CaptureMachine:
     def _starts_cold(self, capture: CaptureRecord) -> bool:
         """Return whether a capture must be restarted without warm-up.
 
-        This is the case if a problem, such as another profiler, occurred during the default warm-up.
+        A restart is necessary if a problem, such as another profiler, occurred during the default warm-up.
         """
         return bool(capture.problems) and self._may_withdraw(capture, PendingEnd(_COLD))
 

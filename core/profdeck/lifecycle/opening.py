@@ -36,10 +36,10 @@ def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
     targets: Mapping[str, Sequence[object]] | None,
     listeners: Iterable[object],
 ) -> RoleGroup:
-    """Open the role of this process and the roles with targets. Takes the arguments of `Profiler.of`.
+    """Open the role of this process and the roles with targets. The arguments are the same as for `Profiler.of`.
 
     Raises:
-        ConfigError: the config, an option or a target is wrong.
+        ConfigError: the config, an option or a target is invalid.
         PluginError: a plugin cannot be used, or cannot record in this process.
     """
     name, identities = role, dict[str, Identity]()
@@ -67,11 +67,12 @@ def open_roles(
     Args:
         config: the config, the same for all processes of the job.
         targets: for each role, the engine object or URL that its backend controls, a list of these, or None.
-        identities: for each role, the identity of this process if neither launcher nor backend library provides it.
+        identities: for each role, the identity of this process if neither the launcher nor the backend's library
+            provides it.
         listeners: objects with hook implementations, in addition to the listeners that the config names.
 
     Raises:
-        ConfigError: the config or an option is wrong.
+        ConfigError: the config or an option is invalid.
         PluginError: a plugin cannot be used, or cannot record in this process.
     """
     group, listeners = RoleGroup(), tuple(listeners)

@@ -76,13 +76,13 @@ class Role:
     run: run_directory.RunDirectory
     writer: manifest.ManifestWriter
     finishes: Finishes | None = None
-    """Runs the commands of ``finish``."""
+    """Runs the ``finish`` commands."""
     recording: Recording | None = attrs.field(default=None, init=False)
     watch: RequestWatch | None = attrs.field(default=None, init=False)
-    """Checks for capture requests."""
+    """Checks for capture requests before each global step."""
 
     def enters(self, step: int) -> bool:
-        """Check for capture requests before a global step. Return whether `start` must act at the step."""
+        """Check for capture requests before a global step. Return whether `start` must be called for the step."""
         machine = self.machine
         if self.watch is not None:
             self.watch.look(step, machine.capture)
@@ -107,7 +107,7 @@ class Role:
 
     @property
     def controls_engine(self) -> bool:
-        """Whether a capture of an engine is running."""
+        """Whether an engine capture is running."""
         return self.recording is not None and isinstance(self.backend, EngineBackend)
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
@@ -162,7 +162,7 @@ class Role:
         return self._perform(self.machine.start(step))
 
     def step(self, step: Step) -> Operation[None]:
-        """Report the end of a global step, or of a unit inside it."""
+        """Report the end of a global step or of a unit inside it."""
         return self._perform(self.machine.step(step))
 
     def stop(self) -> Operation[None]:
@@ -170,7 +170,7 @@ class Role:
         return self._perform(self.machine.stop())
 
     def close(self, reason: str | None) -> Operation[None]:
-        """End the capture. No reason means that the host has finished."""
+        """End the capture. `reason` is None if the host has finished."""
         return self._perform(self.machine.close(reason))
 
     def end(self, reason: str | None) -> Operation[None]:
@@ -190,15 +190,19 @@ class Role:
         return self, None if before is None else self.recording.capture.annotate(name)
 
     def _perform(self, actions: Actions) -> Operation[None]:
-        """Perform each action before requesting the next one."""
+        """Perform the actions one by one. The result of an action can determine the next action."""
         try:
             for action in actions:
                 if not isinstance(action, Begin):
                     yield from self._perform_one(action)
                     continue
+<<<<<<< HEAD
                 # Inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
+=======
+                # The code is inlined to keep tracebacks short (see test_a_start_has_few_frames).
+>>>>>>> prose4
                 self.busy_roles.add(self)
-                shutdown.watch(self, self._end_at_exit)  # before the start, to handle an exit during it
+                shutdown.watch(self, self._end_at_exit)  # before the start, because the process may exit during it
                 capture = self._new_capture(action)
                 try:
                     recording = self._reserve(capture, action)
@@ -304,7 +308,9 @@ class Role:
             else:
                 yield from recording.start()
         except BaseException as error:
-            if recording.capture.state is not CaptureState.ENDED:  # still recording: a hook was interrupted
+            if (
+                recording.capture.state is not CaptureState.ENDED
+            ):  # the capture is still running: a hook was interrupted
                 raise
             self._over(recording)
             if not self._excuses(error):
@@ -333,15 +339,15 @@ class Role:
         self._drop()
 
     def _drop(self) -> None:
-        # First, so that an interruption cannot leave the machine with a capture that has no recording.
+        # Update the machine first: an interruption must not leave it with a capture that has no recording.
         self.machine.ended()
         recording, self.recording = self.recording, None
         if recording is not None:
             recording.cancel_timer()
-        shutdown.unwatch(self)  # delivers a SIGTERM that waited for the trace
+        shutdown.unwatch(self)  # delivers a SIGTERM that was deferred until the trace was written
 
     def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:
-        """Finish a capture. In continuous mode, also answer its request; in discrete mode, more stages can follow."""
+        """Process an ended capture. Answer its request, except in discrete mode, where more stages can follow."""
         if self.reports and capture.state is CaptureState.ENDED:
             last_word.count(self.run.path, capture)
         self._finish(capture)
@@ -354,7 +360,7 @@ class Role:
                 self.watch.answer(demand, problem)
 
     def _finish(self, capture: CaptureRecord) -> None:
-        """Register a capture for the commands of ``finish``. For a stage, they start at the end of its global step."""
+        """Register a capture for the ``finish`` commands. For a stage, the commands start when its global step ends."""
         if self.finishes is None or capture.state is not CaptureState.ENDED:  # its file names were not reserved
             return
         self.finishes.add(capture, self._writer_of(capture))
@@ -390,20 +396,20 @@ class Role:
                 self.recording.publish()
 
     def _excuses(self, error: BaseException) -> bool:
-        """Return whether the job continues without a capture that could not start."""
+        """Return whether the job continues even though a capture could not start."""
         if not isinstance(error, CaptureError) or self.config.on_error is OnError.RAISE:
             return False
         logger.warning("%s The job continues without this capture.", error)
         return True
 
-    # Ending a capture from the timer, from a signal handler or at interpreter exit.
+    # Methods that end a capture from the timer, from a signal handler or at interpreter exit.
 
     def _expire(self, recording: Recording, limit_s: float) -> None:
-        """Request the end of a capture that exceeds its time limit. Runs on the timer thread."""
+        """Schedule the end of a capture that has exceeded its time limit. Runs in the timer thread."""
         if self.recording is not recording:
             return
         reason = expired(limit_s)
-        self.machine.pending = PendingEnd(reason)  # performed at the next boundary at the latest
+        self.machine.pending = PendingEnd(reason)  # the capture ends at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
             return  # engine processes have their own timers, and calls to a busy engine must not be interrupted
         if recording.capture.owner.thread == threading.main_thread().ident:
@@ -414,13 +420,13 @@ class Role:
             self._end_at_exit(reason)
 
     def _end_at_exit(self, reason: str) -> bool:
-        """End the capture regardless of what the owner's thread is doing. Return False if the end is deferred."""
+        """End the capture outside of the host's calls, for example at exit. Return False if the end is deferred."""
         if self.machine.busy:
             self.machine.pending = PendingEnd(reason)
             return False
         loop = running_loop()
         if loop is not None and not self.backend.thread_bound:
-            # The hooks need this loop, which may be idle. From a signal handler, only call_soon_threadsafe wakes it.
+            # Hooks must run in this loop, which may be idle. In a signal handler, only call_soon_threadsafe wakes it.
             loop.call_soon_threadsafe(self._close, reason)
             return False
         self._close(reason)

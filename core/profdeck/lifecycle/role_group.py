@@ -20,7 +20,7 @@ class RoleGroup:
 
     roles: Sequence[Role] = attrs.field(default=(), init=False)
     busy: set[Role] = attrs.field(factory=set, init=False)
-    """The roles that are capturing or may capture in this step. Each role updates its own membership."""
+    """Roles that are capturing, or may capture in this step. Each role adds and removes itself."""
     blocker: Blocker = attrs.field(factory=Blocker, init=False)
 
     @property
@@ -29,9 +29,9 @@ class RoleGroup:
         return [role for role in self.roles if role in self.busy]
 
     def phases(self, roles: list[Role]) -> list[list[Role]]:
-        """Group roles into start phases: first all engines, then this process.
+        """Split roles into start phases, so that the captures of engines start before the capture of this process.
 
-        With a single phase, the trace of this process would contain the start of the engines.
+        Otherwise, the trace of this process would include the time that the engines' captures take to start.
         """
         if len(roles) == 1:  # the usual case
             return [roles]
@@ -70,7 +70,7 @@ class RoleGroup:
         )
 
     def _closing(self, error: BaseException) -> dict[Role, Operation[None]]:
-        """Return operations that end all captures. The host receives an exception and will not end them itself."""
+        """Return operations that end all captures. The host does not end them, because it receives an exception."""
         failed = isinstance(error, Exception)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
         return {role: role.close(reason) for role in self.roles}

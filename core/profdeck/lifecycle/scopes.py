@@ -26,13 +26,13 @@ _Entered = tuple["tuple[Role, AbstractContextManager[object] | None]", ...]
 
 
 class Scope(Generic[T_co]):
-    """Scope of a global step or a stage; see `Profiler.capture` and `Profiler.stage`. It can be entered repeatedly."""
+    """Scope of a global step or stage that can be entered repeatedly; see `Profiler.capture` and `Profiler.stage`."""
 
     __slots__ = ("_entered", "_group", "_nested", "_profiler", "_stage", "_step")
 
     def __init__(self, profiler: _Steps, group: RoleGroup, step: int | None, stage: str | None) -> None:
         """Args:
-        profiler: the profiler, which begins and ends the step.
+        profiler: the profiler that begins and ends the global step.
         group: the profiler's roles, which enter and leave the stage.
         step: the global step; None for a stage.
         stage: the name of the stage; None for a global step.
@@ -125,7 +125,7 @@ class Scope(Generic[T_co]):
 
 
 class _Steps(Protocol):
-    """The methods of a profiler that a scope uses."""
+    """Methods of a profiler that a scope calls."""
 
     @property
     def enabled(self) -> bool: ...
@@ -160,7 +160,7 @@ def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
     Args:
         function: the function.
         name: the name of the stage.
-        new: creates the stage for one call; None if the profiler is disabled.
+        new: function that creates the scope for one call; None if the profiler is disabled.
 
     Raises:
         ConfigError: the function is a generator.
@@ -190,5 +190,5 @@ def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
 
 
 def reason_of(error: BaseException | None) -> str | None:
-    """Convert an exception to the reason for an early end; None if there is no exception."""
+    """Return the reason for an early end that an exception caused, or None if there is no exception."""
     return None if error is None else f"an exception ended it: {type(error).__name__}: {error}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""Global steps that are shared by several callers in one process, such as the workers in one actor."""
+"""Global steps that several callers in one process share, such as the workers in one actor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SharedSteps:
-    """Global steps of one role in one process. Several callers begin and end the same steps."""
+    """Global steps of one role that several callers in this process begin and end together."""
 
     def __init__(self, group: RoleGroup, arguments: Mapping[str, object]) -> None:
         """Args:
@@ -38,7 +38,7 @@ class SharedSteps:
         """Begin a step for a caller. Return True for the first caller of the step."""
         with self._mutex:
             if step != self._step:
-                self._inside.clear()  # callers that are still inside have not ended the previous step
+                self._inside.clear()  # remove callers that have not ended the previous step
             self._step, first = step, not self._inside
             self._inside.add(caller)
             if first:
@@ -59,9 +59,9 @@ class SharedSteps:
             return not self._inside
 
     def counts(self, caller: object, index: int, unit: Unit) -> bool:
-        """Return whether to process a boundary that a caller reports.
+        """Return whether to process the end of a global step or unit that a caller reports.
 
-        Each global step is processed once. Other units are processed for one caller per step.
+        The end of a global step is processed once. For other units, only one caller's reports are processed per step.
         """
         with self._mutex:
             if unit is not Unit.GLOBAL_STEP:
@@ -77,7 +77,7 @@ class SharedSteps:
 
 
 _shared: WeakValueDictionary[tuple[int, str | None], SharedSteps] = WeakValueDictionary()
-"""Shared steps by process id and role. Removed with the last caller."""
+"""Shared steps, by process ID and role. An entry is removed when no caller refers to it any longer."""
 
 
 def join(role: str | None, arguments: Mapping[str, object], open_roles: Callable[[], RoleGroup]) -> SharedSteps:
@@ -85,11 +85,11 @@ def join(role: str | None, arguments: Mapping[str, object], open_roles: Callable
 
     Args:
         role: the name of the role.
-        arguments: the arguments of the caller; None for omitted arguments.
-        open_roles: opens the roles.
+        arguments: the caller's arguments. Omitted arguments are None.
+        open_roles: function that opens the roles.
 
     Raises:
-        ConfigError: an argument differs from the first call.
+        ConfigError: an argument differs from the same argument of the first call.
     """
     key = os.getpid(), role  # a forked child has its own steps
     steps = _shared.get(key)

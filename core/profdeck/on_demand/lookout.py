@@ -3,9 +3,9 @@
 Keys in the store::
 
     demand.beat       changes every second while a requester waits for a capture
-    alive.<id>        changes with every poll of that process while a request is pending
+    alive.<id>        changes with every poll of process <id> while a request is pending
 
-A process polls twice a second.
+Each process polls the store twice a second.
 """
 
 from __future__ import annotations

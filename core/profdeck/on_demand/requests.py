@@ -122,7 +122,7 @@ class JobProcess:
     problem: str | None = None
     """Why it captured nothing."""
     incomplete: str | None = None
-    """The reason why its captures are incomplete."""
+    """The reason why the process's captures are incomplete."""
 
     @classmethod
     def of(cls, identity: Identity, target: str | None, warmup_steps: int, output: str = "") -> JobProcess:

@@ -28,7 +28,7 @@ _ADDRESS = JsonKind(dict[str, str])
 
 
 class Store(ABC):
-    """Shared store of small named texts. All methods raise OSError within a few seconds if it cannot be reached."""
+    """Shared store of small named texts. If it cannot be reached, all methods raise OSError within a few seconds."""
 
     remote: bool = True
     """Whether each call asks another process, so that a job may not do so in every step."""

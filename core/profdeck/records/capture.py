@@ -79,28 +79,28 @@ class Capture:
     directory: Path
     """The directory for this rank's files."""
     identity: Identity
-    """The process that records: role, rank, replica."""
+    """Role, rank and replica of the recording process."""
     first_step: int
     """The first global step that is recorded."""
     current_step: int
-    """The current global step. It is less than ``first_step`` during the warm-up."""
+    """The current global step. During the warm-up, it is less than ``first_step``."""
     stage: str | None = None
     """The stage of the global step that this capture records, or None for the complete step."""
     unit: Unit = Unit.GLOBAL_STEP
-    """The unit of the window and of the steps in the recording."""
+    """The unit in which the window and the recorded steps are counted."""
     window: Window | None = None
     """The window of mini-batches, or None to record all of them."""
     first_iteration: int | None = None
-    """In an engine process: the first recorded iteration, counted from the start of the request."""
+    """In an engine process, the first recorded iteration, counted from the start of the request."""
     passed_over: int = 0
     """The number of mini-batches that the window skipped because another capture held the device."""
     target: str | None = None
     """The engine or server that records, or None if this process records. The processes of a target write their own
     manifests."""
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
-    """Returns a context manager that annotates a stage in the recording. The backend sets it at start."""
+    """Function that returns a context manager for annotating a stage. The backend sets this function at start."""
     status: Status = Status.RECORDING
-    """The status of the capture. After its end: complete, partial, missing or failed."""
+    """Status of the capture. After the capture has ended: complete, partial, missing or failed."""
     artifacts: tuple[Artifact, ...] = ()
     """The files that the capture has written."""
     problems: list[str] = attrs.field(factory=list)
@@ -152,13 +152,13 @@ class EngineCapture(Capture):
     iterations: Iterations | None = None
     """The requested engine iterations. None selects all iterations until the stop."""
     request: CaptureRequest | None = None
-    """The request sent to the processes of the target. In these processes, the received request."""
+    """The request that is sent to the target's processes. In these processes, the request that was received."""
     expected_ranks: tuple[int, ...] | None = None
-    """The ranks that should record, if the backend learns them from the target."""
+    """The ranks that should record, if the target reports them to the backend."""
     fleet: FleetRecord | None = None
     """The result of each target, for a capture with several targets."""
     clock: HostClock | None = None
-    """The clock of the target's host relative to this host, if the target is on another host."""
+    """Comparison of the clocks of the target's host and this host, if the target is on another host."""
     started_ns: int = attrs.field(factory=time.time_ns)
     """The start of the capture, as Unix time in nanoseconds."""
 
@@ -175,12 +175,12 @@ class CaptureRecord(EngineCapture):
     stall_s: float | None = None
     """How long start and stop blocked an engine process, in seconds."""
     waits_for: str | None = None
-    """The device that the capture waits for, or waited for without success, and the device's holder."""
+    """The device that the capture is waiting for, or never received, and the current holder of the device."""
     waited_s: float | None = None
-    """The time that the capture waited for its device, in seconds. None while it waits, or if it did not wait."""
+    """Time spent waiting for the device, in seconds. None if the capture did not wait or is still waiting."""
     cold_first_step: bool | None = None
-    """True if the recorder started in the first recorded step, without warm-up; that step takes longer. None if nothing
-    has been recorded yet, or the backend has no cold first step."""
+    """True if the recorder started without warm-up in the first recorded step, which therefore takes longer. None if
+    nothing has been recorded yet, or if the backend's first step is never slower."""
 
     def move_to(self, state: CaptureState) -> None:
         """Advance the state.

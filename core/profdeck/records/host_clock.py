@@ -25,7 +25,7 @@ class HostClock:
 
 @attrs.frozen
 class MessageTimes:
-    """When a host received a message and sent its reply, in Unix nanoseconds of the host's clock."""
+    """Times at which a host received a message and sent its reply, in Unix nanoseconds on the host's clock."""
 
     received_ns: int
     sent_ns: int
@@ -38,9 +38,9 @@ def compare_clocks(host: str, sent_ns: int, there: MessageTimes, received_ns: in
 
     Args:
         host: the host that replied.
-        sent_ns: when the message was sent, in Unix nanoseconds of the local clock.
+        sent_ns: time at which the message was sent, in Unix nanoseconds on the local clock.
         there: the times that the host reported.
-        received_ns: when the reply was received, by the local clock.
+        received_ns: time at which the reply was received, in Unix nanoseconds on the local clock.
     """
     under_way_ns = (received_ns - sent_ns) - (there.sent_ns - there.received_ns)
     if there.sent_ns < there.received_ns or under_way_ns < 0:

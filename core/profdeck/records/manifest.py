@@ -164,7 +164,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest. Keys added by later versions are ignored.
 
     Raises:
-        ProfdeckError: it cannot be read or is not a manifest of a known schema.
+        ProfdeckError: the file cannot be read or is not a manifest with a known schema.
     """
     try:
         manifest = _MANIFEST.read(path)

@@ -44,7 +44,7 @@ class CaptureRequest:
     iterations: Iterations | None = None
     """Which engine iterations; all from the first one to the stop, if None."""
     batch_kinds: tuple[BatchKind, ...] = ()
-    """Kinds of batches to record, each with separate captures and counts. If empty, one capture has all kinds."""
+    """Batch kinds to record. Each kind has its own captures and counts. If empty, one capture contains all kinds."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """The options of the device's backend."""
     engine: Mapping[str, Any] = attrs.field(factory=dict)
@@ -60,7 +60,7 @@ class CaptureRequest:
             raise ValueError(f"ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got {ranks!r}")
 
     def by_kind(self) -> CaptureRequest:
-        """Return a request that records each kind of batch separately. Kinds that are already selected are kept."""
+        """Return a copy that records each batch kind separately, or this request if it already selects batch kinds."""
         return self if self.batch_kinds else attrs.evolve(self, batch_kinds=tuple(BatchKind))
 
     def selects(self, rank: int) -> bool:

@@ -15,8 +15,8 @@ async def fan_out(
 ) -> list[R | BaseException]:
     """Run an operation on all targets concurrently and wait for the results.
 
-    An operation that exceeds its time limit is cancelled and awaited, because it may have to clean up. If the caller is
-    cancelled, the same applies to all operations.
+    An operation that exceeds its time limit is cancelled and then awaited, so that it can clean up. If the caller is
+    cancelled, all operations are cancelled and awaited in the same way.
 
     Args:
         operation: the operation to run for each target.
@@ -25,7 +25,8 @@ async def fan_out(
         each_timeout_s: time limit for each target, in seconds.
 
     Returns:
-        The result or exception of each target, in the order of the targets. After a timeout, it is a `TimeoutError`.
+        The result or exception of each target, in the order of the targets. The result of an
+        operation that timed out is a `TimeoutError`.
     """
     loop, limit_s = asyncio.get_running_loop(), min(timeout_s, each_timeout_s)
 

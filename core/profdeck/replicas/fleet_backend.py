@@ -67,7 +67,7 @@ class FleetBackend(EngineBackend):
     _placed: dict[object, tuple[int, ...]] = attrs.field(factory=dict, init=False)
     _members: list[Member] = attrs.field(factory=list, init=False)
     _reserving: asyncio.Future[None] | None = attrs.field(default=None, init=False)
-    """Task that reserves the names of the members' manifests."""
+    """Task that reserves the file names of the members' manifests."""
     _hooks: RoleHooks = attrs.field(init=False)
     _manifests: ManifestBatch = attrs.field(factory=ManifestBatch, init=False)
     """Those of the targets."""
@@ -323,7 +323,7 @@ class FleetBackend(EngineBackend):
     async def _give_up(self, error: BaseException) -> None:
         """Stop what has started, and end the captures of the others."""
         if self._reserving is not None:
-            await asyncio.wait([self._reserving])  # manifests reserved after this point would never be ended
+            await asyncio.wait([self._reserving])  # otherwise, a manifest reserved later would never be completed
         why = "the start of the fleet was given up"
         reason = f"{why}: too few targets took part" if isinstance(error, CaptureError) else why
         await self._stop_all(reason)

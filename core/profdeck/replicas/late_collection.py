@@ -86,7 +86,7 @@ async def collect_run(
         if isinstance(result, BaseException):
             if not isinstance(result, ProfdeckError | OSError | ValueError):
                 raise result
-            result = _about(file, found[file], (), (describe_error(result),))  # noqa: PLW2901  # as a record of the error
+            result = _about(file, found[file], (), (describe_error(result),))  # noqa: PLW2901  # a record of the error
         collected.append(result)
     for file, manifest in found.items():
         if manifest.targets:

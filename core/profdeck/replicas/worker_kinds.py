@@ -1,4 +1,4 @@
-"""Selects the kinds of batches that the workers of a disaggregated fleet record.
+"""Select the batch kinds that each worker of a disaggregated fleet records.
 
 A request for a kind that a worker never runs would wait forever.
 """
@@ -19,17 +19,17 @@ _OF_WORKERS = {WorkerType.PREFILL: BatchKind.PREFILL, WorkerType.DECODE: BatchKi
 
 
 def select_kinds(targets: Sequence[Target], kinds: Sequence[BatchKind]) -> tuple[list[Target], list[str]]:
-    """Select the kind of batches of each prefill or decode worker, and exclude workers without requested kinds.
+    """Select the batch kind of each prefill or decode worker. Exclude workers that run none of the requested kinds.
 
     Args:
         targets: all targets.
         kinds: the kinds of batches to record; empty for all.
 
     Returns:
-        The targets that record, and notes about the excluded targets.
+        The targets to record, and notes about the excluded targets.
 
     Raises:
-        CaptureError: no target has batches of these kinds.
+        CaptureError: no target runs batches of these kinds.
     """
     if not kinds:
         return list(targets), []

@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 TraceFunction = Callable[[T, Progress | None], R]
-"""Function that reads one item. It may report progress in bytes from any thread."""
+"""Function that reads one item. The function may report progress in bytes, from any thread."""
 
 _REPORT_EVERY_S = 0.05
 
@@ -158,7 +158,7 @@ def _call(function: TraceFunction[T, R], item: T, progress: Progress | None) -> 
 def run_item(
     function: TraceFunction[T, R], item: T, send: Callable[[int], None] | None
 ) -> TraceResult[R] | BaseException:
-    """Call a function on one item. Return its result or exception in a form that can be pickled."""
+    """Call a function on one item. Return the result or the exception in a form that can be pickled."""
     try:
         return TraceResult(_call(function, item, _seldom(send) if send else None))
     except BaseException as error:  # noqa: BLE001 - it is raised where the results are collected

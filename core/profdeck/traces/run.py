@@ -187,7 +187,7 @@ def load(
 
     Args:
         paths: runs, captures, directories of traces, or traces.
-        devices_only: read only devices and annotations, not operators. This takes a third of the time.
+        devices_only: read only devices and annotations, not operators, which is about three times as fast.
         rules: a file with additional rules for kernel classes.
         processes: the number of traces to read in parallel.
         cache: cache the results, so that later calls read only files that have changed.

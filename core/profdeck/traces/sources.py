@@ -102,13 +102,13 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
 
     A path of a file, or of a directory that a plugin reads, is always treated as a trace. Other directories are
     searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, files that manifests list, artifacts
-    that plugins read, and ``.json`` or ``.json.gz`` files that begin like a trace. Merged traces are skipped in this
+    that plugins read, and ``.json`` or ``.json.gz`` files that start like a trace. Merged traces are skipped in this
     search, because the traces of the ranks have the same events.
 
     Args:
         paths: files and directories.
-        on_left_out: called with the path and the reason for each merged trace below a directory, each profile of
-            another tool, and each directory that cannot be read.
+        on_left_out: called with the path and the reason for each skipped path: a merged trace below a directory, a
+            profile of another tool, or a directory that cannot be read.
 
     Raises:
         TraceError: There is no trace below a directory, or a file is a profile of another tool.

@@ -33,7 +33,7 @@ class AnalysisState:
     """When it was asked for (pending), or else began."""
     ended_ns: int | None = None
     problems: tuple[str, ...] = ()
-    """Why the analysis failed."""
+    """Reason why the analysis failed."""
     remedy: str = ""
     """The command that analyses the directory."""
     expected: tuple[str, ...] = ()

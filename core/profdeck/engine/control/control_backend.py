@@ -179,7 +179,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             return Path(about.output) if await self.engine.is_here() else None
         return None
 
-    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # an engine has one capture at a time
+    async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # an engine runs one capture at a time
         """Ask the processes how far they are."""
         if self._native is not None:
             return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell

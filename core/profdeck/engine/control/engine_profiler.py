@@ -45,7 +45,7 @@ _QUIET_S = 30.0
 
 @attrs.frozen
 class TraceOrigin:
-    """Rank, parallel coordinates and batch kind that a trace's file name contains."""
+    """Rank, parallel coordinates and batch kind, parsed from a trace's file name."""
 
     rank: int
     parallel: Mapping[str, int] = attrs.field(factory=dict)

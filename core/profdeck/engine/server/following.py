@@ -1,4 +1,4 @@
-"""Tracks the captures that a server's routes start, to update the server's metrics.
+"""Track captures that were started through a server's routes, and update the server's metrics.
 
 Ranks report their progress only in replies to commands. If no client sends a command, for example because the client
 that started the capture has exited, the server polls the engine.
@@ -34,15 +34,15 @@ class EndedCapture:
 
     status: Status
     size_bytes: int
-    """Sum of all ranks."""
+    """Sum over all ranks."""
     duration_s: float
-    """Maximum of all ranks."""
+    """Maximum over all ranks."""
     stall_s: float
-    """Maximum of all ranks, because the other ranks wait for the slowest one."""
+    """Maximum over all ranks, because the other ranks wait for the slowest rank."""
 
     @classmethod
     def of(cls, ranks: Sequence[Recorded]) -> EndedCapture:
-        """Combine the recordings of all ranks. The status is ``failed`` if there are none."""
+        """Combine the recordings of all ranks. If there are no recordings, the status is ``failed``."""
         found = {rank.status for rank in ranks}
         some = Status.PARTIAL if found & {Status.COMPLETE, Status.PARTIAL} else Status.FAILED
         return cls(
@@ -55,11 +55,11 @@ class EndedCapture:
 
 @attrs.frozen(eq=False)
 class _ActiveRequest:
-    """A request that at least one process has not finished recording or writing."""
+    """A request for which at least one process is still recording or writing files."""
 
     token: str
     asked_ns: int
-    """Unix time of the start command in nanoseconds."""
+    """Unix time at which the start command was sent, in nanoseconds."""
 
 
 class CaptureObserver(Protocol):
@@ -69,14 +69,14 @@ class CaptureObserver(Protocol):
         """Handle the start of a request."""
 
     def ended(self, captures: Sequence[EndedCapture]) -> None:
-        """Handle the end of a request in all processes. A request with batch kinds can have several captures."""
+        """Handle the end of a request after all processes have finished. A request can have several captures."""
 
     def refused(self, outcome: Outcome) -> None:
         """Handle a request that every process refused."""
 
 
 class Following:
-    """Follows the requests of one engine, which accepts one request at a time."""
+    """Tracks the requests of one engine. The engine accepts one request at a time."""
 
     def __init__(self) -> None:
         self.observer: CaptureObserver | None = None
@@ -90,7 +90,7 @@ class Following:
         Raises:
             CaptureError: the engine does not reply.
         """
-        if self._request is not None:  # after the start, processes no longer report this request
+        if self._request is not None:  # processes stop reporting it when the next request starts
             await self._ask(engine)
         asked_ns = time.time_ns()
         try:
@@ -109,11 +109,11 @@ class Following:
         return answer
 
     def heard(self, answer: Answer, asked_ns: int) -> None:
-        """Process the engine's answer to a ``stop`` or ``status`` command.
+        """Process the engine's reply to a ``stop`` or ``status`` command.
 
         Args:
-            answer: the answer.
-            asked_ns: Unix time of the command in nanoseconds.
+            answer: the replies of the engine's processes.
+            asked_ns: Unix time at which the command was sent, in nanoseconds.
         """
         request = self._request
         if request is None or asked_ns <= request.asked_ns:

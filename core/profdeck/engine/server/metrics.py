@@ -45,7 +45,7 @@ class PrometheusMetrics:
         self._active.set(1)
 
     def ended(self, captures: Sequence[EndedCapture]) -> None:
-        """Count the captures of a request that ended."""
+        """Count the captures of a request that has ended."""
         self._active.set(0)
         for capture in captures:
             self._ended.labels(capture.status).inc()

@@ -38,12 +38,12 @@ class FilePart:
 
 
 def part_of(output: Path, place: str, offset: int) -> FilePart:
-    """List a directory, or read a part of a file, below an output directory. Only files of captures are accessible.
+    """List a directory, or read a part of a file, below an output directory. Only capture files are accessible.
 
     Args:
         output: The output directory.
         place: A path below it, with slashes.
-        offset: The start of the part in bytes, for a file.
+        offset: For a file, the position of the first byte to read.
     """
     try:
         found = find(output, place)

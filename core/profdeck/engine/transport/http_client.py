@@ -42,7 +42,7 @@ Gate = Callable[[], Awaitable[None]]
 
 @attrs.frozen
 class HttpResponse:
-    """Response of an HTTP server."""
+    """Response from an HTTP server."""
 
     status_code: int
     content: bytes

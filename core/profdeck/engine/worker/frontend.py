@@ -17,7 +17,7 @@ _DEVICE = "cpu"
 
 
 class FrontendRecorder:
-    """Recorder for an engine process without batches. It records from start to stop and ignores iteration windows."""
+    """Recorder for an engine process that runs no batches. It records from start to stop, without iteration windows."""
 
     def __init__(self, name: str) -> None:
         """Args:

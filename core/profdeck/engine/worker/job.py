@@ -36,7 +36,7 @@ logger = logging.getLogger("profdeck")
 
 @attrs.frozen
 class _Ending:
-    """A stop that the engine's thread carries out later."""
+    """A deferred stop of a capture. The engine's thread stops the capture later."""
 
     reason: str | None
 
@@ -83,7 +83,7 @@ class CaptureJob:
         self._counts: Counter[BatchKind | None] = Counter()
         self._writer = FileWriter()
         self._deadline_s = math.inf
-        """Time at which ``max_capture_s`` has passed, on the clock of `time.monotonic`."""
+        """Time at which the capture exceeds ``max_capture_s``, as returned by `time.monotonic`."""
         self._thread = threading.get_ident()
         self._busy = False
         self._held_up_s = 0.0
@@ -274,7 +274,7 @@ class CaptureJob:
         self.end_if_due()
 
     def end_if_due(self) -> None:
-        """On the recording thread, stop the capture if a stop is deferred or ``max_capture_s`` has passed."""
+        """In the recording thread, stop the capture if a stop was deferred or ``max_capture_s`` has passed."""
         here = self._thread == threading.get_ident()
         if here and self._mark is None and not self.over and self._due():
             self.guarded(functools.partial(self.stop, None))
@@ -319,7 +319,7 @@ class CaptureJob:
             if self._unbegun is not None:
                 self._unbegun.wait()
             return False
-        if self._unbegun is not None and self.request.batch_kinds:  # its manifest only reported the wait
+        if self._unbegun is not None and self.request.batch_kinds:  # delete the manifest, which only reported the wait
             self._unbegun.capture.manifest_path.unlink(missing_ok=True)
             self._unbegun = None
         return True
@@ -384,7 +384,7 @@ class CaptureJob:
             self._ending = _Ending(expired(self._backend.options.max_capture_s))
         return self._ending
 
-    # Stops that are caused by a signal or by interpreter exit.
+    # Stops caused by a signal or by interpreter exit.
 
     def _finish_at_exit(self, reason: str) -> bool:
         if self._busy:

@@ -110,8 +110,8 @@ class EngineRecorder:
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
         """Return the state of the recorder and, if a command was rejected, the message and the reason code.
 
-        This also stops a capture that has exceeded ``max_capture_s``, if the calling thread may do so, because an idle
-        engine runs no iteration that would stop it.
+        This method also stops a capture that has exceeded ``max_capture_s``, if the calling thread may stop it. An idle
+        engine runs no iteration that would stop the capture.
         """
         job = self._job
         if job is not None:
@@ -163,8 +163,8 @@ def handle_command(
         payload: for ``start``, a request as plain data; for ``stop``, the ID of the ``request`` to stop, its ``token``
             if known, and a ``reason`` if it is stopped early.
         recorder: the recorder of this process.
-        start: called with a request to start.
-        stop: called with the reason, to stop the recorder's request.
+        start: function that starts the request passed to it.
+        stop: function that stops the recorder's request. It receives the reason.
     """
     error = refusal = None
     try:

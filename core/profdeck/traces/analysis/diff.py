@@ -69,15 +69,17 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     form one sample. Each trace contributes one value per measurement, half of them one median absolute deviation (MAD)
     below its median and half of them one MAD above, so that its median and MAD are preserved.
 
-    The standard error of a median of n values is taken as ``1.4826 * MAD * sqrt(pi / 2) * sqrt(n) / (n - 2)``. 1.4826
-    MAD estimates the standard deviation s of a normal distribution (Rousseeuw and Croux, JASA 88, 1993), and the
-    median of n values of it has the error ``s * sqrt(pi / 2 / n)`` for large n (Cramer, Mathematical Methods of
-    Statistics, 1946, 28.5). ``n / (n - 2)`` widens that for few values, whose MAD is too small on average and
-    uncertain itself: of simulated pairs of equal normal samples, 2 % differ by more than `NOISE_ERRORS` errors at n =
-    3, and less than 1 % from n = 6 on. With fewer than three the noise is not known. With three traces or more the
-    error is at least that of the median of their medians, without the widening: steps of one trace are more alike
-    than those of several. The error of a change is the root of the sum of the squares of both sides; that of a mean
-    over ranks is taken as the mean of their errors, which it cannot exceed, however much they vary together.
+    The standard error of the median of n values is ``1.4826 * MAD * sqrt(pi / 2) * sqrt(n) / (n - 2)``. The factor
+    1.4826 converts the MAD of a normal distribution into an estimate of its standard deviation s (Rousseeuw and Croux,
+    JASA 88, 1993). For large n, the median has the standard error ``s * sqrt(pi / 2 / n)`` (Cramer, Mathematical
+    Methods of Statistics, 1946, 28.5). The MAD of few values is uncertain and on average too small, so the factor
+    ``n / (n - 2)`` widens the error. Among simulated pairs of equal normal samples, 2 % differ by more than
+    `NOISE_ERRORS` errors at n = 3, and less than 1 % for n >= 6. With fewer than three values, the noise is unknown.
+
+    With three or more traces, the error is at least that of the median of the traces' medians, without the widening,
+    because steps of one trace are more alike than steps of different traces. The error of a change is the root of the
+    sum of the squares of both sides' errors. The error of a mean over ranks is the mean of the ranks' errors, which is
+    an upper bound for any correlation between the ranks.
 
     Cold steps are excluded if a trace has other steps. Traces with only a cold step are excluded if their side has
     other traces. If all traces of only one side have only a cold step, host times are not compared.

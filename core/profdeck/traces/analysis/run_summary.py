@@ -42,7 +42,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     Args:
         sources: The traces; :func:`profdeck.traces.sources.find_sources` finds them.
         devices_only: See :func:`profdeck.traces.analysis.summary.summarise_trace`.
-        classifier: Assigns kernel classes; the built-in table by default.
+        classifier: Assigns kernel classes. Default: the built-in table.
         buckets: Number of intervals in the pictures of each trace; 0 for no pictures.
         kept_buckets: Buckets of pictures to cache for later calls, if this call requests no pictures.
         processes: Number of traces to read in parallel, each in its own process. A single trace is read by this number

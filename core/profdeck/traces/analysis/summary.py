@@ -73,9 +73,9 @@ def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
         source: A Chrome trace, plain or gzip, or an artifact that a plugin reads; see `profdeck.traces.kinds`.
         devices_only: Read only the lanes of devices and annotations, which is three times as fast; see
             :func:`profdeck.traces.reading.reader.read_trace`.
-        classifier: Assigns kernel classes; the built-in table by default.
-        step_names: Patterns that identify steps; by default those of the installed plugins.
-        buckets: Number of intervals in the pictures of the trace; 0 for no pictures, which take a fifth of the time.
+        classifier: Assigns kernel classes. Default: the built-in table.
+        step_names: Patterns that identify steps. Default: the patterns of the installed plugins.
+        buckets: Number of intervals in the pictures of the trace; 0 for no pictures. Pictures take a fifth of the time.
         on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:

@@ -32,10 +32,10 @@ class CaptureNumbers:
 
 
 def numbers_of_capture(document: Mapping[str, Any], *, processes: int = 1) -> CaptureNumbers:
-    """Read the traces of a capture and return the means over its ranks, as in `profdeck trend`.
+    """Read the traces of a capture and return the means over the ranks, as `profdeck trend` does.
 
     Args:
-        document: The argument of the hook `capture_finished`.
+        document: The argument that the hook `capture_finished` receives.
         processes: Number of traces to read in parallel.
     """
     directory, files = Path(document["directory"]), set(document["files"])

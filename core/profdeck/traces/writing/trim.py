@@ -37,15 +37,15 @@ def trim_trace(
 
     Args:
         source: A Chrome trace, plain or gzip, or an artifact that contains one.
-        destination: The new file, in an existing directory. If its name ends in ``.gz``, it is one gzip member,
-            otherwise plain JSON. The file appears only when it is complete and on disk (fsync).
+        destination: The new file, in an existing directory. If its name ends in ``.gz``, the file is a single gzip
+            member; otherwise, the file is plain JSON. It appears only when it is complete and on disk (fsync).
         selection: The events to keep.
         on_progress: Called from the reading thread with the number of bytes of the source (as on disk) read so far and
             the total.
 
     Returns:
-        The check of the new file, made while it was written. It is ``whole`` only if the source is; otherwise
-        ``problem`` describes the damage of the source.
+        The check of the new file, made while it was written. If the source is damaged, ``whole`` is
+        False and ``problem`` describes the damage.
 
     Raises:
         FileExistsError: ``destination`` exists. It is not changed.

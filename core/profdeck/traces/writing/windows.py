@@ -58,7 +58,7 @@ class Extent:
 
 
 def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
-    """Read the steps, iterations and times that can be selected in a trace.
+    """Read the steps, the iterations and the time range of a trace, for selecting a window.
 
     Args:
         path: A Chrome trace, plain or gzip, or an artifact that contains one.
