@@ -128,11 +128,7 @@ class Invocation:
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
         implementations = call.select()
         try:
-<<<<<<< HEAD
-            # Inlined, as in `Role._perform`, to keep tracebacks short (see test_start_adds_few_stack_frames).
-=======
-            # The call is inlined, as in `Role._perform`, to keep tracebacks short (see test_a_start_has_few_frames).
->>>>>>> prose4
+            # The call is inlined, as in `Role._perform`, to keep tracebacks short (see test_start_adds_few_stack_frames).
             results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
             self.returned = manager.returned.pop(capture, None)

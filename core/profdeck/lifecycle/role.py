@@ -196,11 +196,7 @@ class Role:
                 if not isinstance(action, Begin):
                     yield from self._perform_one(action)
                     continue
-<<<<<<< HEAD
-                # Inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
-=======
-                # The code is inlined to keep tracebacks short (see test_a_start_has_few_frames).
->>>>>>> prose4
+                # The code is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
                 self.busy_roles.add(self)
                 shutdown.watch(self, self._end_at_exit)  # before the start, because the process may exit during it
                 capture = self._new_capture(action)
