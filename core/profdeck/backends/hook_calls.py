@@ -128,7 +128,7 @@ class Invocation:
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
         implementations = call.select()
         try:
-            # The call is inlined, as in `Role._perform`, to keep tracebacks short (see test_start_adds_few_stack_frames).
+            # The call is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
             results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
             self.returned = manager.returned.pop(capture, None)
