@@ -109,7 +109,7 @@ def test_what_it_cannot_be_trusted_with_is_not_sent(
 def test_windows_that_wait_are_not_sent(server: Any, tmp_path: Path) -> None:
     before = asked(server)
     code, text = capture(server, tmp_path, "--iterations", "3", "--skip", "1", "--batch-kind", "decode")
-    assert (code, "stages and profile_by_stage" in text, "iterations.skip" in text) == (1, True, True), text
+    assert (code, "batch_kinds and profile_by_stage" in text, "iterations.skip" in text) == (1, True, True), text
     assert asked(server) == before
 
 
