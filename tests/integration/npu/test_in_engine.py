@@ -105,7 +105,7 @@ whole()
 recorder.start(ask("stopped"))
 iterate("decode", "decode")
 elsewhere(recorder.stop)
-say("pending", recorder.reply())
+elsewhere(lambda: say("pending", recorder.reply()))  # a reply on the recording thread would carry out the stop
 iterate()
 say("stopped", whole())
 

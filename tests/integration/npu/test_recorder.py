@@ -392,7 +392,7 @@ one("strange", output="out@put")
 long = Identity(parallel={f"dim{letter}": 10**12 for letter in "abcdefghijkl"})
 one("long", identity=long)
 
-from profdeck import Capture
+from profdeck.records.capture import CaptureRecord
 from profdeck_npu import NpuBackend, NpuOptions
 
 def direct(directory):
@@ -539,7 +539,8 @@ flushed(recorder)
 recorder.start(ask("elsewhere"))
 iterate(recorder, 2)
 on_thread(recorder.stop)
-tell(pending=recorder.reply().problems, state=recorder.reply().state)
+# A reply on the recording thread would carry out the stop.
+on_thread(lambda: tell(pending=recorder.reply().problems, state=recorder.reply().state))
 iterate(recorder, 2)
 tell(elsewhere=flushed(recorder).problems, thread=threading.get_native_id())
 
