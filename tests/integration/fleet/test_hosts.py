@@ -185,7 +185,7 @@ def recorded(document: dict[str, Any]) -> set[tuple[str, str, str]]:
     }
     return here | {
         (process["role"], process["host"], "elsewhere")
-        for process in document["processes"]
+        for process in document.get("processes", ())  # a capture of servers has none
         if process["files_here"] is False
     }
 
