@@ -101,8 +101,8 @@ def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: Mo
 
 def test_nested_capture_of_one_caller_does_not_end_the_step(join: Join) -> None:
     actor, ref = join(), join()
-    with actor.capture(2), ref.capture(2):
-        with actor.capture(2):
+    with actor.capture(5), ref.capture(5):
+        with actor.capture(5):
             pass
         ref.stop()
         assert actor.active is not None
