@@ -404,6 +404,7 @@ def test_stop_can_be_repeated_after_its_task_is_cancelled(build: Build, tally: M
     asyncio.run(host())
     assert all(recorder.active for recorder in engine.ranks)
     profiler.stop()
+    profiler.close()
     assert the_target(tmp_path).status is Status.COMPLETE
 
 
