@@ -186,7 +186,7 @@ class Profiler:
 
     @property
     def enabled(self) -> bool:
-        """Whether this process can record: the config selects one of its roles, and its rank."""
+        """True if this process can record: the config selects one of its roles, and its rank."""
         return bool(self._roles)
 
     @property

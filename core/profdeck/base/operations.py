@@ -127,7 +127,7 @@ class Blocker:
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
         self._closes = False
-        """Whether `finish` must close the private event loop before it returns."""
+        """True if `finish` must close the private event loop before it returns."""
         self._tasks: set[asyncio.Task[Any]] = set()
         """Running tasks. They are stored here because event loops keep only weak references to tasks."""
 

@@ -146,13 +146,9 @@ async def _capture(given: ServerOptions, stop: StopSignal, until_stopped: contex
             error = CaptureError(f"{error} For the result of each server: profdeck ls {kit.short_path(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
     made = tuple(captures.values())
-    return ServerCapture(run=_run(captures), captures=made, servers=tuple(servers), error=None)
-
-
-def _run(captures: Mapping[str, EngineCapture]) -> Path:
-    request = next(iter(captures.values())).request
-    assert request is not None  # noqa: S101  # it was of servers
-    return request.output / request.run
+    request = made[0].request
+    assert request is not None  # noqa: S101  # captures of servers have a request
+    return ServerCapture(run=request.output / request.run, captures=made, servers=tuple(servers), error=None)
 
 
 # What is to be captured.

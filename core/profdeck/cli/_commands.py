@@ -44,11 +44,11 @@ _OWN = {
     "prune": "Delete old captures of a run, whole steps at a time.",
 }
 """Our commands, with what the list of commands says of each: to list them imports none."""
-_HELD = "Use 'profdeck capture' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
+_UNTIL_STOPPED = "Use 'profdeck capture' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
-    "capture start": _HELD,
-    "capture stop": _HELD,
+    "capture start": _UNTIL_STOPPED,
+    "capture stop": _UNTIL_STOPPED,
 }
 """Removed commands, each with a message that names the replacement."""
 

@@ -34,7 +34,7 @@ class Begin:
     count: int = 1
     """Sequence number among the captures of the same stage and step, starting at 1."""
     withdraw: bool = False
-    """Whether to remove the manifest if the capture cannot start."""
+    """True to remove the manifest if the capture cannot start."""
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class End:
     reason: str | None
     """The reason for an early end; None if the capture ends as scheduled."""
     withdraw: bool = False
-    """Whether to remove the manifest if nothing was recorded."""
+    """True to remove the manifest if nothing was recorded."""
 
 
 @attrs.frozen
@@ -90,7 +90,7 @@ class PendingEnd:
     reason: str | None
     """The reason for an early end; None if the capture ends as scheduled."""
     host_is_done: bool = False
-    """Whether the capture ends because the host has finished."""
+    """True if the capture ends because the host has finished."""
 
 
 @attrs.define(eq=False)
@@ -99,13 +99,13 @@ class CaptureMachine:
 
     steps: PlannedSteps
     default_warmup: bool = False
-    """Whether the backend's default warm-up applies. A capture that ends during this warm-up is removed."""
+    """True if the backend's default warm-up applies. A capture that ends during this warm-up is removed."""
     discrete: bool = False
-    """Whether each stage is recorded as a separate capture."""
+    """True if each stage is recorded as a separate capture."""
     stages: tuple[str, ...] = ()
     """Stages to capture in discrete mode. If empty, all stages are captured."""
     thread_bound: bool = True
-    """Whether only the thread that started a capture can end it."""
+    """True if only the thread that started a capture can end it."""
     caller: Callable[[], Owner] = Owner
     """Function that returns the calling process and thread."""
     capture: CaptureRecord | None = attrs.field(default=None, init=False)
@@ -117,7 +117,7 @@ class CaptureMachine:
     between: bool = attrs.field(default=False, init=False)
     """True while the capture is between two of its global steps."""
     busy: bool = attrs.field(default=False, init=False)
-    """Whether an operation is in progress."""
+    """True while an operation is in progress."""
     pending: PendingEnd | None = attrs.field(default=None, init=False)
     _counts: Counter[tuple[int, str]] = attrs.field(factory=Counter, init=False)
     # Re-entrant: a signal handler can end the capture while this thread holds the lock.

@@ -107,7 +107,7 @@ class Role:
 
     @property
     def controls_engine(self) -> bool:
-        """Whether an engine capture is running."""
+        """True if an engine capture is running."""
         return self.recording is not None and isinstance(self.backend, EngineBackend)
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None) -> bool:
@@ -127,7 +127,7 @@ class Role:
 
     @property
     def reports(self) -> bool:
-        """Whether this process prints the job's final message."""
+        """True if this process prints the job's final message."""
         first = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
         lowest = min(self.writer.expected_ranks, default=0)
         return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (first, lowest, 0)

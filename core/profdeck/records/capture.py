@@ -173,7 +173,7 @@ class CaptureRecord(EngineCapture):
     state: CaptureState = CaptureState.NEW
     ended_ns: int | None = None
     stall_s: float | None = None
-    """How long start and stop blocked an engine process, in seconds."""
+    """The time for which start and stop blocked an engine process, in seconds."""
     waits_for: str | None = None
     """The device that the capture is waiting for, or never received, and the current holder of the device."""
     waited_s: float | None = None

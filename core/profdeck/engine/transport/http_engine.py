@@ -164,10 +164,8 @@ class HttpEngine(Engine):
 
     def _compare_clocks(self, response: HttpResponse, content: Mapping[str, Any]) -> None:
         with contextlib.suppress(KeyError, TypeError, ProfdeckError):  # of another version, or none that can be true
-            there, host = (
-                structure(content["times"], MessageTimes, where="times"),
-                str(content["server"]["host"])[:_MOST_NAME],
-            )
+            there = structure(content["times"], MessageTimes, where="times")
+            host = str(content["server"]["host"])[:_MOST_NAME]
             self.clock = better_clock(self.clock, compare_clocks(host, response.sent_ns, there, response.received_ns))
 
     def expect_success(self, response: HttpResponse) -> None:
