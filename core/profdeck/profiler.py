@@ -91,6 +91,7 @@ class Profiler:
             ConfigError: the config, an option or a target is invalid, or a shared profiler has different arguments.
             PluginError: a backend or a listener cannot be used, or a backend cannot record in this process.
         """
+        listeners = tuple(listeners)
 
         def open_group() -> RoleGroup:
             from profdeck.lifecycle.role_group import RoleGroup
@@ -113,7 +114,7 @@ class Profiler:
             "identity": identity,
             "target": target,
             "targets": targets,
-            "listeners": [*listeners] or None,
+            "listeners": listeners or None,
         }
         return cls._join(identity.role if identity else role, arguments, open_group)
 
@@ -132,6 +133,8 @@ class Profiler:
         """Build the profiler of this process from a loaded config; see `from_config`."""
         from profdeck.lifecycle import opening
 
+        listeners = tuple(listeners)
+
         def open_group() -> RoleGroup:
             return opening.open_group(
                 config, role=role, identity=identity, target=target, targets=targets, listeners=listeners
@@ -144,7 +147,7 @@ class Profiler:
             "identity": identity,
             "target": target,
             "targets": targets,
-            "listeners": [*listeners] or None,
+            "listeners": listeners or None,
         }
         return cls._join(identity.role if identity else role, arguments, open_group)
 

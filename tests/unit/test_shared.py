@@ -99,6 +99,22 @@ def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: Mo
     assert marks == ["start", "mini_batch 0", "mini_batch 1"]
 
 
+def test_listeners_can_be_an_iterator(tally: ModuleType, tmp_path: Path) -> None:
+    class Starts:
+        count = 0
+
+        @profdeck.hookimpl
+        def profile_start(self) -> None:
+            self.count += 1
+
+    listener = Starts()
+    values = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "steps": [5]}
+    profiler = Profiler.from_config(settings=values, shared=True, listeners=iter([listener]))
+    with profiler.capture(5):
+        pass
+    assert listener.count == 1
+
+
 def test_nested_capture_of_one_caller_does_not_end_the_step(join: Join) -> None:
     actor, ref = join(), join()
     with actor.capture(5), ref.capture(5):
