@@ -26,7 +26,7 @@ import torch
 from benchmarks.measure import Row, parser, report
 
 from profdeck import Profiler
-from profdeck.traces.trend.change_points import change_points
+from profdeck_traces.trend.change_points import change_points
 
 CAPTURES, EVERY, COUNT = 40, 10, 3
 SLOW_FROM = EVERY * (CAPTURES // 2 + 1)

@@ -28,24 +28,28 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from profdeck import engines, plugin, profiler, traces
+import profdeck_traces as traces
+from profdeck import engines, plugin, profiler
 from profdeck.backends import api, hookspecs, plugins
-from profdeck.base import entry_points, errors
+from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
-from profdeck.cli import _commands, app, kit
+from profdeck.cli import _commands, app
 from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
 from profdeck.records import capture, status
-from profdeck.traces.analysis import (
+from profdeck_traces.analysis import (
     classes,
     diff_model,
     host_states,
 )
-from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.findings import device_rules, host_rules, run_rules
-from profdeck.traces.reading import trace
-from profdeck.traces.trend.model import Trend
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.base import entry_points
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.cli import terminal
+from profdeck_traces.findings import device_rules, host_rules, run_rules
+from profdeck_traces.reading import trace
+from profdeck_traces.trend.model import Trend
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
@@ -198,7 +202,7 @@ def overview() -> str:
         sentence = " ".join(about.partition("\n\n")[0].split())
         name = f"profdeck {' '.join(words)}"
         rows.append((f"[`{name}`](#{name.replace(' ', '-')})", sentence))
-    options_only = usage().partition("\n\nCommands:")[0]
+    options_only = usage().partition("\n\nCapture:")[0]
     return f"```text\n{options_only}\n```\n\n{table(('Command', 'What it does'), rows)}"
 
 
@@ -211,7 +215,7 @@ def subcommands() -> str:
 
 def exit_codes() -> str:
     """List the exit codes."""
-    rows = [(f"`{kit.ExitCode[name].value}`", text) for name, text in member_docs(kit.ExitCode)]
+    rows = [(f"`{terminal.ExitCode[name].value}`", text) for name, text in member_docs(terminal.ExitCode)]
     return table(("Code", "Meaning"), rows)
 
 
@@ -232,13 +236,14 @@ def outcomes() -> str:
 
 def error_classes() -> str:
     """List the errors, each below the one that it extends."""
+    modules = {ProfdeckError.__module__, CaptureError.__module__}
 
     def below(cls: type, depth: int) -> str:
         line = f"{'  ' * depth}- `{cls.__name__}`: {prose(inspect.getdoc(cls))}\n"
         children: list[type] = cls.__subclasses__()
-        return line + "".join(below(child, depth + 1) for child in children if child.__module__ == errors.__name__)
+        return line + "".join(below(child, depth + 1) for child in children if child.__module__ in modules)
 
-    return below(errors.ProfdeckError, 0)
+    return below(ProfdeckError, 0)
 
 
 def members(cls: type, *, level: str = "###") -> str:
@@ -391,7 +396,7 @@ def kernel_classes() -> str:
 
 def trace_names() -> str:
     """List the functions that read and write traces; their docstrings have the arguments and the errors."""
-    return names_table(traces.HOMES)
+    return public_names(traces.SECTIONS)
 
 
 def public_names(sections: Mapping[str, Mapping[str, str]]) -> str:
@@ -413,7 +418,7 @@ def names_table(homes: Mapping[str, str]) -> str:
 
 def signature_of(home: str, name: str) -> str:
     """Return a name. For a function, append its parameters."""
-    value = getattr(importlib.import_module(f"profdeck.{home}"), name)
+    value = getattr(importlib.import_module(home), name)
     return f"{name}({', '.join(inspect.signature(value).parameters)})" if inspect.isfunction(value) else name
 
 
@@ -423,7 +428,7 @@ def about(home: str, name: str) -> str:
     Raises:
         SystemExit: there is no docstring.
     """
-    module = importlib.import_module(f"profdeck.{home}")
+    module = importlib.import_module(home)
     body = ast.parse(inspect.getsource(module)).body
     for node, following in itertools.pairwise([*body, None]):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -433,7 +438,7 @@ def about(home: str, name: str) -> str:
                     return " ".join(text.partition("\n\n")[0].split())
     doc: str | None = getattr(module, name).__doc__
     if not doc:
-        raise SystemExit(f"profdeck.{home}.{name} has no docstring.")
+        raise SystemExit(f"{home}.{name} has no docstring.")
     return " ".join(doc.partition("\n\n")[0].split())
 
 

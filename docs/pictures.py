@@ -18,15 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
-_CORE = ROOT / "core" / "profdeck"
+_TRACES = ROOT / "core" / "profdeck_traces"
 _TRACKERS = ROOT / "plugins" / "profdeck_trackers"
 SOURCES = {
-    "report.png": [_CORE / "traces" / "report" / name for name in ("page.css", "page.html.jinja", "page.js")],
-    "terminal.png": [_CORE / "cli" / "_summary_page.py"],
-    "perfetto.png": [_CORE / "traces" / "writing" / "perfetto.py"],
+    "report.png": [_TRACES / "report" / name for name in ("page.css", "page.html.jinja", "page.js")],
+    "terminal.png": [_TRACES / "cli" / "summary_screen.py"],
+    "perfetto.png": [_TRACES / "writing" / "perfetto.py"],
     # Made by tracker_pictures.py.
-    "mlflow.png": [_TRACKERS / "mlflow.py", _CORE / "traces" / "trend" / "of_capture.py"],
-    "tensorboard.png": [_TRACKERS / "tensorboard.py", _CORE / "traces" / "trend" / "of_capture.py"],
+    "mlflow.png": [_TRACKERS / "mlflow.py", _TRACES / "trend" / "of_capture.py"],
+    "tensorboard.png": [_TRACKERS / "tensorboard.py", _TRACES / "trend" / "of_capture.py"],
 }
 _KEYWORD = b"Source"
 
@@ -77,8 +77,8 @@ def _terminal_page(shown: str, file: Path) -> None:
 async def _main() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from browsers import browse
-    from profdeck.viewer.server import serve
-    from profdeck.viewer.ui import find_ui
+    from profdeck_traces.cli.viewer.server import serve
+    from profdeck_traces.cli.viewer.ui import find_ui
 
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 import attrs
 
 import profdeck
-from profdeck.base.errors import CaptureError, ProfdeckError, TargetError
+from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
@@ -39,6 +39,7 @@ from profdeck.engine.worker.recorder import EngineRecorder, handle_command, repl
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import ProfdeckError
 
 FILES = "/profdeck/files/"
 ROUTES = {"/profdeck/status": "GET", "/profdeck/start": "POST", "/profdeck/stop": "POST", FILES: "GET"}

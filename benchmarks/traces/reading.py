@@ -29,7 +29,7 @@ from benchmarks.traces.costs import MB, Entry, RunError, measure, python, run
 from benchmarks.traces.generate import REAL_TRACE
 from benchmarks.traces.inputs import Input
 
-from profdeck.base.result_cache import CACHE_VARIABLE
+from profdeck_traces.base.result_cache import CACHE_VARIABLE
 
 GB = 1_000_000_000
 PARTS = (1, 2, 4, 8, 16)

@@ -21,8 +21,8 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # a task imports what it needs itself, since that takes time of its process
-    from profdeck.base.result_cache import ResultCache
-    from profdeck.traces.analysis.model import RankSummary
+    from profdeck_traces.analysis.model import RankSummary
+    from profdeck_traces.base.result_cache import ResultCache
 
 PROCESSES = 2
 SAMPLE_S = 0.001
@@ -30,14 +30,14 @@ SAMPLE_S = 0.001
 
 def device_lanes(path: str) -> dict[str, Any]:
     """Summarise what devices did."""
-    from profdeck.traces.analysis.summary import summarise_trace
+    from profdeck_traces.analysis.summary import summarise_trace
 
     return _figures(summarise_trace(Path(path), devices_only=True))
 
 
 def all_events(path: str) -> dict[str, Any]:
     """Summarise all of a trace."""
-    from profdeck.traces.analysis.summary import summarise_trace
+    from profdeck_traces.analysis.summary import summarise_trace
 
     found = summarise_trace(Path(path))
     return {"events": found.events, "whole": found.whole, **_figures(found)}
@@ -45,8 +45,8 @@ def all_events(path: str) -> dict[str, Any]:
 
 def all_events_together(path: str) -> dict[str, Any]:
     """Do the same with two processes."""
-    from profdeck.traces.analysis.run_summary import summarise_run
-    from profdeck.traces.sources import TraceSource
+    from profdeck_traces.analysis.run_summary import summarise_run
+    from profdeck_traces.inputs.sources import TraceSource
 
     found, errors = summarise_run([TraceSource(Path(path))], processes=PROCESSES)
     assert not errors, errors
@@ -55,10 +55,10 @@ def all_events_together(path: str) -> dict[str, Any]:
 
 def part(path: str, parts: str) -> dict[str, Any]:
     """Read the first of some parts of a trace; the others take as long."""
-    from profdeck.traces.reading.all_events import AllEvents
-    from profdeck.traces.reading.integrity import MAX_JSON_BYTES
-    from profdeck.traces.reading.parts import HowToRead, read_part
-    from profdeck.traces.reading.time_slices import SLICE_EVENTS
+    from profdeck_traces.reading.all_events import AllEvents
+    from profdeck_traces.reading.integrity import MAX_JSON_BYTES
+    from profdeck_traces.reading.parallel_read import HowToRead, read_part
+    from profdeck_traces.reading.time_slices import SLICE_EVENTS
 
     with tempfile.TemporaryDirectory() as directory:
         how = HowToRead(
@@ -78,15 +78,15 @@ def part(path: str, parts: str) -> dict[str, Any]:
 
 def again(*paths: str) -> dict[str, Any]:
     """Do the same, of what is kept."""
-    from profdeck.base.result_cache import ResultCache
+    from profdeck_traces.base.result_cache import ResultCache
 
     return job(*paths, cache=ResultCache.of_user())
 
 
 def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
     """Summarise what the devices of all ranks of a job did, and how the ranks stood to each other."""
-    from profdeck.traces.analysis.run_summary import summarise_run
-    from profdeck.traces.sources import TraceSource
+    from profdeck_traces.analysis.run_summary import summarise_run
+    from profdeck_traces.inputs.sources import TraceSource
 
     sources = [TraceSource(Path(path)) for path in paths]
     found, errors = summarise_run(sources, processes=PROCESSES, devices_only=True, cache=cache)
@@ -105,7 +105,7 @@ def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
 
 def merge(destination: str, *paths: str) -> dict[str, Any]:
     """Merge the traces of a job into one that has all of them."""
-    from profdeck.traces.merge import MergeSource, merge_traces
+    from profdeck_traces.merge import MergeSource, merge_traces
 
     sources = [MergeSource(Path(path), f"rank {rank}", rank) for rank, path in enumerate(paths)]
     check = merge_traces(sources, Path(destination), processes=PROCESSES)
@@ -114,7 +114,7 @@ def merge(destination: str, *paths: str) -> dict[str, Any]:
 
 def merge_slim(destination: str, *paths: str) -> dict[str, Any]:
     """Merge the traces of a job into one that is small enough to open."""
-    from profdeck.traces.writing.slim import SlimSource, write_slim
+    from profdeck_traces.writing.slim import SlimSource, write_slim
 
     sources = [SlimSource(path=Path(path), label=f"rank {rank}", sort_index=rank) for rank, path in enumerate(paths)]
     found = write_slim(sources, Path(destination), processes=PROCESSES)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from isal import igzip
 
-from profdeck.traces.reading.integrity import check_trace
+from profdeck_traces.reading.integrity import check_trace
 
 READ_BYTES = 1 << 20
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from profdeck.base.lazy import lazy_names
-from profdeck.base.version import __version__ as __version__
+from profdeck_traces.base.lazy import lazy_names
+from profdeck_traces.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from profdeck.backends.api import Backend, Library
     from profdeck.backends.hookspecs import HOOKSPEC_VERSION, hookimpl
-    from profdeck.base.errors import ProfdeckError
     from profdeck.base.identity import Identity
     from profdeck.config.options import Activity, CommonOptions
     from profdeck.profiler import Profiler
@@ -24,18 +23,19 @@ if TYPE_CHECKING:
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
     from profdeck.replicas.placement import PlacedEngine
+    from profdeck_traces.base.errors import ProfdeckError
 
 _HOMES = {
-    "backends.hookspecs": "HOOKSPEC_VERSION hookimpl",
-    "config.options": "Activity CommonOptions",
-    "records.artifact": "Artifact ClockAnchor",
-    "backends.api": "Backend Library",
-    "records.capture": "Capture Step Unit",
-    "base.identity": "Identity",
-    "base.errors": "ProfdeckError",
-    "profiler": "Profiler",
-    "replicas.placement": "PlacedEngine",
-    "records.status": "Status",
+    "profdeck.backends.hookspecs": "HOOKSPEC_VERSION hookimpl",
+    "profdeck.config.options": "Activity CommonOptions",
+    "profdeck.records.artifact": "Artifact ClockAnchor",
+    "profdeck.backends.api": "Backend Library",
+    "profdeck.records.capture": "Capture Step Unit",
+    "profdeck.base.identity": "Identity",
+    "profdeck_traces.base.errors": "ProfdeckError",
+    "profdeck.profiler": "Profiler",
+    "profdeck.replicas.placement": "PlacedEngine",
+    "profdeck.records.status": "Status",
 }
 
 _REPLACED = {

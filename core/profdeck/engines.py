@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profdeck.base.lazy import lazy_names
+from profdeck_traces.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from profdeck.backends.api import EngineBackend as EngineBackend, TargetState as TargetState
@@ -70,35 +70,37 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     "Requesting captures": {
-        "backends.api": "EngineBackend TargetState",
-        "engine.control.control_backend": "ControlBackend EngineProfiler",
-        "engine.control.engine_profiler": "OwnProfilerCapture TraceOrigin",
-        "engine.engine": "Connects Engine FileHost RemoteFiles",
-        "engine.options": "EngineOptions",
-        "engine.transport.http_engine": "HttpEngine",
-        "engine.transport.http_client": "HttpResponse",
-        "base.outcome": "Outcome",
+        "profdeck.backends.api": "EngineBackend TargetState",
+        "profdeck.engine.control.control_backend": "ControlBackend EngineProfiler",
+        "profdeck.engine.control.engine_profiler": "OwnProfilerCapture TraceOrigin",
+        "profdeck.engine.engine": "Connects Engine FileHost RemoteFiles",
+        "profdeck.engine.options": "EngineOptions",
+        "profdeck.engine.transport.http_engine": "HttpEngine",
+        "profdeck.engine.transport.http_client": "HttpResponse",
+        "profdeck.base.outcome": "Outcome",
     },
     "Requests and replies": {
-        "records.capture": "EngineCapture",
-        "records.request": "Answer BatchKind CaptureRequest Reply RequestState",
-        "records.host_clock": "MessageTimes better_clock compare_clocks",
-        "engine.transport.file_parts": "FilePart PartedFiles part_of",
+        "profdeck.records.capture": "EngineCapture",
+        "profdeck.records.request": "Answer BatchKind CaptureRequest Reply RequestState",
+        "profdeck.records.host_clock": "MessageTimes better_clock compare_clocks",
+        "profdeck.engine.transport.file_parts": "FilePart PartedFiles part_of",
     },
     "In the processes of an engine": {
-        "engine.engine_config": "EngineConfig",
-        "engine.worker.recorder": "EngineRecorder handle_command reply_data",
-        "engine.worker.frontend": "FrontendRecorder",
-        "engine.server.routes": "Routes",
+        "profdeck.engine.engine_config": "EngineConfig",
+        "profdeck.engine.worker.recorder": "EngineRecorder handle_command reply_data",
+        "profdeck.engine.worker.frontend": "FrontendRecorder",
+        "profdeck.engine.server.routes": "Routes",
     },
     "Clusters of actors": {
-        "engine.clusters": "Actor ActorGroup ActorSelection AskActor Cluster FoundActor FoundActors NoEngineError",
+        "profdeck.engine.clusters": (
+            "Actor ActorGroup ActorSelection AskActor Cluster FoundActor FoundActors NoEngineError"
+        ),
     },
     "Event loops": {
-        "base.blocking": "run_in_thread run_without_loop",
-        "replicas.fan_out": "fan_out",
+        "profdeck.base.blocking": "run_in_thread run_without_loop",
+        "profdeck.replicas.fan_out": "fan_out",
     },
 }
-"""Public names, grouped by topic and by the ``profdeck`` module that defines them."""
+"""Public names, grouped by topic and by the module that defines them."""
 
 __getattr__, __dir__ = lazy_names(globals(), *SECTIONS.values())

@@ -20,7 +20,7 @@ from profdeck.profiler import Profiler
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 @attrs.frozen

@@ -7,11 +7,12 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from profdeck.plugin import ArtifactCheck, ArtifactKind, PendingWork, Progress, StepOnDevice, TraceError, file_size
+from profdeck.plugin import TraceError, file_size
+from profdeck_traces import ArtifactCheck, ArtifactKind, PendingWork, Progress, StepOnDevice
 
 if TYPE_CHECKING:
-    from profdeck.plugin import RecorderTables
-    from profdeck.traces.reading.trace import Trace
+    from profdeck_traces import RecorderTables
+    from profdeck_traces.reading.trace import Trace
 
 _KERNEL_DETAILS = "kernel_details*.csv"
 
@@ -103,7 +104,7 @@ class KernelTableKind(ArtifactKind):
 
     def check(self, path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
         """Read all of its rows."""
-        from profdeck.traces.reading.reader import read_trace
+        from profdeck_traces.reading.reader import read_trace
 
         check = read_trace(path, devices_only=True, on_progress=on_progress).check
         return ArtifactCheck(check.size_bytes, check.events, check.whole, check.problem)

@@ -1,1 +1,1 @@
-"""Ray plugin: engines in actors as capture targets, a store for on-demand requests, and a trace executor."""
+"""Ray plugin: engines in actors as capture targets, and a store for on-demand requests."""

@@ -11,7 +11,6 @@ import typer
 from profdeck.engines import Actor, ActorSelection
 from profdeck.plugin import ConfigError
 from profdeck_ray.actors import find_all, join
-from profdeck_ray.executor import RayExecutor
 from profdeck_ray.held_engines import ALL
 
 
@@ -58,20 +57,6 @@ def collect(
 ) -> Callable[[ExitStack], Mapping[str, Actor]] | None:
     """Return a function that joins the cluster and returns its actors, or ``None`` without ``--ray``."""
     return _joined if ray else None
-
-
-def summary(
-    *,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Read the traces on the nodes of this Ray cluster. All nodes need access to the files.",
-        ),
-    ] = None,
-) -> RayExecutor | None:
-    """Return the executor that reads the traces, or ``None`` without ``--ray``."""
-    return None if ray is None else RayExecutor(ray)
 
 
 def _joined(until: ExitStack) -> Mapping[str, Actor]:

@@ -1,4 +1,4 @@
-"""How SGLang names its forward passes in a trace; see :class:`profdeck.traces.analysis.step_names.StepNames`.
+"""How SGLang names its forward passes in a trace; see :class:`profdeck_traces.analysis.step_names.StepNames`.
 
 By ``build_step_span_name`` in sglang/srt/utils/profile_utils.py (0.5.23); before 0.5.11 they had no names:
 

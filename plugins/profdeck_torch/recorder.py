@@ -25,9 +25,9 @@ from profdeck.plugin import (
     WindowPhase,
     recording_metadata,
 )
-from profdeck.traces import Compressed, compress_in_child, compress_trace
 from profdeck_torch import other_profilers
 from profdeck_torch.options import TorchOptions
+from profdeck_traces import Compressed, compress_in_child, compress_trace
 
 _one = OneAtATime("torch")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from profdeck import Capture
 from profdeck.plugin import MissingLibraryError, replace_file
-from profdeck.traces import load
+from profdeck_traces import load
 
 
 def require(name: str) -> None:

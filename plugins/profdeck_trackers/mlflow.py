@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
-from profdeck.traces import CaptureNumbers, numbers_of_capture
+from profdeck_traces import CaptureNumbers, numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require
 
 if TYPE_CHECKING:

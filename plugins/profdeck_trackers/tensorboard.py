@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck import hookimpl
-from profdeck.traces import numbers_of_capture
+from profdeck_traces import numbers_of_capture
 from profdeck_trackers.library import require
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
-from profdeck.traces import numbers_of_capture
+from profdeck_traces import numbers_of_capture
 from profdeck_trackers.library import note, noted, page_of, require, run_beside
 
 _FILE = "wandb.json"

@@ -1,4 +1,4 @@
-"""How vLLM names its iterations in a trace; see :class:`profdeck.traces.analysis.step_names.StepNames`.
+"""How vLLM names its iterations in a trace; see :class:`profdeck_traces.analysis.step_names.StepNames`.
 
 Without and with ``detailed_trace_annotation`` (``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py, 0.32.0),
 and as it was before vLLM told the phases apart:

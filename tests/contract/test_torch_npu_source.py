@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.errors import ConfigError
 from profdeck.base.structuring import structure
 from profdeck_npu import NpuOptions, experimental
+from profdeck_traces.base.errors import ConfigError
 
 # Same releases as in test_torch_npu_wheels.py.
 RELEASES = ["2.6.0", "2.10.0", "2.14.0"]

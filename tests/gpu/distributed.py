@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gpu.report import CUDA, OUT, Report, compare, count, status, summarize, synchronize, traces
 from profdeck import Profiler
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 STEPS = ("3..5", "9..11")
 

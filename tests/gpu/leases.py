@@ -11,7 +11,7 @@ import torch
 
 from gpu.report import CUDA, OUT, Report
 from profdeck import Profiler
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 # The child executes lines from stdin. It prints "done" after each line.
 LOOP = """

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 OUT = Path(os.environ["PROFDECK_GPU_OUT"])
 CUDA = torch.cuda.is_available()

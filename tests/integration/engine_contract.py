@@ -17,7 +17,7 @@ from pages import Shell, blocks
 from servers import busy
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 class SelfArmedContract:

@@ -19,7 +19,7 @@ from servers import TOKEN, busy, call, command_line, finished, wait_for_group, w
 
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 def status(server: Any) -> Any:

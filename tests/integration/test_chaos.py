@@ -18,8 +18,8 @@ import attrs
 import pytest
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import CaptureReport, RunReport
+from profdeck.verification.report_model import CaptureReport, RunReport
+from profdeck.verification.run_report import read_run
 from seeds import FIRST_SEED
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -11,8 +11,8 @@ import pytest
 
 from namespaces import clock_that_is_ahead
 from processes import free_port
-from profdeck.traces.analysis.alignment import Alignment, align
-from profdeck.traces.sources import find_sources
+from profdeck_traces.analysis.clock_alignment import Alignment, align
+from profdeck_traces.inputs.sources import find_sources
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from profdeck import Profiler, Status  # noqa: E402  # after the skip
-from profdeck.verification.reading import read_run  # noqa: E402
+from profdeck.verification.run_report import read_run  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from launcher import launched  # after the skip
 
 from profdeck import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

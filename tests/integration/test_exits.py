@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from profdeck import Status
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import RankReport
+from profdeck.verification.report_model import RankReport
+from profdeck.verification.run_report import read_run
 
 BEGIN = """
 import os, signal, sys, threading

@@ -17,7 +17,7 @@ import pytest
 from processes import until
 from profdeck.after_run.record import FinishRecord, FinishState, read_finishes, read_record
 from profdeck.base.processes import process_stat
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 USE = """
 from profdeck import Profiler
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from pathlib import Path
 profiler = Profiler.from_config(settings={"output": ".", "run": "run", "steps": [1], "trainer.backend": "tally",
                                           "listeners": ["diary"], "trainer.options.fail_at": None})

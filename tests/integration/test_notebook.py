@@ -26,7 +26,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.torch
 def test_pandas_frames_equal_arrow_tables(tmp_path: Path) -> None:
-    from profdeck import traces
+    import profdeck_traces as traces
 
     run = traces.load(GpuJob(ranks=2).write(tmp_path / "run"))
     for table in (run.kernels, run.steps, run.captures):

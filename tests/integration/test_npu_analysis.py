@@ -26,7 +26,6 @@ from processes import until
 from profdeck import Identity
 from profdeck.base.processes import is_running, process_started
 from profdeck.cli import app
-from profdeck.cli.kit import ExitCode
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck_npu.analysis import (
@@ -41,6 +40,7 @@ from profdeck_npu.analysis import (
 from profdeck_npu.background import request
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
 from profdeck_npu.traces.check import check_directory, check_output
+from profdeck_traces.cli.terminal import ExitCode
 
 STUB = Path(__file__).parents[1] / "packages" / "torch_npu_stub"
 PATIENCE_S = 120.0

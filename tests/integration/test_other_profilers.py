@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profdeck import Status
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import CaptureReport
+from profdeck.verification.report_model import CaptureReport
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.torch
 

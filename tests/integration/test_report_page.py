@@ -17,14 +17,14 @@ import pytest
 from browsers import Page, browse
 from captured_runs import write_run
 from gpu_job import GpuJob
-from profdeck.traces import load
-from profdeck.traces.analysis.pictures import buckets_of
-from profdeck.traces.loading import summarise
-from profdeck.traces.report.page import write_page
-from profdeck.traces.report.trend_page import write_trend_page
-from profdeck.traces.sources import find_sources
-from profdeck.traces.trend.points import points_of
-from profdeck.traces.trend.trend import trend_of
+from profdeck_traces import load
+from profdeck_traces.analysis.pictures import buckets_of
+from profdeck_traces.inputs.sources import find_sources
+from profdeck_traces.loading import summarise
+from profdeck_traces.report.page import write_page
+from profdeck_traces.report.trend_page import write_trend_page
+from profdeck_traces.trend.points import points_of
+from profdeck_traces.trend.trend import trend_of
 
 pytestmark = pytest.mark.timeout(180)
 

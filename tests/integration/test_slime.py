@@ -15,7 +15,7 @@ import pytest
 
 from processes import python_path
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.torch
 

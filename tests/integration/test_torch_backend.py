@@ -20,12 +20,12 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, strategies as st  # noqa: E402  # after importorskip
 
 from profdeck import Profiler, Status  # noqa: E402
-from profdeck.base.errors import ConfigError  # noqa: E402
 from profdeck.config.schedule import Window, WindowPhase  # noqa: E402
 from profdeck.records.manifest import read_manifest  # noqa: E402
-from profdeck.traces import load as summaries  # noqa: E402
-from profdeck.verification.reading import read_run  # noqa: E402
-from profdeck.verification.reports import RunReport  # noqa: E402
+from profdeck.verification.report_model import RunReport  # noqa: E402
+from profdeck.verification.run_report import read_run  # noqa: E402
+from profdeck_traces import load as summaries  # noqa: E402
+from profdeck_traces.base.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -482,7 +482,7 @@ def test_a_run_can_be_verified_while_the_interpreter_ends(build, model, tmp_path
     code = """
 import atexit, sys
 from pathlib import Path
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 atexit.register(lambda: print(read_run(Path(sys.argv[1])).status))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

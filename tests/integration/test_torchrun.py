@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 from launcher import launched  # after the skip
 
 from profdeck import Status
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import RunReport
+from profdeck.verification.report_model import RunReport
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.torch
 

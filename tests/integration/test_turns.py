@@ -17,7 +17,7 @@ import pytest
 from processes import python_path
 from profdeck import Status
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 # Each process does one line of code at a time and says when it is done.
 LOOP = """

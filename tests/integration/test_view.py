@@ -17,8 +17,8 @@ import pytest
 
 from browsers import browse
 from gpu_job import GpuJob
-from profdeck.viewer.server import serve
-from profdeck.viewer.ui import find_ui
+from profdeck_traces.cli.viewer.server import serve
+from profdeck_traces.cli.viewer.ui import find_ui
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from profdeck import Profiler
-from profdeck.base.errors import ProfdeckError
 from profdeck.cli import app
+from profdeck_traces.base.errors import ProfdeckError
 from seeds import FIRST_SEED
 
 pytestmark = pytest.mark.usefixtures("tally")

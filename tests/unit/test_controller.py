@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from profdeck import ProfdeckError, Profiler, Status
-from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError
 
 Build = Callable[..., Profiler]
 

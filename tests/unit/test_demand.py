@@ -22,8 +22,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import CaptureError, ConfigError
-from profdeck.base.files import write_new
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps, Schedule
@@ -32,7 +31,9 @@ from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StartDecisi
 from profdeck.on_demand.stores import FileStore
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import write_new
 
 pytestmark = pytest.mark.usefixtures("tally")
 

@@ -21,10 +21,9 @@ from profdeck.after_run.record import CommandResult, FinishRecord, FinishReport,
 from profdeck.backends import plugins
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import Hooks
-from profdeck.base import entry_points, errors
+from profdeck.base import errors as capture_errors
 from profdeck.base.launchers import installed_launchers
 from profdeck.cli import app
-from profdeck.cli.kit import ExitCode
 from profdeck.config.model import Config, FinishConfig, RoleConfig
 from profdeck.config.options import CommonOptions, describe
 from profdeck.config.schedule import Iterations, Window
@@ -34,7 +33,9 @@ from profdeck.records.manifest import ArtifactRecord, Manifest
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
-from profdeck.verification.reports import TargetReport
+from profdeck.verification.report_model import TargetReport
+from profdeck_traces.base import entry_points, errors
+from profdeck_traces.cli.terminal import ExitCode
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -205,7 +206,9 @@ def test_every_key_of_server_routes_is_documented() -> None:
 
 def test_every_public_name_is_documented() -> None:
     assert missing("python-api", list(profdeck.__all__)) == []
-    classes = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    classes = [
+        name for part in (errors, capture_errors) for name, value in vars(part).items() if isinstance(value, type)
+    ]
     assert missing("python-api", [name for name in classes if name.endswith("Error")]) == []
     for model in (Capture, Artifact, Identity):
         public = [name for name in dir(model) if not name.startswith("_")]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.documents import parse_yaml
-from profdeck.base.errors import ConfigError
 from profdeck.config.sources import load_config
+from profdeck_traces.base.documents import parse_yaml
+from profdeck_traces.base.errors import ConfigError
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)

@@ -20,7 +20,6 @@ import attrs
 import pytest
 
 from profdeck.base import shutdown
-from profdeck.base.errors import UnknownPluginError
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import unstructure
 from profdeck.config.schedule import Iterations
@@ -28,6 +27,7 @@ from profdeck.engine.worker import device
 from profdeck.engine.worker.frontend import FrontendRecorder
 from profdeck.engine.worker.recorder import EngineRecorder
 from profdeck.records.request import CaptureRequest
+from profdeck_traces.base.errors import UnknownPluginError
 
 PARALLEL_STATE = """
 def _none():

@@ -21,7 +21,7 @@ from hypothesis import example, given, strategies as st
 
 from profdeck import Status
 from profdeck.base import leases, shutdown
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, UnknownPluginError
+from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
@@ -29,7 +29,8 @@ from profdeck.engine.worker import file_writer
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.recorder import EngineRecorder, reply_data
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError, UnknownPluginError
 
 Ask = Callable[..., CaptureRequest]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.files import append_file, directory_size, file_size, new_file, write_all
+from profdeck_traces.base.files import append_file, directory_size, file_size, new_file, write_all
 
 
 def test_a_new_file_appears_at_the_end(tmp_path: Path) -> None:

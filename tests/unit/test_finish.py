@@ -35,13 +35,13 @@ from profdeck.after_run.record import (
     write_record,
 )
 from profdeck.after_run.waiting import Participants, Unfinished
-from profdeck.base.errors import BrokenPluginError, ConfigError, UnknownPluginError
 from profdeck.base.processes import ProcessId, process_stat
 from profdeck.cli import app
 from profdeck.config.model import FinishConfig
 from profdeck.records.manifest import is_manifest
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import plain
+from profdeck.verification.report_model import plain
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import BrokenPluginError, ConfigError, UnknownPluginError
 from simulated_servers import RecordingEngine, ServersInThread, offer
 
 Build = Callable[..., Profiler]
@@ -204,7 +204,7 @@ def test_without_anything_to_run_nothing_is_imported_or_written(build: Build, ru
         f"p = Profiler.from_config(settings={{'output': {str(run)!r}, 'run': 'b', 'steps': [1], "
         "'trainer.backend': 'tally'})\n"
         "with p.capture(1): pass\n"
-        "unused = {'profdeck.after_run.start', 'profdeck.after_run.worker', 'profdeck.verification.reading'}\n"
+        "unused = {'profdeck.after_run.start', 'profdeck.after_run.worker', 'profdeck.verification.run_report'}\n"
         "print(sorted(unused & set(sys.modules)))"
     )
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

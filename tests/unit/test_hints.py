@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError
 from profdeck.cli import app
+from profdeck_traces.base.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("tally")
 

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from typer.testing import CliRunner
 
 from profdeck import Profiler
-from profdeck.base.errors import ProfdeckError
 from profdeck.cli import app
-from profdeck.traces.sources import find_sources
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import RunReport
+from profdeck.verification.report_model import RunReport
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.inputs.sources import find_sources
 
 pytestmark = pytest.mark.usefixtures("tally")
 

@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 
 from processes import free_port
-from profdeck.base.errors import ConfigError, TargetError
+from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.engine.transport import http_client
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.http_engine import HttpEngine
+from profdeck_traces.base.errors import ConfigError
 from simulated_servers import Act, Arrival, ServersInThread, SimulatedServer
 
 STATUS = "/profdeck/status"

@@ -6,11 +6,11 @@ from types import ModuleType
 
 import pytest
 
-from profdeck.base.errors import ConfigError
 from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import installed_launchers, launcher_identity, library_identity
 from profdeck.records.run_directory import run_name
 from profdeck_torch.launchers import MEGATRON
+from profdeck_traces.base.errors import ConfigError
 
 
 def test_the_stem_names_rank_and_coordinates() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.errors import ConfigError, MissingLibraryError
 from profdeck_npu import NpuBackend, NpuOptions, cann, identity
 from profdeck_npu.experimental import experimental_config
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError
 
 # What would keep its profiler from recording.
 

@@ -9,11 +9,11 @@ import attrs
 import pytest
 
 from profdeck import Activity
-from profdeck.base.errors import ConfigError
 from profdeck.base.structuring import structure, unstructure
 from profdeck.config.options import describe
 from profdeck_npu import NpuBackend, NpuOptions
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
+from profdeck_traces.base.errors import ConfigError
 
 WHERE = "roles.trainer.options"
 

@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from profdeck import Capture, Identity
-from profdeck.base.errors import CaptureError, LeaseError, TargetError, describe_error, target_error
+from profdeck.base.errors import CaptureError, LeaseError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
 from profdeck.config.schedule import Iterations
@@ -29,6 +29,7 @@ from profdeck.engine.worker.recorder import EngineRecorder, handle_command, repl
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
 from profdeck_sglang.server import SglangServer
+from profdeck_traces.base.errors import describe_error
 from profdeck_vllm.server import VllmServer
 from simulated_servers import Act, SimulatedEngine, SimulatedServer
 

@@ -46,12 +46,14 @@ def test_there_is_an_extra_per_library_and_none_for_all() -> None:
 
 
 def test_every_entry_point_leads_somewhere() -> None:
-    for group in ("profdeck.backends", "profdeck.clusters", "profdeck.commands", "profdeck.launchers"):
-        points = PROJECT["project"]["entry-points"][group]
+    for points in PROJECT["project"]["entry-points"].values():
         for name, value in points.items():
             module, _, attribute = value.partition(":")
-            path = ROOT / "plugins" / module.replace(".", "/")
-            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            relative = module.replace(".", "/")
+            files = [
+                ROOT / part / f"{relative}{end}" for part in ("core", "plugins") for end in (".py", "/__init__.py")
+            ]
+            (file,) = filter(Path.exists, files)
             assert attribute in file.read_text(), name
 
 
@@ -73,6 +75,12 @@ def test_importing_profdeck_imports_no_library_at_all() -> None:
         "cattrs",
         "pluggy",
     } == set()
+
+
+def test_a_command_that_reads_traces_imports_no_module_of_the_recorder() -> None:
+    found = imported_by("import profdeck_traces, profdeck_traces.cli.summary, profdeck_traces.loading")
+    assert "profdeck_traces.analysis.model" in found
+    assert {name for name in found if name.partition(".")[0] == "profdeck"} == set()
 
 
 def test_a_profiler_that_does_nothing_imports_no_engine_and_no_command_line() -> None:

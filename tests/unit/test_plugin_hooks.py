@@ -19,7 +19,8 @@ import pytest
 
 from profdeck import Artifact, Capture, Profiler, Step, Unit, hookimpl
 from profdeck.backends.plugin_manager import plugin_manager
-from profdeck.base.errors import BrokenPluginError, CaptureError, LeaseError, PluginError
+from profdeck.base.errors import CaptureError, LeaseError
+from profdeck_traces.base.errors import BrokenPluginError, PluginError
 
 Build = Callable[..., Profiler]
 Wrapper = Generator[None, Any, Any]

@@ -17,9 +17,10 @@ from profdeck.backends.plugins import (
     load_listener,
     require_libraries,
 )
-from profdeck.base.entry_points import installed, load
-from profdeck.base.errors import BrokenPluginError, IncompatibleLibraryError, MissingLibraryError, UnknownPluginError
+from profdeck.base.errors import IncompatibleLibraryError
 from profdeck.config.options import describe
+from profdeck_traces.base.entry_points import installed, load
+from profdeck_traces.base.errors import BrokenPluginError, MissingLibraryError, UnknownPluginError
 
 BACKEND = "from profdeck import Backend, hookimpl\nclass Plugin(Backend):\n  name = 'odd'\n"
 HOOKS = f"{BACKEND}  @hookimpl\n  def profile_start(self): pass\n  @hookimpl\n  def profile_stop(self): pass\n"

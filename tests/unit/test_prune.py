@@ -19,8 +19,8 @@ from profdeck.after_run.start import await_own
 from profdeck.base.identity import Identity
 from profdeck.cli import app
 from profdeck.records.status import Status
-from profdeck.traces.sources import find_sources
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.inputs.sources import find_sources
 
 pytestmark = pytest.mark.usefixtures("tally")
 STEPS = [1, 3, 5, 7]

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 import profdeck
-from profdeck import engines, plugin, traces
+import profdeck_traces as traces
+from profdeck import engines, plugin
 
 MODULES = [profdeck, plugin, engines, traces]
 
@@ -43,7 +44,7 @@ def test_unknown_name_raises_attribute_error(module: ModuleType) -> None:
         _ = module.unknown
 
 
-@pytest.mark.parametrize("module", ["profdeck", "profdeck.plugin", "profdeck.engines", "profdeck.traces"])
+@pytest.mark.parametrize("module", ["profdeck", "profdeck.plugin", "profdeck.engines", "profdeck_traces"])
 def test_public_module_imports_no_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

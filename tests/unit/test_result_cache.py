@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.base.result_cache import ResultCache
+from profdeck_traces.base.result_cache import ResultCache
 
 KEY, OTHER = "ab" + "0" * 62, "cd" + "1" * 62
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.base.errors import CaptureError, ConfigError, TargetError
+from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.engine.server import routes
 from profdeck.engine.server.routes import Routes
 from profdeck.engine.transport.http_engine import About
+from profdeck_traces.base.errors import ConfigError
 
 
 def test_a_failure_has_the_status_of_its_code() -> None:

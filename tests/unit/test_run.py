@@ -13,15 +13,16 @@ import attrs
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import CaptureError, ProfdeckError
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import process_started
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import read_manifest
 from profdeck.records.run_directory import run_name
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import RankReport, RunReport
+from profdeck.verification.report_model import RankReport, RunReport
+from profdeck.verification.run_report import read_run
 from profdeck_npu.traces.analysis_state import AnalysisState, write_state
+from profdeck_traces.base.errors import ProfdeckError
 
 
 @pytest.mark.parametrize(

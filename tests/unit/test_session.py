@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from profdeck import Backend, Profiler
 from profdeck.backends import building, plugins
-from profdeck.base.errors import ConfigError, MissingLibraryError, PluginError
 from profdeck.cli import app
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError, PluginError
 
 INSTALLED = """[profdeck.backends]
 ink = ink_backends:Ink

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError, TargetError
+from profdeck.base.errors import TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
@@ -29,6 +29,7 @@ from profdeck_sglang.engines import SglangObject
 from profdeck_sglang.options import SglangOptions
 from profdeck_sglang.own_profiler import SglangCapture
 from profdeck_sglang.server import SglangServer
+from profdeck_traces.base.errors import ConfigError
 
 URL = "http://127.0.0.1:1"
 

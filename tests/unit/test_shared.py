@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import profdeck
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError
+from profdeck_traces.base.errors import ConfigError
 
 Join = Callable[..., Profiler]
 _runs = itertools.count()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from profdeck.base.errors import ConfigError
 from profdeck_slime.rollouts import VARIABLE, generate_rollout, own_function, router_of
+from profdeck_traces.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 
 from processes import until
 from profdeck import Profiler
-from profdeck.base.errors import ConfigError, MissingLibraryError, UnknownPluginError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand import lookout, requests, stores
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
 from profdeck.on_demand.stores import FileStore, Store
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError, UnknownPluginError
 
 pytestmark = pytest.mark.usefixtures("tally")
 

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import structure
 from profdeck.cli import ls
 from profdeck.records.request import CaptureRequest, RequestState
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import TargetReport
+from profdeck.verification.report_model import TargetReport
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError
 
 Build = Callable[..., Profiler]
 ROLE = "rollout"

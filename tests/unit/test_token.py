@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.errors import ConfigError, ProfdeckError
 from profdeck.engine.server.routes import Routes
 from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens, own_token
+from profdeck_traces.base.errors import ConfigError, ProfdeckError
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from profdeck.config.schedule import Iterations
 from profdeck.engine.worker.recorder import EngineRecorder, reply_data
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 P, D, M = BatchKind
 GPU = "gpu-1"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.errors import ConfigError
 from profdeck.config.model import Mode
+from profdeck_traces.base.errors import ConfigError
 from profdeck_verl.settings import gathered
 
 TORCH = {"contents": [], "discrete": False}

@@ -6,10 +6,10 @@ import socket
 from pathlib import Path
 
 from profdeck.after_run.record import read_record
-from profdeck.base.errors import ProfdeckError, TraceError, describe_error
 from profdeck.records.manifest import Manifest
 from profdeck.records.status import Status
-from profdeck.traces.kinds import kind_of
+from profdeck_traces.base.errors import ProfdeckError, TraceError, describe_error
+from profdeck_traces.inputs.artifact_kinds import kind_of
 
 
 def may_record(manifest: Manifest) -> bool:

@@ -19,7 +19,7 @@ from profdeck.after_run.record import (
 )
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.backends.plugins import load_listener
-from profdeck.base.errors import describe_error
+from profdeck_traces.base.errors import describe_error
 
 OUTPUT_BYTES = 16 << 10
 """How much of the output of a command or a listener is kept: its end."""

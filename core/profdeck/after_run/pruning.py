@@ -15,14 +15,14 @@ from pathlib import Path
 import attrs
 
 from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
-from profdeck.base.errors import ConfigError, ProfdeckError, describe_error, did_you_mean
-from profdeck.base.files import directory_size
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
-from profdeck.records.pruned import ASIDE, PrunedStep, read_pruned, write_pruned
+from profdeck.records.pruned import PrunedStep, read_pruned, write_pruned
 from profdeck.records.run_directory import step_directories
 from profdeck.records.uploaded import UploadedPart, is_uploaded_somewhere, read_uploaded
-from profdeck.traces.kinds import files_below
-from profdeck.verification.reading import read_about
+from profdeck.verification.run_report import read_about
+from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error, did_you_mean
+from profdeck_traces.base.files import directory_size
+from profdeck_traces.inputs.artifact_kinds import ASIDE, files_below
 
 PIN = "pinned"
 """A file of this name in the directory of a step keeps it."""

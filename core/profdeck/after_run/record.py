@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 
-from profdeck.base.errors import ProfdeckError
-from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.base.files import replace_file
 
 if TYPE_CHECKING:
-    from profdeck.verification.reports import RunReport
+    from profdeck.verification.report_model import RunReport
 
 if TYPE_CHECKING:
-    from profdeck.verification.reports import RunReport
+    from profdeck.verification.report_model import RunReport
 
 SCHEMA = 1
 
@@ -186,7 +186,7 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
     Raises:
         ProfdeckError: the report is not of a run directory any more.
     """
-    from profdeck.verification.reading import read_about
+    from profdeck.verification.run_report import read_about
 
     recording = {first_step for first_step, _, status in _parts(report) if status is Status.RECORDING}
     config = read_about(report.path).get("config", {}).get("finish") or {}

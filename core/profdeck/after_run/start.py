@@ -36,12 +36,12 @@ from profdeck.after_run.record import (
     record_path,
     write_record,
 )
-from profdeck.base.errors import ProfdeckError, describe_error
-from profdeck.base.files import write_new
 from profdeck.base.processes import start_detached
 from profdeck.config.model import FinishConfig
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ManifestWriter, write_manifest
+from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.files import write_new
 
 logger = logging.getLogger("profdeck")
 

@@ -15,11 +15,11 @@ from profdeck.after_run.record import (
     RecordFile,
     finish_id,
 )
-from profdeck.base.errors import ProfdeckError
 from profdeck.base.processes import is_running
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.status import Status
-from profdeck.traces.kinds import files_below, kind_named
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.inputs.artifact_kinds import files_below, kind_named
 
 _MOST_NAMED = 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.05, 1.0

@@ -28,12 +28,12 @@ from profdeck.after_run.record import (
     read_record,
 )
 from profdeck.after_run.waiting import Participants, wait
-from profdeck.base.errors import describe_error
-from profdeck.base.files import replace_file
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_about, read_run
-from profdeck.verification.reports import RankReport, RunReport, TargetReport, plain
+from profdeck.verification.report_model import RankReport, RunReport, TargetReport, plain
+from profdeck.verification.run_report import read_about, read_run
+from profdeck_traces.base.errors import describe_error
+from profdeck_traces.base.files import replace_file
 
 # There is no event that reaches from one process to another by a shared file system.
 _NICENESS = 10

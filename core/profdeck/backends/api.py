@@ -11,12 +11,13 @@ import attrs
 from packaging.specifiers import SpecifierSet
 from typing_extensions import TypeVar
 
-from profdeck.base.errors import IncompatibleLibraryError, MissingLibraryError
+from profdeck.base.errors import IncompatibleLibraryError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.config.model import RoleConfig
 from profdeck.config.options import CommonOptions
 from profdeck.records.capture import EngineCapture
+from profdeck_traces.base.errors import MissingLibraryError
 
 
 @attrs.frozen

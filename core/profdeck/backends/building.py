@@ -14,14 +14,14 @@ from profdeck.backends.plugins import (
     BACKENDS,
     load_backend,
 )
-from profdeck.base.entry_points import installed
-from profdeck.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
 from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import launcher_identity
 from profdeck.base.structuring import structure
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
+from profdeck_traces.base.entry_points import installed
+from profdeck_traces.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
 
 # What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
 # after that, fails with another error at the second attempt and ends the process after the third.

@@ -23,10 +23,11 @@ from profdeck.backends.plugin_manager import (
     plugin_manager,
 )
 from profdeck.backends.plugins import RECORDING_HOOKS
-from profdeck.base.errors import CaptureError, PluginError, ProfdeckError, describe_error
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.operations import Operation
 from profdeck.records.capture import CaptureRecord, Step
+from profdeck_traces.base.errors import PluginError, ProfdeckError, describe_error
 
 
 @attrs.frozen(eq=False)

@@ -30,8 +30,8 @@ from profdeck.backends.plugins import (
     hook_names,
     listener_name,
 )
-from profdeck.base.errors import BrokenPluginError, PluginError, describe_error
 from profdeck.records.capture import CaptureRecord
+from profdeck_traces.base.errors import BrokenPluginError, PluginError, describe_error
 
 logger = logging.getLogger("profdeck")
 

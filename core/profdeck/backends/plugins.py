@@ -12,8 +12,10 @@ import pluggy
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hookspecs import HOOKSPEC_VERSION, NAMESPACE, SUPPORTED_VERSIONS, Hooks
-from profdeck.base.entry_points import installed, load
-from profdeck.base.errors import (
+from profdeck.base.structuring import structure
+from profdeck.config.options import COMMON_OPTIONS, CommonOptions
+from profdeck_traces.base.entry_points import installed, load
+from profdeck_traces.base.errors import (
     BrokenPluginError,
     ConfigError,
     PluginError,
@@ -21,8 +23,6 @@ from profdeck.base.errors import (
     describe_error,
     did_you_mean,
 )
-from profdeck.base.structuring import structure
-from profdeck.config.options import COMMON_OPTIONS, CommonOptions
 
 BACKENDS = "profdeck.backends"
 LISTENERS = "profdeck.listeners"

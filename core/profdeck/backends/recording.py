@@ -12,12 +12,13 @@ from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases
-from profdeck.base.errors import CaptureError, LeaseError, describe_error
+from profdeck.base.errors import CaptureError, LeaseError
 from profdeck.base.operations import Operation
-from profdeck.base.words import sentence
+from profdeck.base.text import sentence
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
+from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
 

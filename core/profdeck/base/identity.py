@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.errors import ConfigError
+from profdeck_traces.base.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Roles, stages and backends: they become names of files and directories."""

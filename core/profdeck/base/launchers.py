@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.entry_points import load_instances
-from profdeck.base.errors import ConfigError
 from profdeck.base.identity import Identity
+from profdeck_traces.base.entry_points import load_instances
+from profdeck_traces.base.errors import ConfigError
 
 LAUNCHERS = "profdeck.launchers"
 _NO_ID = "none"

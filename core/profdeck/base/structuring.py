@@ -20,11 +20,11 @@ import attrs
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
-from profdeck.base.errors import ConfigError, did_you_mean
+from profdeck_traces.base.documents import shortened, show
+from profdeck_traces.base.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
-_SHOWN = 120
 _LARGEST = 2**63 - 1
 _LONGEST_S = 365 * 86_400.0
 
@@ -91,23 +91,6 @@ def duration_validator(least: Any) -> Any:
         least: the validator that checks the minimum.
     """
     return attrs.validators.and_(least, attrs.validators.le(_LONGEST_S))
-
-
-def show(value: Any) -> str:
-    """Describe a wrong value: what it is and of which type."""
-    names = {str: "text", bool: "a bool", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
-    if value is None:
-        return "nothing (null)"
-    kind = names.get(type(value), type(value).__name__)
-    try:
-        return f"{shortened(repr(value))} ({kind})"
-    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
-        return f"{kind} that is too large to be shown"
-
-
-def shortened(text: str) -> str:
-    """Return a text of which a reader sees enough."""
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 @functools.cache

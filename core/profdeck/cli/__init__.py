@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from profdeck.base.version import __version__
 from profdeck.cli._commands import Commands
+from profdeck_traces.base.version import __version__
 
 app = typer.Typer(
     name="profdeck",
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line and exit with one of `profdeck.cli.kit.ExitCode`."""
+    """Run the command line and exit with one of `profdeck_traces.cli.terminal.ExitCode`."""
     # What a command builds of many ranks lives until it ends; looking through it again and again took a quarter of it.
     gc.set_threshold(100_000)
     app(prog_name="profdeck")

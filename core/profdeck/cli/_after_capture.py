@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from profdeck.cli import _trace_options, kit, report, summary
-from profdeck.verification.reports import RunReport
+from profdeck.verification.report_model import RunReport
+from profdeck_traces.cli import arguments, report, summary, terminal
 
 if TYPE_CHECKING:
-    from profdeck.traces.analysis.model import RunSummary
+    from profdeck_traces import RunSummary
 
 Page = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Also write what `profdeck report` says of it.")
@@ -31,25 +31,25 @@ def show(found: RunReport, paths: Sequence[Path], page: Path | None, *, quiet: b
     """
     if not any(rank.events for capture in found.captures for rank in capture.ranks):
         if page is not None:
-            kit.warn(f"{kit.short_path(page)} was not written: the capture has no events.")
+            terminal.warn(f"{terminal.short_path(page)} was not written: the capture has no events.")
         return
     if quiet and page is None:
         return
     traces = sum(len(capture.ranks) for capture in found.captures) if page is not None else 0
-    run, problems = _trace_options.summarise_paths(paths, traces=traces)
+    run, problems = arguments.summarise_paths(paths, traces=traces)
     run = _without_unreported(run, found)
     if not quiet:
-        kit.stdout_console().print()
+        terminal.stdout_console().print()
         summary.show(run, paths, top=8)
     if page is not None:
-        report.write([run], [", ".join(map(kit.short_path, paths))], page)
-        kit.print_stderr(f"{kit.short_path(page)}: {kit.size(page.stat().st_size)}")
+        report.write([run], [", ".join(map(terminal.short_path, paths))], page)
+        terminal.print_stderr(f"{terminal.short_path(page)}: {terminal.size(page.stat().st_size)}")
     summary.tell(run, problems)
 
 
 def _without_unreported(run: RunSummary, found: RunReport) -> RunSummary:
     """Remove captures of ranks that have no files on this host and are missing from the report."""
-    from profdeck.traces.findings.finding import findings_of
+    from profdeck_traces import findings_of
 
     reported = {(one.role, one.replica, one.id, rank.rank) for one in found.captures for rank in one.ranks}
     captures = tuple(

@@ -12,17 +12,19 @@ import attrs
 import typer
 
 from profdeck.after_run import record
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
-from profdeck.base.words import sentence
-from profdeck.cli import _after_capture, kit, ls
-from profdeck.cli.kit import ExitCode
+from profdeck.base.errors import CaptureError
+from profdeck.base.text import sentence
+from profdeck.cli import _after_capture, ls
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
 from profdeck.on_demand.stores import Store, open_store
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_about
-from profdeck.verification.reports import RunReport
+from profdeck.verification.report_model import RunReport
+from profdeck.verification.run_report import read_about
+from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
+from profdeck_traces.cli import terminal
+from profdeck_traces.cli.terminal import ExitCode
 
 # Between two looks. A job takes seconds per step, and its directory may be far away.
 _POLL_S = 0.2
@@ -69,7 +71,7 @@ def command(wish: OnDemandOptions, *, json: bool) -> None:
         except OSError as error:
             raise CaptureError(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
-                f"To list what was captured on this host: profdeck ls {kit.short_path(wish.run)}"
+                f"To list what was captured on this host: profdeck ls {terminal.short_path(wish.run)}"
             ) from error
 
 
@@ -95,11 +97,11 @@ def _capture(
             requests.forget(store, request)
             _await_finishes(report)
         else:
-            _say(f"The capture continues. To see it later: profdeck ls {kit.short_path(wish.run)}")
+            _say(f"The capture continues. To see it later: profdeck ls {terminal.short_path(wish.run)}")
     problems = {process.id: problem for process in processes if (problem := _problem(process, request))}
     complete = not problems and (bool(elsewhere) if report is None else report.status is Status.COMPLETE)
     if json:
-        kit.print_json(
+        terminal.print_json(
             {
                 "run": str(wish.run),
                 "complete": complete,
@@ -120,21 +122,21 @@ def _capture(
     if report is not None:
         _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
     elif wish.page is not None:
-        kit.warn(f"{kit.short_path(wish.page)} is not written: all files of this capture are on other hosts.")
+        terminal.warn(f"{terminal.short_path(wish.page)} is not written: all files of this capture are on other hosts.")
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def _await_finishes(report: RunReport | None) -> None:
     if report is not None:
-        with kit.show_progress("Waiting for the finish"):
+        with terminal.show_progress("Waiting for the finish"):
             record.await_finishes(report)
 
 
 def _processes(store: Store) -> list[JobProcess]:
     """Return the processes that can be asked; those of a store join some seconds after the job has made it."""
     until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
-    with kit.show_progress("Looking for the processes of the job") as on_progress:
+    with terminal.show_progress("Looking for the processes of the job") as on_progress:
         while True:
             there = [process for process in requests.read_processes(store) if not process.gone]
             if there or time.monotonic() >= until_s:
@@ -210,9 +212,10 @@ class _Waiting:
         """Wait until the steps are agreed on; None if the time is over before, or the job."""
         request = self.request
         _say(
-            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {kit.short_path(self.wish.run)}."
+            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of "
+            f"{terminal.short_path(self.wish.run)}."
         )
-        with kit.show_progress("Waiting for a global step to begin") as on_progress:
+        with terminal.show_progress("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
@@ -224,7 +227,7 @@ class _Waiting:
         """Wait until the capture is over in all processes, or the time is."""
         steps = _steps(plan)
         _say(f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}.")
-        with kit.show_progress(f"Capturing {steps}") as on_progress:
+        with terminal.show_progress(f"Capturing {steps}") as on_progress:
             while True:
                 late, processes = self._is_late(), self.processes()
                 over = sum(map(self.is_over, processes))
@@ -256,7 +259,7 @@ class _Waiting:
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
-        return f"The capture has begun and continues. To see it: profdeck ls {kit.short_path(run)}"
+        return f"The capture has begun and continues. To see it: profdeck ls {terminal.short_path(run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
         """Tell whether a process of a store has not looked for too long: nothing else tells that its host is gone."""
@@ -362,7 +365,7 @@ def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunRe
 
 def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, str], elsewhere: set[str]) -> None:
     """Print problems that are not in the report, and the locations of files on other hosts."""
-    console = kit.stdout_console()
+    console = terminal.stdout_console()
     for process in processes:
         if problem := problems.get(process.id):
             console.print(f"{process.name}, {process.at}: {sentence(problem)}")
@@ -371,8 +374,8 @@ def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, 
             console.print(f"{process.name}: its files are on {where}", soft_wrap=True)  # do not wrap the path
     if elsewhere:
         console.print(
-            f"To read all ranks together, copy the step_* directories from there into {kit.short_path(run)}, or set "
-            "output to a directory that all hosts share."
+            f"To read all ranks together, copy the step_* directories from there into {terminal.short_path(run)}, or "
+            "set output to a directory that all hosts share."
         )
 
 
@@ -423,4 +426,4 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _say(text: str) -> None:
     """Tell how it goes on stderr: stdout has the result."""
-    kit.print_stderr(text)
+    terminal.print_stderr(text)

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from profdeck.backends.api import TargetState
-from profdeck.base.words import plural
 from profdeck.profiler import Profiler
+from profdeck_traces.base.text import plural
 
 _EVERY_S = 0.5
 _MOST_NAMED = 2

@@ -11,13 +11,14 @@ from typing import Any
 import attrs
 
 from profdeck.base.ctrl_c import StopSignal
-from profdeck.base.errors import CaptureError, ConfigError, describe_error, did_you_mean
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
 from profdeck.base.structuring import structure
-from profdeck.cli import _checked_servers, kit
+from profdeck.cli import _checked_servers
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
+from profdeck.cli.options import SETTINGS_SOURCE
 from profdeck.config.model import Config
 from profdeck.config.sources import ConfigDraft, load_draft
 from profdeck.config.targets import TargetsConfig
@@ -28,6 +29,8 @@ from profdeck.records.capture import EngineCapture
 from profdeck.records.run_directory import RUN_FILE, run_name
 from profdeck.replicas.discovery import ReplicaNumbers, discover
 from profdeck.replicas.routers import find_router, is_to_be_found
+from profdeck_traces.base.errors import ConfigError, describe_error, did_you_mean
+from profdeck_traces.cli import terminal
 
 _ROLE = "server"
 _ACTORS = "targets.actors"
@@ -122,7 +125,7 @@ async def capture(given: ServerOptions, stop: StopSignal) -> ServerCapture:
 
 
 async def _capture(given: ServerOptions, stop: StopSignal, until_stopped: contextlib.ExitStack) -> ServerCapture:
-    draft = load_draft(given.config, settings=given.settings, settings_source=kit.SETTINGS_SOURCE)
+    draft = load_draft(given.config, settings=given.settings, settings_source=SETTINGS_SOURCE)
     roles = [await _role(given, draft, name, until_stopped) for name in _names(given, draft)]
     # The other roles are left out: this capture is all that its run has, and nobody is to miss or await them.
     draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
@@ -143,7 +146,7 @@ async def _capture(given: ServerOptions, stop: StopSignal, until_stopped: contex
     except CaptureError as error:
         run = config.output.absolute() / run_name(config.run)
         if len(servers) > 1 and (run / RUN_FILE).exists():
-            error = CaptureError(f"{error} For the result of each server: profdeck ls {kit.short_path(run)}")
+            error = CaptureError(f"{error} For the result of each server: profdeck ls {terminal.short_path(run)}")
         return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
     made = tuple(captures.values())
     request = made[0].request
@@ -193,7 +196,7 @@ async def _role(given: ServerOptions, draft: ConfigDraft, name: str, until_stopp
     _set(draft, {f"roles.{name}.{key}": value for key, value in given.own.items()})
     _set(draft, {f"roles.{name}.targets.{key}": value for key, value in of_targets.items()})
     for key, value in given.settings.items():  # the strongest
-        draft.set(key, value, kit.SETTINGS_SOURCE)
+        draft.set(key, value, SETTINGS_SOURCE)
     roles = draft.get("roles") or {}
     if name not in roles and any(str(role).lower() == name.lower() for role in roles):
         raise ConfigError(f"--role {name}: the config writes it otherwise; it has the roles {', '.join(roles)}.")
@@ -211,7 +214,7 @@ async def _role(given: ServerOptions, draft: ConfigDraft, name: str, until_stopp
     backends = _checked_servers.engine_backends(backend)
     found, notes = await discover(targets, ReplicaNumbers(), _checked_servers.asking_by(backends))
     for note in notes:
-        kit.print_stderr(note)
+        terminal.print_stderr(note)
     servers = [CheckedServer.found(name, target, backend) for target in found]
     return _Role(name=name, alone=False, servers=servers)
 
@@ -221,7 +224,7 @@ async def _namespace(actors: Sequence[str]) -> str:
     ask = _checked_servers.asking_by(_checked_servers.engine_backends())
     namespace, warnings = await the_cluster(_ACTORS).find_namespace(actors, ask)
     for warning in warnings:
-        kit.warn(warning)
+        terminal.warn(warning)
     return namespace
 
 
@@ -234,7 +237,7 @@ async def _router(given: str | None) -> str | None:
     if given is None or not is_to_be_found(given):
         return given
     url = await find_router(given)
-    kit.print_stderr(f"The router is {url}.")
+    terminal.print_stderr(f"The router is {url}.")
     return url
 
 
@@ -249,7 +252,10 @@ def _backend(given: ServerOptions, draft: ConfigDraft, name: str) -> str | None:
     That of a config is of other targets than those of the command line.
     """
     backend = draft.get("roles", name, "backend")
-    if given.names_servers and draft.sources.get(("roles", name, "backend")) not in {kit.SETTINGS_SOURCE, _COMMAND}:
+    if given.names_servers and draft.sources.get(("roles", name, "backend")) not in {
+        SETTINGS_SOURCE,
+        _COMMAND,
+    }:
         return None
     _checked_servers.engine_backend(backend)
     return str(backend)
@@ -286,7 +292,7 @@ async def _checked(servers: list[CheckedServer]) -> None:
     elif servers[0].problem is not None:
         raise servers[0].problem
     elif servers[0].reason and servers[0].backend is not None:
-        kit.warn(servers[0].complaint)
+        terminal.warn(servers[0].complaint)
     _checked_servers.warn_of_versions(servers)
 
 
@@ -317,7 +323,7 @@ async def _recorded(
                 await (profiler.astop() if lost is None else profiler.aclose(lost))
     except asyncio.CancelledError:
         if not stopping:
-            kit.print_stderr(_STOPPING)
+            terminal.print_stderr(_STOPPING)
         raise
     finally:
         await profiler.aclose("interrupted")  # otherwise, the servers would continue recording
@@ -336,7 +342,7 @@ async def _wait(profiler: Profiler, timeout_s: float, stop: StopSignal) -> None:
         if windows.done():
             windows.result()
         else:
-            kit.print_stderr(_STOPPING)
+            terminal.print_stderr(_STOPPING)
     finally:
         windows.cancel()
         signalled.cancel()

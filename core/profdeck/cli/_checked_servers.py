@@ -18,17 +18,18 @@ from rich.console import Console
 
 from profdeck.backends.api import EngineBackend
 from profdeck.backends.plugins import BACKENDS, load_backend
-from profdeck.base.entry_points import installed
-from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, UnknownPluginError, target_error
+from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.version import __version__
-from profdeck.base.words import plural
-from profdeck.cli import kit
 from profdeck.config.targets import WorkerType
 from profdeck.engine.clusters import Actor, AskActor, NoEngineError
 from profdeck.engine.transport.http_engine import About, HttpEngine
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.fan_out import fan_out
+from profdeck_traces.base.entry_points import installed
+from profdeck_traces.base.errors import ConfigError, PluginError, UnknownPluginError
+from profdeck_traces.base.text import plural
+from profdeck_traces.base.version import __version__
+from profdeck_traces.cli import terminal
 
 logger = logging.getLogger("profdeck")
 
@@ -204,7 +205,7 @@ async def check_all(servers: Sequence[CheckedServer]) -> None:
         await server.check({} if server.backend else backends)
         on_progress(done := done + 1, len(servers))
 
-    with kit.show_progress(f"Checking {plural(len(servers), 'server')}") as on_progress:
+    with terminal.show_progress(f"Checking {plural(len(servers), 'server')}") as on_progress:
         on_progress(done, len(servers))
         results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
     for server, result in zip(servers, results, strict=True):
@@ -361,7 +362,7 @@ def show(servers: Sequence[CheckedServer]) -> None:
     }
     told = {name: cells for name, cells in columns.items() if any(cells)}
     if shown:
-        table = kit.make_table(*told)
+        table = terminal.make_table(*told)
         table.columns[0].no_wrap = True
         for row in zip(*told.values(), strict=True):
             table.add_row(*row)
@@ -380,7 +381,7 @@ def warn_of_versions(servers: Iterable[CheckedServer]) -> None:
             of[server.about.profdeck].append(server.name)
     for version, names in of.items():
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        kit.warn(
+        terminal.warn(
             f"{which}: profdeck is {version} there and {__version__} here. If they do not understand each "
             "other, install the same version on both sides."
         )

@@ -1,15 +1,14 @@
-"""The group of all subcommands: profdeck's own and those of plugins, imported when they are asked for.
+"""The group of all commands, which are entry points of the group ``profdeck.commands``. Each is imported on first use.
 
-A subcommand is an object ``command``: a function for `typer.Typer.command`, whose attribute ``context_settings`` is
-passed on if it has one, or a `typer.Typer` with commands of its own. Plugins offer theirs under the entry-point group
-``profdeck.commands``.
+An entry point is a function for `typer.Typer.command`, or a `typer.Typer` with subcommands. If a function has the
+attribute ``context_settings``, it is passed to `typer.Typer.command`.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -18,32 +17,15 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from profdeck.base.errors import BrokenPluginError, PluginError, ProfdeckError, did_you_mean
-from profdeck.cli import kit
-from profdeck.cli.kit import ExitCode, exit_code
+from profdeck_traces.base.entry_points import installed, load
+from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, did_you_mean
+from profdeck_traces.cli import terminal
+from profdeck_traces.cli.terminal import ExitCode
 
 COMMANDS = "profdeck.commands"
 
-_OWN = {
-    "check": "Check a config before the job starts; show what is wrong.",
-    "config": "Show the config.",
-    "plugins": "List the installed plugins, or print the options of one.",
-    "capture": "Capture running servers or a job; exit with 1 if incomplete.",
-    "ls": "List a run's captures, or the runs; exit with 1 if incomplete.",
-    "summary": "Say where the time went, and what stands out.",
-    "report": "Write a page with findings, timelines and tables.",
-    "view": "Show traces in Perfetto; nothing is uploaded.",
-    "diff": "Compare two runs: what got slower or faster.",
-    "trend": "Say since when a run, or its runs, got slower, and what changed.",
-    "baseline": "Keep the numbers of a run, and check later runs against them.",
-    "merge": "Merge traces into one that Perfetto opens.",
-    "trim": "Trim a trace to steps, iterations, a time or categories.",
-    "export": "Write the tables of a run for other tools.",
-    "collect": "Fetch missing files from other hosts; exit with 1 if incomplete.",
-    "upload": "Send what has ended of a run to a URL.",
-    "prune": "Delete old captures of a run, whole steps at a time.",
-}
-"""Our commands, with what the list of commands says of each: to list them imports none."""
+_SECTIONS = {"profdeck": "Capture", "profdeck_traces": "Read traces"}
+"""Headings in the list of commands, by package. Commands of other packages come last."""
 _UNTIL_STOPPED = "Use 'profdeck capture' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
@@ -57,25 +39,25 @@ class Commands(TyperGroup):
     """Finds the commands by name and ends with the exit codes of `ExitCode`."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # click's signature
-        """Name all commands: profdeck's own, then those of plugins."""
-        plugins = {point.name for point in metadata.entry_points(group=COMMANDS)}
-        return [*_OWN, *sorted(plugins.difference(_OWN))]
+        """Return the names of all commands, grouped by section."""
+        return [name for names in _by_section().values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands without importing them, as far as that can be done."""
-        points = {point.name: point for point in metadata.entry_points(group=COMMANDS)}
-        rows = []
-        for name in self.list_commands(ctx):
-            text = _OWN.get(name) or _docstring(points[name])
-            if text is None and (command := self.get_command(ctx, name)) is not None:
-                text = command.get_short_help_str(formatter.width - 6 - max(map(len, (*points, *_OWN))))
-            rows.append((name, text or ""))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """Write the list of commands. A command is imported only if its description cannot be read from its source."""
+        points = installed(COMMANDS)
+        for section, names in _by_section().items():
+            rows = []
+            for name in names:
+                text = _description(points[name])
+                if text is None and (command := self.get_command(ctx, name)) is not None:
+                    text = command.get_short_help_str(formatter.width - 6 - max(map(len, points)))
+                rows.append((name, text or ""))
+            with formatter.section(section):
+                formatter.write_dl(rows, col_max=max(map(len, points)))
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command. One that cannot be imported explains itself in the help and when it is called."""
-        if cmd_name not in _OWN and cmd_name not in self.list_commands(ctx):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # click's signature
+        """Import a command. A command that cannot be imported is replaced by one that raises the error."""
+        if cmd_name not in installed(COMMANDS):
             return None
         try:
             return _build(cmd_name)
@@ -97,14 +79,22 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except ProfdeckError as error:
             typer.echo("error: " + str(error).replace("\n", "\n       "), err=True)
-            ctx.exit(exit_code(error))
+            ctx.exit(ExitCode(error.exit_code))
         except KeyboardInterrupt:
-            kit.print_stderr("interrupted")
+            terminal.print_stderr("interrupted")
             ctx.exit(ExitCode.INTERRUPTED)
 
 
-def _docstring(point: metadata.EntryPoint) -> str | None:
-    """Return the first line that a plugin's command says of itself, read from its source; None if that has none."""
+def _by_section() -> dict[str, list[str]]:
+    """Return the names of all commands by section heading."""
+    sections: dict[str, list[str]] = {heading: [] for heading in (*_SECTIONS.values(), "Plugins")}
+    for name, point in installed(COMMANDS).items():
+        sections[_SECTIONS.get(point.module.partition(".")[0], "Plugins")].append(name)
+    return {heading: names for heading, names in sections.items() if names}
+
+
+def _description(point: metadata.EntryPoint) -> str | None:
+    """Return the one-line description of a command, read from its source; ``None`` if it is not found there."""
     spec, path = None, None
     for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
         spec = PathFinder.find_spec(name, path)
@@ -115,25 +105,28 @@ def _docstring(point: metadata.EntryPoint) -> str | None:
         tree = ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return None
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    # A function, or a group of commands with a callback.
-    found = [node for node in functions if node.name == point.attr] or [
-        node for node in functions if any(f"{point.attr}.callback" in ast.unparse(one) for one in node.decorator_list)
-    ]
-    text = ast.get_docstring(found[0]) if found else None
+    text = next(filter(None, (_help_of(node, point.attr) for node in tree.body)), None)
     return text.partition("\n")[0] if text else None
 
 
-def _build(name: str) -> Any:
-    if name in _OWN:
-        from profdeck.cli._cluster_options import with_cluster_options
+def _help_of(node: ast.stmt, name: str) -> str | None:
+    """Return the help of a command that a statement defines: a function, a group, or the callback of a group."""
+    match node:
+        case ast.FunctionDef():
+            is_callback = any(f"{name}.callback" in ast.unparse(one) for one in node.decorator_list)
+            return ast.get_docstring(node) if node.name == name or is_callback else None
+        case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call(keywords=keywords)) if target == name:
+            texts = [one.value for one in keywords if one.arg == "help"]
+            return str(texts[0].value) if texts and isinstance(texts[0], ast.Constant) else None
+    return None
 
-        return _as_command(name, with_cluster_options(name, import_module(f"profdeck.cli.{name}").command))
-    from profdeck.base.entry_points import load
+
+def _build(name: str) -> Any:
+    from profdeck.cli._cluster_options import with_cluster_options
 
     command = load(COMMANDS, name)
     try:
-        return _as_command(name, command)
+        return _as_command(name, with_cluster_options(name, command))
     except Exception as error:
         raise BrokenPluginError(
             f"The command '{name}' is {command!r}, of which no command can be made: {type(error).__name__}: {error}"

@@ -11,16 +11,18 @@ import typer
 
 from profdeck.after_run import start
 from profdeck.base import ctrl_c
-from profdeck.base.errors import ConfigError
-from profdeck.cli import _after_capture, _capture_job, _capture_servers, kit, ls
+from profdeck.cli import _after_capture, _capture_job, _capture_servers, ls
 from profdeck.cli._cluster_options import ClusterOptions
-from profdeck.cli.kit import ExitCode, SettingsOption
+from profdeck.cli.options import SettingsOption
 from profdeck.config.sources import parse_setting
 from profdeck.config.targets import Policy, SampleBy, WorkerType
 from profdeck.engine.clusters import ActorSelection
 from profdeck.on_demand.requests import MOST_STEPS
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.cli import terminal
+from profdeck_traces.cli.terminal import ExitCode
 
 _OF_SERVERS = (
     *("worker_type", "sample", "sample_by", "policy", "quorum", "iterations", "skip", "batch_kind"),
@@ -165,7 +167,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     settings: SettingsOption = None,
     timeout: _Timeout = None,
     page: _after_capture.Page = None,
-    json: kit.JsonOption = False,
+    json: terminal.JsonOption = False,
 ) -> None:
     """Capture running servers or a job; exit with 1 if incomplete."""
     if stage:
@@ -267,12 +269,12 @@ def _numbers(text: str) -> list[int | str]:
 
 def _report(captured: _capture_servers.ServerCapture, page: Path | None, *, json: bool) -> None:
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
-    with kit.show_progress("Waiting for the finish"):
+    with terminal.show_progress("Waiting for the finish"):
         start.await_own()
     whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures)
     complete = whole and report is not None and report.status is Status.COMPLETE
     if json:
-        kit.print_json(
+        terminal.print_json(
             {
                 "run": str(captured.run),
                 "complete": complete,

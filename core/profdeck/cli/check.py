@@ -16,20 +16,15 @@ from profdeck.backends import plugins
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, resolve_identity, run_preflight
 from profdeck.backends.plugin_manager import PluginManager
-from profdeck.base import entry_points
-from profdeck.base.errors import (
-    CaptureError,
-    ConfigError,
-    MissingLibraryError,
-    ProfdeckError,
-    describe_error,
-    did_you_mean,
-)
-from profdeck.cli import kit
-from profdeck.cli.kit import SETTINGS_SOURCE, ExitCode, SettingsOption, exit_code
+from profdeck.base.errors import CaptureError
+from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load_config, parse_setting
+from profdeck_traces.base import entry_points
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe_error, did_you_mean
+from profdeck_traces.cli import terminal
+from profdeck_traces.cli.terminal import ExitCode
 
 HOSTS = "profdeck.hosts"
 """Entry points that say whether a framework loads profdeck, or raise `ConfigError` with what to do."""
@@ -54,7 +49,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     connect: Annotated[bool, typer.Option("--connect", help="Also check that the targets respond.")] = False,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
-    json: kit.JsonOption = False,
+    json: terminal.JsonOption = False,
 ) -> None:
     """Check a config before the job starts; show what is wrong."""
     if measure:
@@ -67,21 +62,22 @@ def command(  # noqa: PLR0913 - the options of the command line
     wrong = [check for check in checks if check.code]
     if json:
         listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
-        kit.print_json({"file": str(file), "ok": not wrong, "checks": listed})
+        terminal.print_json({"file": str(file), "ok": not wrong, "checks": listed})
     else:
         _print(file, checks, wrong)
     raise typer.Exit(min((check.code for check in wrong), default=ExitCode.OK))
 
 
 def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
-    table = kit.make_table("", "checked", "")
+    table = terminal.make_table("", "checked", "")
     for check in checks:
         state = Text("failed", style="red") if check.code else Text("ok", style="green")
         table.add_row(state, check.what, check.detail)
-    console = kit.stdout_console()
+    console = terminal.stdout_console()
     console.print(table)
     console.print(
-        f"{kit.short_path(file)}: {len(checks)} checked, {f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
+        f"{terminal.short_path(file)}: {len(checks)} checked, "
+        f"{f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
     )
 
 
@@ -114,7 +110,7 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
     try:
         return Check(what, check(*arguments))
     except ProfdeckError as error:
-        return Check(what, str(error), exit_code(error))
+        return Check(what, str(error), ExitCode(error.exit_code))
     except Exception as error:  # noqa: BLE001  # plugins run here, and one that fails must not hide other problems
         return Check(what, describe_error(error), ExitCode.PLUGIN)
 
@@ -159,7 +155,7 @@ def _output_directory(output: Path) -> str:
             (Path(probe) / "file").write_bytes(b"profdeck")
     except OSError as error:
         raise ConfigError(f"{existing} cannot be written: {error.strerror}. Choose another output.") from None
-    return f"{kit.short_path(output)} can be written" + ("" if existing == output else "; it does not exist yet")
+    return f"{terminal.short_path(output)} can be written" + ("" if existing == output else "; it does not exist yet")
 
 
 def _listener(name: str, options: Mapping[str, Any]) -> str:
@@ -179,7 +175,7 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     try:
         cls = plugins.load_backend(role.backend)
     except ProfdeckError as error:
-        yield Check(f"{path}.backend", str(error), exit_code(error))
+        yield Check(f"{path}.backend", str(error), ExitCode(error.exit_code))
         return
     library = _attempt(f"{path}.backend", _library, cls)
     options = _attempt(f"{path}.options", _options, config, name)

@@ -9,16 +9,18 @@ from typing import Annotated
 
 import typer
 
-from profdeck.cli import kit
 from profdeck.cli._cluster_options import ClusterOptions
-from profdeck.cli.kit import ExitCode
 from profdeck.on_demand.stores import ADDRESS_FILE
 from profdeck.replicas.late_collection import Collected, collect_run
-from profdeck.verification.reading import read_about
+from profdeck.verification.run_report import read_about
+from profdeck_traces.cli import terminal
+from profdeck_traces.cli.terminal import ExitCode
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help="A run; latest: the newest one.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", parser=terminal.run_path, help="A run; latest: the newest one.")
+    ],
     *,
     of_clusters: ClusterOptions,
     timeout_s: Annotated[
@@ -34,21 +36,23 @@ def command(
     with contextlib.ExitStack() as until_done:
         find_actors = of_clusters.selected()
         actors = find_actors and find_actors(until_done)
-        on_progress = until_done.enter_context(kit.show_progress("Asking engines"))
+        on_progress = until_done.enter_context(terminal.show_progress("Asking engines"))
         engines = asyncio.run(collect_run(run, limit_s=timeout_s, actors=actors, on_progress=on_progress))
     for engine in engines:
         typer.echo(f"{engine.role_and_replica} {engine.capture}: {_outcome(engine)}")
         for problem in engine.problems:
-            kit.print_stderr(f"error: {problem}")
+            terminal.print_stderr(f"error: {problem}")
     incomplete = sum(bool(engine.problems) for engine in engines)
     if engines:
-        typer.echo(f"{len(engines) - incomplete} of {len(engines)} complete. Next: profdeck ls {kit.short_path(run)}")
+        typer.echo(
+            f"{len(engines) - incomplete} of {len(engines)} complete. Next: profdeck ls {terminal.short_path(run)}"
+        )
     else:
         typer.echo("Nothing is missing that a server could send.")
     if (run / ADDRESS_FILE).exists():
-        kit.print_stderr(
+        terminal.print_stderr(
             "Files that processes of the job wrote on other hosts are not fetched. Copy their step_* directories into "
-            f"{kit.short_path(run)}, or set output to a directory that all hosts share."
+            f"{terminal.short_path(run)}, or set output to a directory that all hosts share."
         )
     if incomplete:
         raise typer.Exit(ExitCode.INCOMPLETE)

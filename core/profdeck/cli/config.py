@@ -11,11 +11,11 @@ import attrs
 import typer
 
 from profdeck.backends.building import build_backend
-from profdeck.base.errors import ProfdeckError
 from profdeck.base.structuring import unstructure
-from profdeck.cli import kit
-from profdeck.cli.kit import SETTINGS_SOURCE, SettingsOption
+from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.sources import Loaded, load_config, parse_setting
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.cli import terminal
 
 command = typer.Typer(help="Show the config.", no_args_is_help=True)
 
@@ -37,22 +37,22 @@ def show(
     ] = None,
     *,
     settings: SettingsOption = None,
-    json: kit.JsonOption = False,
+    json: terminal.JsonOption = False,
 ) -> None:
     """Show every value of the config and where it comes from."""
     loaded = load_config(file, settings=dict(map(parse_setting, settings or ())), settings_source=SETTINGS_SOURCE)
     notes: list[str] = []
     rows = list(_rows(loaded, notes))
     if json:
-        kit.print_json({"values": [attrs.asdict(row) for row in rows], "notes": notes})
+        terminal.print_json({"values": [attrs.asdict(row) for row in rows], "notes": notes})
         return
-    table = kit.make_table("key", "value", "source")
+    table = terminal.make_table("key", "value", "source")
     for row in rows:
         value = row.value if isinstance(row.value, str) else jsonlib.dumps(row.value)
         table.add_row(row.key, value, row.source, style="dim" if row.source == "default" else None)
-    kit.stdout_console().print(table)
+    terminal.stdout_console().print(table)
     for note in notes:
-        kit.warn(note)
+        terminal.warn(note)
 
 
 def _rows(loaded: Loaded, notes: list[str]) -> Iterator[Row]:

@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.text import Text
 
 from profdeck.after_run.record import FinishReport, FinishState, read_finishes
-from profdeck.base.errors import ProfdeckError
-from profdeck.base.result_cache import ResultCache
-from profdeck.base.words import plural
-from profdeck.cli import _trace_options, kit
-from profdeck.cli.kit import ExitCode
 from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
 from profdeck.records.status import Status
-from profdeck.verification import reports
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import CaptureReport, RankReport, RunReport, TargetReport
+from profdeck.verification import report_model as reports
+from profdeck.verification.report_model import CaptureReport, RankReport, RunReport, TargetReport
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.base.text import plural
+from profdeck_traces.cli import arguments, terminal
+from profdeck_traces.cli.terminal import ExitCode
 
 _STYLES = {
     Status.COMPLETE: "green",
@@ -40,23 +40,25 @@ def command(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", parser=kit.source_path, help="A run, or latest for the newest; else a directory of runs."
+            metavar="RUN",
+            parser=terminal.source_path,
+            help="A run, or latest for the newest; else a directory of runs.",
         ),
-    ] = kit.RUNS,
+    ] = terminal.RUNS,
     *,
-    processes: _trace_options.Processes = 0,
-    cache: _trace_options.Cache = True,
-    json: kit.JsonOption = False,
+    processes: arguments.Processes = 0,
+    cache: arguments.Cache = True,
+    json: terminal.JsonOption = False,
 ) -> None:
     """List a run's captures, or the runs; exit with 1 if incomplete."""
     if not (run / RUN_FILE).exists() and (runs := runs_below(run)):
         _list(runs, as_json=json)
         return
-    if run == kit.RUNS and not run.exists():
+    if run == terminal.RUNS and not run.exists():
         raise ProfdeckError(f"There is no directory {run} here, so no run. Name a run, or a directory of runs.")
     report = read(run, cache=ResultCache.of_user() if cache else None, processes=processes)
     if json:
-        kit.print_json(plain(report))
+        terminal.print_json(plain(report))
     else:
         show(report)
     if report.status is not Status.COMPLETE or report.problems:
@@ -76,8 +78,8 @@ def read(
         ProfdeckError: it cannot be read, or is not a run.
     """
     try:
-        with kit.show_progress("Reading the traces") as on_progress:
-            cores = _trace_options.cores(processes)
+        with terminal.show_progress("Reading the traces") as on_progress:
+            cores = arguments.cores(processes)
             return read_run(run, only=only, cache=cache, processes=cores, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
@@ -96,19 +98,19 @@ def _list(runs: list[Path], *, as_json: bool) -> None:
             about = {"status": Status.FAILED, "captures": 0, "size_bytes": 0, "problem": str(error)}
         found.append({"path": str(run), "created_ns": created_ns(run), **about})
     if as_json:
-        kit.print_json({"runs": found})
+        terminal.print_json({"runs": found})
         return
-    table = kit.make_table("begun", "run", "captures", "size", "status", numbers=("captures", "size"))
+    table = terminal.make_table("begun", "run", "captures", "size", "status", numbers=("captures", "size"))
     for one in found:
         begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_ns"] / 1e9))
         state = Text(one["status"], style=_STYLES[one["status"]])
         table.add_row(
-            begun, kit.short_path(Path(one["path"])), str(one["captures"]), kit.size(one["size_bytes"]), state
+            begun, terminal.short_path(Path(one["path"])), str(one["captures"]), terminal.size(one["size_bytes"]), state
         )
-    console = kit.stdout_console()
+    console = terminal.stdout_console()
     console.print(table)
     console.print()
-    newest = kit.short_path(runs[0])
+    newest = terminal.short_path(runs[0])
     console.print(f"Only sizes were compared; to read the files: profdeck ls {newest}")
 
 
@@ -120,7 +122,7 @@ def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
 
 def show(report: RunReport) -> None:
     """Print a report."""
-    console = kit.stdout_console()
+    console = terminal.stdout_console()
     _show_ranks(report, console)
     for capture, rank in _ranks(report):
         notes = [f"{artifact.path.name}: {note}" for artifact in rank.artifacts for note in artifact.notes]
@@ -137,12 +139,12 @@ def show(report: RunReport) -> None:
         steps = list(pruned)
         size_bytes = sum(step.size_bytes for step in steps)
         which = f"{plural(len(steps), 'older step')}{f' of {role}' if role else ''}"
-        console.print(f"{which} {'was' if len(steps) == 1 else 'were'} pruned: {kit.size(size_bytes)}")
+        console.print(f"{which} {'was' if len(steps) == 1 else 'were'} pruned: {terminal.size(size_bytes)}")
     counted = reports.totals(report)
     statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
-    amount = f"{kit.size(counted['size_bytes'])}, {counted['events']:,} events"
+    amount = f"{terminal.size(counted['size_bytes'])}, {counted['events']:,} events"
     captures = plural(counted["captures"], "capture")
-    console.print(f"{kit.short_path(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
+    console.print(f"{terminal.short_path(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
     if unread := counted["not_read_again"]:
         files = "file was" if unread == 1 else "files were"
         console.print(f"{unread} {files} proved before and did not change since; to read them again: --no-cache")
@@ -162,7 +164,7 @@ def _show_ranks(report: RunReport, console: Console) -> None:
             *((_stage(capture),) if staged else ()),
             _rank(rank),
             Text(rank.status, style=_STYLES[rank.status]),
-            kit.size(rank.size_bytes),
+            terminal.size(rank.size_bytes),
             _events(rank),
         )
         for capture, rank in ranks
@@ -170,14 +172,14 @@ def _show_ranks(report: RunReport, console: Console) -> None:
     files = [_files(rank, report.path) for _, rank in ranks]
     widths = (max(len(str(row[place])) for row in (columns, *rows)) + 2 for place in range(len(columns)))
     fits = sum(widths) + max(map(len, files)) <= console.width
-    table = kit.make_table(*columns, *(("file",) if fits else ()), numbers=("size", "events"))
+    table = terminal.make_table(*columns, *(("file",) if fits else ()), numbers=("size", "events"))
     for row, file in zip(rows, files, strict=True):
         table.add_row(*row, *((file,) if fits else ()))
     console.print(table)
     console.print()
     if not fits:
         for file in filter(None, files):
-            console.print(kit.short_path(report.path / file))
+            console.print(terminal.short_path(report.path / file))
         console.print()
 
 
@@ -218,7 +220,7 @@ def _of_finish(finish: FinishReport) -> str | None:
     if what is None:
         return None
     by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
-    see = f" See {kit.short_path(finish.record)}" if finish.record else ""
+    see = f" See {terminal.short_path(finish.record)}" if finish.record else ""
     return f"Finish of {finish.capture}{by}: {what}.{see}"
 
 

@@ -24,17 +24,17 @@ from profdeck.backends.plugins import (
     load_listener,
     require_libraries,
 )
-from profdeck.base import entry_points
-from profdeck.base.errors import PluginError, UnknownPluginError, describe_error, did_you_mean
 from profdeck.base.launchers import LAUNCHERS, Launcher
-from profdeck.cli import kit
 from profdeck.cli._commands import COMMANDS
 from profdeck.cli.check import HOSTS
 from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
 from profdeck.engine.clusters import CLUSTERS, Cluster
 from profdeck.on_demand.stores import GROUP as STORES
-from profdeck.traces.analysis.step_names import TRACE_NAMES
-from profdeck.traces.kinds import ARTIFACT_KINDS
+from profdeck_traces.base import entry_points
+from profdeck_traces.base.entry_points import TRACE_NAMES
+from profdeck_traces.base.errors import PluginError, UnknownPluginError, describe_error, did_you_mean
+from profdeck_traces.cli import terminal
+from profdeck_traces.inputs.artifact_kinds import ARTIFACT_KINDS
 
 GROUPS = {
     "backend": BACKENDS,
@@ -149,7 +149,7 @@ def command(
         str | None, typer.Argument(metavar="NAME", help="Print the hooks and options of this plugin.")
     ] = None,
     *,
-    json: kit.JsonOption = False,
+    json: terminal.JsonOption = False,
 ) -> None:
     """List the installed plugins, or print the options of one."""
     points = [(kind, point) for kind, group in GROUPS.items() for point in entry_points.installed(group).values()]
@@ -158,12 +158,12 @@ def command(
         raise UnknownPluginError(f"There is no plugin '{name}'.{did_you_mean(name, names)} List all: profdeck plugins")
     plugins = [InstalledPlugin.load(kind, point) for kind, point in points if name in {None, point.name}]
     if json:
-        kit.print_json({"plugins": [_document(plugin, explain=name is not None) for plugin in plugins]})
+        terminal.print_json({"plugins": [_document(plugin, explain=name is not None) for plugin in plugins]})
     elif name is not None:
         for number, plugin in enumerate(plugins):
             _explain(plugin, first=number == 0)
         if any(plugin.problem for plugin in plugins):
-            raise typer.Exit(kit.ExitCode.PLUGIN)
+            raise typer.Exit(terminal.ExitCode.PLUGIN)
     else:
         _list(plugins)
 
@@ -176,11 +176,11 @@ def _document(plugin: InstalledPlugin, *, explain: bool) -> dict[str, Any]:
 
 
 def _list(plugins: list[InstalledPlugin]) -> None:
-    console = kit.stdout_console()
+    console = terminal.stdout_console()
     if not plugins:
         console.print("No plugins are installed. profdeck's own come with it: reinstall profdeck.")
         return
-    table = kit.make_table("kind", "name", "provided by", "hooks", "usable")
+    table = terminal.make_table("kind", "name", "provided by", "hooks", "usable")
     for plugin in plugins:
         usable = "no" if plugin.problem else "yes"
         table.add_row(plugin.kind, plugin.name, plugin.provider, "\n".join(_hook_texts(plugin)), usable)
@@ -204,7 +204,7 @@ def _order(item: Implementation) -> str | None:
 
 
 def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
-    console = kit.stdout_console()
+    console = terminal.stdout_console()
     summary = f": {plugin.summary}" if plugin.summary else ""
     console.print(f"{'' if first else chr(10)}{plugin.kind} {plugin.name}{summary}")
     console.print(f"Provided by {plugin.provider}.")
@@ -214,7 +214,7 @@ def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
         installed = " ".join(library.installed() or ()) or "not installed"
         console.print(f"Supports {library.names[0]} {library.versions}: {installed}.")
     if plugin.problem:
-        kit.warn(plugin.problem)
+        terminal.warn(plugin.problem)
     if plugin.options is None:
         return
     common = COMMON_OPTIONS if plugin.kind == "backend" else frozenset()

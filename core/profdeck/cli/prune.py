@@ -8,15 +8,17 @@ from typing import Annotated
 import attrs
 import typer
 
-from profdeck.base.errors import ConfigError
-from profdeck.base.words import plural
-from profdeck.cli import kit
+from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.text import plural
+from profdeck_traces.cli import terminal
 
 _BYTES_PER_GB = 1e9
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help="A run; latest: the newest one.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", parser=terminal.run_path, help="A run; latest: the newest one.")
+    ],
     *,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N captured steps.")] = None,
     gigabytes: Annotated[
@@ -29,9 +31,9 @@ def command(  # noqa: PLR0913  # the options of a command line
         str | None, typer.Option(metavar="NAME", help="Delete captures of this role only; others stay.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; show what would be deleted.")] = False,
-    json: kit.JsonOption = False,
+    json: terminal.JsonOption = False,
 ) -> None:
-    """Delete old captures of a run, whole steps at a time, or all of one role in a step.
+    """Delete old captures of a run, whole steps at a time.
 
     The newest step stays, and so does one that is being recorded, finished or analysed, or that has a file 'pinned'.
     """
@@ -42,7 +44,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
     found = prune(Path(run), Limits(steps=steps, size_bytes=size_bytes, age_days=days), role=role, is_trial=dry_run)
     if json:
-        kit.print_json(
+        terminal.print_json(
             {
                 "deleted": [attrs.asdict(step.pruned) for step in found.deleted],
                 "kept": [attrs.asdict(step.pruned) | {"stays_because": step.stays_because} for step in found.kept],
@@ -51,11 +53,11 @@ def command(  # noqa: PLR0913  # the options of a command line
         )
         return
     for step in found.over:
-        kit.warn(f"Step {step.pruned.first_step} stays: {step.stays_because}.")
+        terminal.warn(f"Step {step.pruned.first_step} stays: {step.stays_because}.")
 
     def amount(of: tuple[StepOnDisk, ...]) -> str:
-        size = kit.size(sum(step.pruned.size_bytes for step in of))
+        size = terminal.size(sum(step.pruned.size_bytes for step in of))
         return f"{plural(len(of), 'step')} ({size})"
 
     done = "Would delete" if dry_run else "Deleted"
-    kit.stdout_console().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} kept.", soft_wrap=True)
+    terminal.stdout_console().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} kept.", soft_wrap=True)

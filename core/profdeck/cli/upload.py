@@ -8,11 +8,13 @@ from typing import Annotated
 import attrs
 import typer
 
-from profdeck.cli import kit
+from profdeck_traces.cli import terminal
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=kit.run_path, help="A run; latest: the newest one.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", parser=terminal.run_path, help="A run; latest: the newest one.")
+    ],
     url: Annotated[
         str | None,
         typer.Argument(
@@ -20,24 +22,24 @@ def command(
         ),
     ] = None,
     *,
-    json: kit.JsonOption = False,
+    json: terminal.JsonOption = False,
 ) -> None:
     """Send what has ended of a run to a URL.
 
     Each file is compared with the one there, and what is there is not sent again. Nothing is deleted here.
     """
-    from profdeck.base.words import plural
     from profdeck.remote import listener
     from profdeck.remote.upload import upload
+    from profdeck_traces.base.text import plural
 
-    with kit.show_progress("Sending") as on_progress:
+    with terminal.show_progress("Sending") as on_progress:
         done = upload(Path(run), url or listener.url(), on_progress=on_progress)
     if json:
-        kit.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})
+        terminal.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})
         return
     for why in done.waits_for:
-        kit.warn(f"{why}: stays here.")
+        terminal.warn(f"{why}: stays here.")
     before = f"; {done.there} {'was' if done.there == 1 else 'were'} there" if done.there else ""
     typer.echo(
-        f"Sent {plural(done.files, 'file')}, {kit.size(done.size_bytes)}{before}. Next: profdeck ls {done.place}"
+        f"Sent {plural(done.files, 'file')}, {terminal.size(done.size_bytes)}{before}. Next: profdeck ls {done.place}"
     )

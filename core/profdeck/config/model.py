@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.errors import did_you_mean
 from profdeck.base.identity import NAME
 from profdeck.base.structuring import duration_validator
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.schedule import Iterations, Schedule, Window
 from profdeck.config.targets import TargetsConfig
+from profdeck_traces.base.errors import did_you_mean
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.documents import parse_yaml, read_document
-from profdeck.base.errors import ConfigError
-from profdeck.base.structuring import shortened, show, structure, unstructure
+from profdeck.base.structuring import structure, unstructure
 from profdeck.config.model import TOP_LEVEL_KEYS, Config
+from profdeck_traces.base.documents import parse_yaml, read_document, shortened, show
+from profdeck_traces.base.errors import ConfigError
 
 CONFIG_VARIABLE = "PROFDECK_CONFIG"
 _PREFIX = "PROFDECK__"

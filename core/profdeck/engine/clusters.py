@@ -15,11 +15,12 @@ from typing import ClassVar, TypeAlias
 
 import attrs
 
-from profdeck.base.entry_points import load_instances
-from profdeck.base.errors import ConfigError, TargetError, UnknownPluginError
+from profdeck.base.errors import TargetError
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
+from profdeck_traces.base.entry_points import load_instances
+from profdeck_traces.base.errors import ConfigError, UnknownPluginError
 
 CLUSTERS = "profdeck.clusters"
 ACTOR_PREFIX = "Actor("
@@ -116,7 +117,6 @@ class Cluster(ABC):
         - ``capture``: an `ActorSelection`.
         - ``collect``: a function that joins the cluster and returns its actors, keyed by their names in manifests. Its
           argument is an `ExitStack` that leaves the cluster when closed.
-        - ``summary``: a `profdeck.traces.parallel.Executor`.
         """
 
     @abstractmethod

@@ -8,12 +8,12 @@ import attrs
 
 from profdeck.backends.building import build_backend
 from profdeck.backends.plugins import load_backend
-from profdeck.base.errors import ConfigError
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.sources import load_config
 from profdeck.engine.options import EngineOptions
 from profdeck.records.request import CaptureRequest
 from profdeck.records.run_directory import RUN_VARIABLE, run_name
+from profdeck_traces.base.errors import ConfigError
 
 ROLE_VARIABLE = "PROFDECK_ROLE"
 REPLICA_VARIABLE = "PROFDECK_REPLICA"

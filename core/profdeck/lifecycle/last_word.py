@@ -11,10 +11,10 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.words import plural
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
-from profdeck.traces.kinds import TRACE, kind_named
+from profdeck_traces.base.text import plural
+from profdeck_traces.inputs.artifact_kinds import TRACE, kind_named
 
 
 @attrs.define

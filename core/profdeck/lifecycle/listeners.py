@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.plugins import LISTENERS, implementations, listener_name, load_listener
-from profdeck.base.entry_points import load
 from profdeck.config.model import Config
+from profdeck_traces.base.entry_points import load
 
 
 def role_hooks(backend: Backend, config: Config, objects: Iterable[object]) -> RoleHooks:

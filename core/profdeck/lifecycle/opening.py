@@ -11,7 +11,6 @@ import attrs
 from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, resolve_identity, run_preflight, warmup_steps
 from profdeck.backends.plugins import require_libraries
-from profdeck.base.errors import ConfigError, did_you_mean
 from profdeck.base.identity import Identity
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import Config, Mode, RoleConfig
@@ -23,6 +22,7 @@ from profdeck.lifecycle.machine import CaptureMachine
 from profdeck.lifecycle.role import Role
 from profdeck.lifecycle.role_group import RoleGroup
 from profdeck.records import manifest, run_directory
+from profdeck_traces.base.errors import ConfigError, did_you_mean
 
 logger = logging.getLogger("profdeck")
 

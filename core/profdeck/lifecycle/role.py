@@ -18,7 +18,7 @@ from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, abandon, expired, reserve
 from profdeck.base import shutdown
-from profdeck.base.errors import CaptureError, describe_error
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.operations import Blocker, Operation, begin, running_loop
 from profdeck.base.processes import ProcessId
@@ -45,6 +45,7 @@ from profdeck.records import manifest, run_directory
 from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
 from profdeck.records.request import CaptureRequest
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import describe_error
 
 if TYPE_CHECKING:
     from profdeck.after_run.start import Finishes

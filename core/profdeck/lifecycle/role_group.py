@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from profdeck.base.errors import describe_error
 from profdeck.base.operations import Blocker, Operation, RunningOperation, begin, finish
+from profdeck_traces.base.errors import describe_error
 
 if TYPE_CHECKING:
     from profdeck.lifecycle.role import Role

@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from profdeck.base.errors import ConfigError
 from profdeck.base.identity import NAME
 from profdeck.base.operations import Operation, begin, finish
+from profdeck_traces.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from profdeck.lifecycle.role import Role

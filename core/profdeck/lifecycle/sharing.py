@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from profdeck.base.errors import ConfigError
 from profdeck.records.capture import Unit
+from profdeck_traces.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from profdeck.lifecycle.role_group import RoleGroup

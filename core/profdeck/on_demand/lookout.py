@@ -16,10 +16,10 @@ import threading
 import time
 from typing import Protocol
 
-from profdeck.base.errors import describe_error
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import BEAT, LOST_S, REQUEST, JobProcess, OnDemandRequest, decode
 from profdeck.on_demand.stores import Store
+from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
 

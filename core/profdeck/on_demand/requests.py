@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
-from profdeck.base.errors import CaptureError, describe_error
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand.stores import Store
+from profdeck_traces.base.errors import describe_error
 
 SCHEMA = 1
 DEFAULT_IN_STEPS = 2

@@ -8,11 +8,12 @@ import logging
 import threading
 import time
 
-from profdeck.base.errors import CaptureError, describe_error
+from profdeck.base.errors import CaptureError
 from profdeck.config.schedule import TimedSteps
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
 from profdeck.on_demand.stores import Store
+from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
 

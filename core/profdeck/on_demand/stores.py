@@ -16,10 +16,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from profdeck.base import entry_points
-from profdeck.base.errors import CaptureError, ConfigError, describe_error
-from profdeck.base.files import replace_file, write_new
+from profdeck.base.errors import CaptureError
 from profdeck.base.json_files import JsonKind, read_whole
+from profdeck_traces.base import entry_points
+from profdeck_traces.base.errors import ConfigError, describe_error
+from profdeck_traces.base.files import replace_file, write_new
 
 GROUP = "profdeck.stores"
 ADDRESS_FILE = "on_demand.json"

@@ -30,7 +30,6 @@ from typing import Any, ClassVar
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.on_demand.lookout import Lookout
 from profdeck.on_demand.requests import (
@@ -51,6 +50,7 @@ from profdeck.on_demand.requests import (
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import CaptureRecord
+from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 logger = logging.getLogger("profdeck")
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import attrs
 
-CLOCK_ANCHOR = "profdeck.clock_anchor"
-"""The name of the marker event that a `ClockAnchor` refers to. Statistics exclude this event."""
-
 
 @attrs.frozen
 class ClockAnchor:

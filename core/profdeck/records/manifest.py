@@ -14,17 +14,17 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.base.errors import ProfdeckError
-from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import is_running, own_start
-from profdeck.base.structuring import shortened
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.host_clock import MOST_APART_NS, HostClock
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
+from profdeck_traces.base.documents import shortened
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.base.files import replace_file
 
 _MOST_RANKS = 1 << 16
 _LARGEST = 1 << 53
@@ -221,7 +221,7 @@ def is_manifest(file: Path) -> bool:
 
 def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
     """Say in a manifest what a capture is at now."""
-    from profdeck.base.version import __version__
+    from profdeck_traces.base.version import __version__
 
     identity, fleet = capture.identity, capture.fleet
     return Manifest(

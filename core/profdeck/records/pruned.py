@@ -11,12 +11,10 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
+from profdeck_traces.base.files import replace_file
 
 _DIRECTORY = "pruned"
-ASIDE = ".pruned."
-"""How the name of a step's directory begins while its files are being deleted: no reader looks there."""
 
 
 @attrs.frozen(kw_only=True)

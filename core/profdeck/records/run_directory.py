@@ -30,7 +30,6 @@ from typing import Any
 import msgspec
 
 from profdeck.base.errors import CaptureError
-from profdeck.base.files import write_new
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.launchers import installed_launchers
@@ -38,6 +37,7 @@ from profdeck.base.processes import process_started
 from profdeck.records.capture import CaptureRecord, Unit
 from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
 from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck_traces.base.files import write_new
 
 RUN_FILE = "run.json"
 RUN_VARIABLE = "PROFDECK_RUN"

@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from profdeck.base.files import replace_file
 from profdeck.base.json_files import JsonKind
+from profdeck_traces.base.files import replace_file
 
 _DIRECTORY = "uploaded"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.base.errors import ConfigError, MissingLibraryError
-from profdeck.base.words import plural
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError
+from profdeck_traces.base.text import plural
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
 """The URL of a directory for runs."""
@@ -44,7 +44,7 @@ def url() -> str:
     Raises:
         ConfigError: that is not set, or is no URL.
     """
-    from profdeck.remote.urls import is_url, shown
+    from profdeck_traces.inputs.urls import is_url, shown
 
     found = os.environ.get(URL_VARIABLE, "")
     if not is_url(found):

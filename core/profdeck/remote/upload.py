@@ -21,15 +21,15 @@ import msgspec
 
 from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
 from profdeck.after_run.record import input_path
-from profdeck.base.errors import ProfdeckError, describe_error
-from profdeck.base.files import lock_directory
-from profdeck.base.progress import Progress
 from profdeck.records.manifest import is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, step_directories
 from profdeck.records.uploaded import UploadedFile, UploadedPart, read_uploaded, write_uploaded
-from profdeck.remote.urls import Place, RemoteError
-from profdeck.traces.kinds import files_below
-from profdeck.verification.reading import read_about
+from profdeck.verification.run_report import read_about
+from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.files import lock_directory
+from profdeck_traces.base.progress import Progress
+from profdeck_traces.inputs.artifact_kinds import files_below
+from profdeck_traces.inputs.urls import Place, RemoteError
 
 _AT_ONCE = 4
 _PART_BYTES = 50 << 20

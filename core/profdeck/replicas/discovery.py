@@ -17,17 +17,18 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.base.documents import read_document
-from profdeck.base.errors import CaptureError, ConfigError, TargetError
+from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import show, structure
+from profdeck.base.structuring import structure
 from profdeck.config.targets import SOCKET, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.clusters import ActorGroup, AskActor, FoundActor, the_cluster
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.token import own_token
 from profdeck.records.request import BatchKind
 from profdeck.replicas.worker_hosts import WorkerHosts
+from profdeck_traces.base.documents import read_document, show
+from profdeck_traces.base.errors import ConfigError
 
 _ROUTER_TIMEOUT_S = 10.0
 _ACTORS = "targets.actors"

@@ -22,7 +22,7 @@ from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.base.blocking import run_in_threads, wait_for
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, describe_error
+from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.operations import begin, finish
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import Policy, TargetsConfig
@@ -38,6 +38,7 @@ from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, la
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.start_gate import GatePass, StartGate
 from profdeck.replicas.worker_kinds import select_kinds
+from profdeck_traces.base.errors import ConfigError, describe_error
 
 logger = logging.getLogger("profdeck")
 

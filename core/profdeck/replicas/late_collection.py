@@ -12,12 +12,10 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error
-from profdeck.base.files import replace_file
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
-from profdeck.base.progress import Progress
 from profdeck.engine.clusters import ACTOR_PREFIX, Actor, the_cluster
 from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
@@ -31,6 +29,9 @@ from profdeck.records.run_directory import replica_directory
 from profdeck.records.status import Status
 from profdeck.replicas.fan_out import fan_out
 from profdeck.replicas.member import NOT_COMPLETE, counted
+from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
+from profdeck_traces.base.files import replace_file
+from profdeck_traces.base.progress import Progress
 
 _ANSWER_S = 120.0
 _RECORDED = {Status.COMPLETE, Status.PARTIAL, Status.RECORDING}

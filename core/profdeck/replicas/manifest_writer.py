@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from profdeck.base.blocking import run_in_threads, wait_for
-from profdeck.base.files import replace_file
+from profdeck_traces.base.files import replace_file
 
 _GATHER_S = 0.5
 """How long a manifest waits for those that follow: what many targets answer at once is read first, as threads that

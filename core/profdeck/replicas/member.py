@@ -15,7 +15,7 @@ from profdeck.backends.recording import Recording, abandon
 from profdeck.base.errors import TargetError, target_error
 from profdeck.base.operations import run
 from profdeck.base.outcome import Outcome
-from profdeck.base.words import sentence
+from profdeck.base.text import sentence
 from profdeck.engine.clusters import Actor, ActorGroup
 from profdeck.records import manifest
 from profdeck.records.capture import CaptureRecord, CaptureState as Life

@@ -15,16 +15,17 @@ from pathlib import Path
 
 import stringzilla
 
-from profdeck.plugin import ArtifactCheck, Meter, Progress, TraceError, directory_size, file_size
-from profdeck.traces.reading.column_builder import ColumnBuilder
-from profdeck.traces.reading.columns import Tables
-from profdeck.traces.reading.integrity import CountingHandler, check_trace
+from profdeck.plugin import TraceError, directory_size, file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck_npu.traces.communication import read_communication
 from profdeck_npu.traces.directory import AscendDirectory, unfinished
 from profdeck_npu.traces.info import CPU, NPU, Info, read_info
 from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
 from profdeck_npu.traces.step_times import read_step_times
+from profdeck_traces import ArtifactCheck, Meter, Progress
+from profdeck_traces.reading.column_builder import ColumnBuilder
+from profdeck_traces.reading.columns import Tables
+from profdeck_traces.reading.integrity import CountingHandler, check_trace
 
 RAW_ONLY = "raw data only, not analysed"
 """The note on a directory that nobody has analysed, or asked to."""
@@ -231,7 +232,7 @@ class _StepHandler(CountingHandler):
         self.steps: set[int] = set()
 
     def batch(self, text: memoryview) -> int | None:
-        """Take events; see :meth:`profdeck.traces.reading.handler.TraceHandler.batch`."""
+        """Take events; see :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         count = super().batch(text)
         if count is not None:
             self._find(text)

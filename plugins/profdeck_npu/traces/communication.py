@@ -30,9 +30,10 @@ import attrs
 import msgspec
 import numpy as np
 
-from profdeck.plugin import CommunicationSummary, LinkSummary, Progress, TraceError
-from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH
-from profdeck.traces.reading.integrity import file_size
+from profdeck.plugin import TraceError
+from profdeck_traces import CommunicationSummary, LinkSummary, Progress
+from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH
+from profdeck_traces.reading.integrity import file_size
 
 OTHER_OPERATIONS = "(other operations)"
 """Stands for the operations beyond the first 10,000 distinct ones."""

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.plugin import Progress, TraceError
-from profdeck.traces.reading.column_builder import MAX_NAME_LENGTH, ColumnBuilder, CompleteEvent
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
-from profdeck.traces.reading.identifiers import Id
-from profdeck.traces.reading.integrity import TraceCheck, file_size
-from profdeck.traces.reading.times import exact_nanoseconds
+from profdeck.plugin import TraceError
+from profdeck_traces import Progress
+from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH, ColumnBuilder, CompleteEvent
+from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.integrity import TraceCheck, file_size
+from profdeck_traces.reading.times import exact_nanoseconds
 
 _NAME, _TYPE, _START, _DURATION = "Name", "Type", "Start Time(us)", "Duration(us)"
 _NEEDED = (_NAME, _TYPE, _START, _DURATION)

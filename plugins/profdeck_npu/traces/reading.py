@@ -10,18 +10,19 @@ from typing import TypeVar
 
 import attrs
 
-from profdeck.plugin import Meter, Progress, RecorderTables, StepOnDevice, TraceError, file_size
-from profdeck.traces.reading.all_events import AllEvents
-from profdeck.traces.reading.chrome import EventStore, ReadingArguments, read_chrome
-from profdeck.traces.reading.column_builder import ColumnBuilder
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_PROCESSES, MARKS, OPERATOR, Tables, concatenated
-from profdeck.traces.reading.integrity import TraceCheck
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.reading.trace import Trace
+from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.communication import read_communication
 from profdeck_npu.traces.directory import AscendDirectory, size_to_read
 from profdeck_npu.traces.kernel_details import read_kernel_details, steps_as_annotations, steps_on_devices
 from profdeck_npu.traces.step_times import read_step_times
+from profdeck_traces import Meter, Progress, RecorderTables, StepOnDevice
+from profdeck_traces.reading.all_events import AllEvents
+from profdeck_traces.reading.chrome import EventStore, ReadingArguments, read_chrome
+from profdeck_traces.reading.column_builder import ColumnBuilder
+from profdeck_traces.reading.columns import ANNOTATION, DEVICE_PROCESSES, MARKS, OPERATOR, Tables, concatenated
+from profdeck_traces.reading.integrity import TraceCheck
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.reading.trace import Trace
 
 
 def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
@@ -33,7 +34,7 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     max_json_bytes: int,
     slice_events: int,
 ) -> Trace:
-    """Read a directory of torch_npu; the arguments are those of `profdeck.traces.reading.reader.read_trace`.
+    """Read a directory of torch_npu; the arguments are those of `profdeck_traces.reading.reader.read_trace`.
 
     Kernels come from ``kernel_details.csv``, all else from ``trace_view.json`` without the lanes of its process
     ``Ascend Hardware``: these show the same kernels, and between them waits and ranges of mstx. If one of the two files

@@ -19,8 +19,9 @@ from typing import TextIO
 
 import attrs
 
-from profdeck.plugin import DeviceStepSummary, TraceError
-from profdeck.traces.reading.times import exact_nanoseconds
+from profdeck.plugin import TraceError
+from profdeck_traces import DeviceStepSummary
+from profdeck_traces.reading.times import exact_nanoseconds
 
 _DEVICE, _STEP, _COMPUTING, _PREPARING = "Device_id", "Step", "Computing", "Preparing"
 _NEEDED = (_STEP, _COMPUTING)

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 
 import attrs
 
-from profdeck.base.errors import ConfigError
 from profdeck.base.identity import Identity
 from profdeck.engine.control.control_backend import ControlBackend
 from profdeck.engine.engine import Engine
 from profdeck.engine.worker.recorder import EngineRecorder, handle_command
 from profdeck.records.request import Answer, BatchKind
+from profdeck_traces.base.errors import ConfigError
 
 
 class Blocking:

@@ -24,8 +24,8 @@ from namespaces import own_network
 from profdeck.base.outcome import Outcome
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import CaptureReport, TargetReport
+from profdeck.verification.report_model import CaptureReport, TargetReport
+from profdeck.verification.run_report import read_run
 
 HERE = Path(__file__).parent
 DRIVER_S = 500

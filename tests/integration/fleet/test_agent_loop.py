@@ -21,8 +21,8 @@ from fleet.clusters import session_of
 
 from profdeck import Status
 from profdeck.base.outcome import Outcome
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import RunReport
+from profdeck.verification.report_model import RunReport
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.fleet
 

@@ -29,7 +29,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 SERVER = Path(__file__).parent / "jobs" / "rank_server.py"
 SPARSE_BYTES = 300 << 20

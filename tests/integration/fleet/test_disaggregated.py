@@ -18,7 +18,7 @@ from servers import at_rest, busy, command_line_of_many, finished
 from profdeck import Profiler
 from profdeck.base.errors import CaptureError
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.long
 

@@ -30,8 +30,8 @@ from profdeck.records.run_directory import replica_directory
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 from profdeck.replicas.fleet_backend import FleetBackend
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import RankReport, TargetReport
+from profdeck.verification.report_model import RankReport, TargetReport
+from profdeck.verification.run_report import read_run
 
 Rollouts = Callable[[dict[str, Any]], Profiler]
 StartDriver = Callable[[dict[str, Any]], "subprocess.Popen[str]"]

@@ -24,7 +24,7 @@ from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 from profdeck.replicas.discovery import workers_of
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 WINDOW_S = 120
 StartRouter = Callable[..., Server]

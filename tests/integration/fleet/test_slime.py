@@ -14,7 +14,7 @@ from servers import TOKEN
 
 from processes import python_path
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 # What the host's own function does, as far as engines see it: requests through the router.
 HOST = """

@@ -16,7 +16,7 @@ from engine_servers import vllm_environment
 from pages import ROOT, Shell, blocks
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.errors import ConfigError
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torchtitan
 

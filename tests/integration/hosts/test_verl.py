@@ -15,7 +15,7 @@ import pytest
 from verl_jobs import LIMIT_S, PPO, SFT, Cluster, VerlJob, profdeck
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 Start = Callable[..., VerlJob]
 SGLANG = "PROFDECK_TEST_VERL_SGLANG_PYTHON"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.cli.kit import ExitCode
+from profdeck_traces.cli.terminal import ExitCode
 
 JOB = """
 import sys

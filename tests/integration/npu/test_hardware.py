@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from profdeck import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.npu_hardware
 

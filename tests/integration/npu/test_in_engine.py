@@ -19,8 +19,8 @@ import attrs
 import pytest
 
 from profdeck import Status
-from profdeck.verification.reading import read_run
-from profdeck.verification.reports import CaptureReport, RankReport
+from profdeck.verification.report_model import CaptureReport, RankReport
+from profdeck.verification.run_report import read_run
 
 # What the driver is told of a capture without a warm-up, which engines have none of.
 WHOLE = ["Init", "CreateConfig", "Start", "Stop", "DestroyConfig", "Finalize"]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.sources import find_sources
-from profdeck.traces.writing.trim import trim_trace
-from profdeck.traces.writing.windows import step_window
 from profdeck_npu.traces.check import check_directory
 from profdeck_npu.traces.directory import AscendDirectory
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.sources import find_sources
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.writing.trim import trim_trace
+from profdeck_traces.writing.windows import step_window
 
 RECORD = """
 import os, sys

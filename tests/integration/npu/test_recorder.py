@@ -32,7 +32,7 @@ from npu_captures import (
 
 from profdeck import Status
 from profdeck.base import leases
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from profdeck_npu.traces.analysis_state import read_state
 
 ENGINE = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from profdeck.traces.analysis.summary import summarise_trace
 from profdeck_npu.traces.communication import read_communication
 from profdeck_npu.traces.step_times import read_step_times
+from profdeck_traces.analysis.summary import summarise_trace
 
 CAPTURE = """
 import torch, torch_npu

@@ -13,7 +13,7 @@ import pytest
 from sglang_traces import names, processes, spans, steps
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 TOKENS = 10
 """What the job generates: a prefill and nine decodes, where there is one prompt."""

@@ -18,7 +18,7 @@ import pytest
 from sglang_traces import events, names, processes, spans
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 ONE_STEP = ["EXTEND", "DECODE", "DECODE", "DECODE"] * 2
 """The forward passes of one global step of the job."""

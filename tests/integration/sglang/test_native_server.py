@@ -16,7 +16,7 @@ from servers import busy, command_line, finished
 from sglang_traces import spans
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 @pytest.fixture(scope="module")

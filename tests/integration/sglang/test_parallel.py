@@ -10,7 +10,7 @@ import pytest
 from sglang_traces import processes, spans, steps
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 @pytest.fixture(scope="module", params=[pytest.param("pp", marks=pytest.mark.long), "dp"])

@@ -23,7 +23,7 @@ from sglang_traces import names, spans
 
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 PLUGINS = {"SGLANG_PLUGINS": "profdeck,torchcpu"}
 

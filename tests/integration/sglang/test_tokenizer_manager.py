@@ -10,7 +10,7 @@ import pytest
 from sglang_traces import spans
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 pytestmark = pytest.mark.long
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import profdeck_traces as traces
 from gpu_job import GpuJob
-from profdeck import traces
 
 pytestmark = pytest.mark.trackers
 

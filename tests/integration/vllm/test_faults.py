@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(run_job: Callable[..., Any]) -> None:

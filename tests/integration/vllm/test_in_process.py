@@ -9,7 +9,7 @@ import pytest
 
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 @pytest.fixture(scope="module")

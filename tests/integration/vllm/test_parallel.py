@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 def test_every_data_parallel_engine_answers_records_and_is_merged(run_job: Callable[..., Any]) -> None:

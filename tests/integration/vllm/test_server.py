@@ -17,7 +17,7 @@ from server_contract import ServerContract
 from servers import TOKEN, busy, call, command_line, finished
 
 from profdeck.records.status import Status
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 
 
 @pytest.fixture(scope="module")

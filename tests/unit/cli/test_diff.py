@@ -9,9 +9,9 @@ import attrs
 import pytest
 from typer.testing import Result
 
-from profdeck.base.errors import TraceError
-from profdeck.cli import _trace_options
-from profdeck.traces.analysis.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
+from profdeck_traces.analysis.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.cli import arguments
 
 Cli = Callable[..., Result]
 Document = Callable[..., Path]
@@ -248,7 +248,7 @@ def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, mon
         assert cache
         return run(rank(1100)), ["rank1.trace.json: it is empty"]
 
-    monkeypatch.setattr(_trace_options, "summarise_paths", summarise)
+    monkeypatch.setattr(arguments, "summarise_paths", summarise)
     result = cli("diff", document("a.json", rank()), tmp_path, "--fail-over", "5%")
     assert read == [[tmp_path]]
     assert (result.exit_code, result.stderr) == (4, "error: rank1.trace.json: it is empty\n")
@@ -258,7 +258,7 @@ def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, mon
 def test_what_could_not_be_read_is_told_even_if_nothing_is_left(
     cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_trace_options, "summarise_paths", lambda _, **_how: (run(), ["rank0.trace.json: it is empty"]))
+    monkeypatch.setattr(arguments, "summarise_paths", lambda _, **_how: (run(), ["rank0.trace.json: it is empty"]))
     result = cli("diff", document("a.json", rank()), tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
     assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
@@ -276,7 +276,7 @@ def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: py
     def fail(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
         raise TraceError(f"{paths[0].name}: there is no trace below this directory.")
 
-    monkeypatch.setattr(_trace_options, "summarise_paths", fail)
+    monkeypatch.setattr(arguments, "summarise_paths", fail)
     path = document("a.json", rank())
     result = cli("diff", path, path.parent)
     assert (result.exit_code, result.stdout) == (4, "")

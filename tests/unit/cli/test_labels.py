@@ -12,11 +12,11 @@ import pytest
 from typer.testing import Result
 
 from gpu_job import GpuJob
-from profdeck.traces.analysis.labels import labels_of
-from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.loading import summarise
-from profdeck.traces.overview import about, teams_of
-from profdeck.traces.report.page import write_page
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.analysis.rank_labels import labels_of
+from profdeck_traces.findings.overview import about, teams_of
+from profdeck_traces.loading import summarise
+from profdeck_traces.report.page import write_page
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]

@@ -12,7 +12,7 @@ import ascend_files
 import pytest
 from typer.testing import Result
 
-from profdeck.cli.kit import size
+from profdeck_traces.cli.terminal import size
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]

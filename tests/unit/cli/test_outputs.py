@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+import profdeck_traces as traces
 from gpu_job import GpuJob
-from profdeck import traces
-from profdeck.base.errors import TraceError
+from profdeck_traces.base.errors import TraceError
 
 Cli = Callable[..., Result]
 

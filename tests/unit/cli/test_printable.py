@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.cli import kit
+from profdeck_traces.cli import terminal
 
 NASTY = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
 
@@ -27,7 +27,7 @@ NASTY = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
     ],
 )
 def test_what_controls_a_terminal_is_escaped(text: str, shown: str) -> None:
-    assert kit.printable(text) == shown
+    assert terminal.printable(text) == shown
 
 
 def trace(path: Path, name: str) -> Path:

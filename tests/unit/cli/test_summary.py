@@ -12,7 +12,7 @@ import pytest
 from ascend_job import GROUP, Job
 from typer.testing import Result
 
-from profdeck.cli import kit
+from profdeck_traces.cli import terminal
 
 Cli = Callable[..., Result]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -135,7 +135,7 @@ sys.stdout.buffer.write(document)
 def test_progress_starts_no_thread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     threads = threading.active_count()
-    with kit.show_progress("Reading") as on_progress:
+    with terminal.show_progress("Reading") as on_progress:
         for done in range(10):
             on_progress(done, 10)
         assert threading.active_count() == threads

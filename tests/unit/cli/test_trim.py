@@ -12,7 +12,7 @@ import ascend_files
 import pytest
 from typer.testing import Result
 
-from profdeck.traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.step_names import StepNames
 
 Cli = Callable[..., Result]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from profdeck import Profiler, Status, Step, hookimpl
-from profdeck.base.errors import CaptureError, ConfigError, TargetError
+from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.base.words import sentence
+from profdeck.base.text import sentence
 from profdeck.cli import ls
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.on_demand import requests
@@ -27,7 +27,8 @@ from profdeck.on_demand.stores import FileStore
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import Answer, RequestState
 from profdeck.replicas.fleet_backend import FleetBackend
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError
 from simulated_servers import (
     Act,
     ServersInThread,

@@ -34,7 +34,7 @@ from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest, Reply, RequestState
 from profdeck.replicas.late_collection import Collected, collect_run
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 from simulated_servers import Act, SimulatedServer, simulated_servers
 

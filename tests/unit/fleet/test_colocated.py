@@ -14,7 +14,7 @@ from profdeck import Profiler, Status
 from profdeck.backends.api import TargetState
 from profdeck.base import leases
 from profdeck.records.manifest import Manifest
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from simulated_servers import simulated_servers
 
 HELD = "gpu-1, held by this process (trainer, step1)"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from profdeck import Profiler, Status
-from profdeck.base.errors import CaptureError, ConfigError, TargetError, target_error
+from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.config.targets import Policy, SampleBy, TargetsConfig, WorkerType
@@ -21,6 +21,7 @@ from profdeck.records.manifest import Manifest
 from profdeck.records.request import BatchKind
 from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
 from profdeck.replicas.worker_kinds import select_kinds
+from profdeck_traces.base.errors import ConfigError
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))

@@ -19,7 +19,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
 from profdeck.records.manifest import Manifest, encode
 from profdeck.records.request import RequestState
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from simulated_servers import Act, SimulatedEngine, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]

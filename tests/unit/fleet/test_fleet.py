@@ -12,9 +12,10 @@ import pytest
 
 from profdeck import Profiler, Status
 from profdeck.backends.api import TargetState
-from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.errors import CaptureError
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import ConfigError
 from simulated_servers import Act, ServersInThread, simulated_servers
 
 GOOD = ["status", "start", "stop"]

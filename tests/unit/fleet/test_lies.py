@@ -19,7 +19,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.cli import app
 from profdeck.records.status import Status
 from profdeck.replicas.late_collection import collect_run
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from simulated_servers import Act, Arrival, SimulatedServer
 
 Build = Callable[..., Profiler]

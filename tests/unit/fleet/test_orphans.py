@@ -17,7 +17,7 @@ from profdeck.base.processes import ProcessId
 from profdeck.base.structuring import unstructure
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import CaptureRequest, RequestState
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]

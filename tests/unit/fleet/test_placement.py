@@ -12,7 +12,7 @@ import pytest
 from profdeck import PlacedEngine, Profiler
 from profdeck.base.errors import CaptureError
 from profdeck.records.manifest import Manifest
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
 from simulated_servers import simulated_servers
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from profdeck import __version__
 from profdeck.base.blocking import run_in_thread
-from profdeck.base.errors import ConfigError, MissingLibraryError, TargetError
+from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure
 from profdeck.config.targets import TargetsConfig
@@ -31,6 +31,7 @@ from profdeck_ray import in_actor
 from profdeck_ray.actors import matches
 from profdeck_ray.engine import RayActor, RayEngine
 from profdeck_ray.held_engines import PlacementGroup
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError
 
 
 class Motor:

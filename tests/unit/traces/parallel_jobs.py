@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from profdeck.base.errors import TraceError
-from profdeck.base.progress import Progress
-from profdeck.traces.reading.integrity import TraceCheck, check_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.progress import Progress
+from profdeck_traces.reading.integrity import TraceCheck, check_trace
 
 
 def check(path: Path, on_progress: Progress | None) -> TraceCheck:

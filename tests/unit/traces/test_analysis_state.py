@@ -9,9 +9,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from profdeck.base.errors import TraceError
 from profdeck.base.processes import process_started
 from profdeck_npu.traces.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
+from profdeck_traces.base.errors import TraceError
 
 STATE = AnalysisState(
     state="running",

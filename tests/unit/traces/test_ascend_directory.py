@@ -15,14 +15,14 @@ import pytest
 from ascend_files import CPU, NAME, NPU, OUTPUT, analysed, database, kernel_rows, raw, trace_view
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
 from profdeck.base.processes import process_started
-from profdeck.traces.kinds import ArtifactCheck, chrome_trace, files_below, kind_of, size_to_read
-from profdeck.traces.reading.reader import read_trace
 from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.traces.analysis_state import STATE_FILE, AnalysisState, read_state, write_state
 from profdeck_npu.traces.check import check_directory, check_output
 from profdeck_npu.traces.directory import AscendDirectory
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.artifact_kinds import ArtifactCheck, chrome_trace, files_below, kind_of, size_to_read
+from profdeck_traces.reading.reader import read_trace
 
 TEXT_FILES = ("trace_view.json", "kernel_details.csv", "step_trace_time.csv", "communication.json")
 NOBODY = 2**22 - 1  # no process has this id

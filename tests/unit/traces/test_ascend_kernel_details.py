@@ -13,12 +13,12 @@ import ascend_files
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.reading.column_builder import ColumnBuilder
-from profdeck.traces.reading.columns import Columns, Tables, concatenated
-from profdeck.traces.reading.reader import read_trace
 from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading.column_builder import ColumnBuilder
+from profdeck_traces.reading.columns import Columns, Tables, concatenated
+from profdeck_traces.reading.reader import read_trace
 
 OLD = (
     "Step Id,Model ID,Task ID,Stream ID,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Dim"

@@ -13,17 +13,17 @@ import pytest
 from ascend_files import KERNELS, LEVEL_0, LEVEL_1, NAME, OLD, OUTPUT, analysed, kernel_rows, raw, trace_view
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.merge import MergeSource, merge_traces
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.reading.trace import Trace
-from profdeck.traces.sources import TraceSource
-from profdeck.traces.writing.selection import Selection
-from profdeck.traces.writing.slim import SlimSource, write_slim
-from profdeck.traces.writing.trim import trim_trace
-from profdeck.traces.writing.windows import iteration_window, read_extent, step_window, time_window
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.sources import TraceSource
+from profdeck_traces.merge import MergeSource, merge_traces
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.reading.trace import Trace
+from profdeck_traces.writing.selection import Selection
+from profdeck_traces.writing.slim import SlimSource, write_slim
+from profdeck_traces.writing.trim import trim_trace
+from profdeck_traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
 BASE_NS = ascend_files.BASE_US * 1000
 
@@ -264,7 +264,7 @@ def test_both_problems_are_told(directory: Path) -> None:
 
 
 def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profdeck.traces.reading.column_builder.MAX_NAMES", 12)
+    monkeypatch.setattr("profdeck_traces.reading.column_builder.MAX_NAMES", 12)
     framework = ascend_files.framework_events()
     framework += [
         ascend_files.complete(HOST, HOST, f"aten::op{number}", 500 + number, 1, cat="cpu_op") for number in range(40)
@@ -279,7 +279,7 @@ def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkey
 
 def test_events_beyond_memory_go_to_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(read_trace(directory))
-    monkeypatch.setattr("profdeck.traces.reading.column_builder._BLOCK_EVENTS", 3)
+    monkeypatch.setattr("profdeck_traces.reading.column_builder._BLOCK_EVENTS", 3)
 
     assert contents(read_trace(directory, slice_events=4)) == expected
 

@@ -9,11 +9,11 @@ import attrs
 import pytest
 from ascend_job import BYTES, GROUP, TRANSFER_US, Job, call
 
-from profdeck.traces.analysis.diff import diff_runs, load_summary
-from profdeck.traces.analysis.model import RankSummary, RunSummary
-from profdeck.traces.analysis.run_summary import summarise_run
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.sources import TraceSource
+from profdeck_traces.analysis.diff import diff_runs, load_summary
+from profdeck_traces.analysis.model import RankSummary, RunSummary
+from profdeck_traces.analysis.run_summary import summarise_run
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.inputs.sources import TraceSource
 
 SLOW_RANK, SLOWER_US = 5, 300.0
 

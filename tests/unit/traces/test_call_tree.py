@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
-from profdeck import traces
+import profdeck_traces as traces
 from profdeck.cli import app
-from profdeck.traces.analysis.call_tree import CallTree
-from profdeck.traces.analysis.detail_model import StackFrame
-from profdeck.traces.reading.reader import read_trace
+from profdeck_traces.analysis.call_tree import CallTree
+from profdeck_traces.analysis.detail_model import StackFrame
+from profdeck_traces.reading.reader import read_trace
 
 Call = tuple[str, int, int]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.base.errors import ConfigError
-from profdeck.traces.analysis.class_rules import load_rules
-from profdeck.traces.analysis.classes import COMMUNICATION, UNCLASSIFIED, Classifier, Rule
+from profdeck_traces.analysis.class_rules import load_rules
+from profdeck_traces.analysis.classes import COMMUNICATION, UNCLASSIFIED, Classifier, Rule
+from profdeck_traces.base.errors import ConfigError
 
 NAMES = {
     COMMUNICATION: [

@@ -10,18 +10,18 @@ import pytest
 
 from captured_runs import write_capture, write_run
 from gpu_job import GpuJob
-from profdeck.cli._summary_page import Screen, page
-from profdeck.cli._summary_tables import tables
-from profdeck.cli._trend_page import page as trend_page
-from profdeck.traces import load
-from profdeck.traces.analysis.diff import diff_runs
-from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.overview import Team, teams_of
-from profdeck.traces.report.role_section import role_section
-from profdeck.traces.sources import recorded_sources
-from profdeck.traces.trend.model import Trend
-from profdeck.traces.trend.points import read_points
-from profdeck.traces.trend.trend import trend_of
+from profdeck_traces import load
+from profdeck_traces.analysis.diff import diff_runs
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.cli.summary_screen import Screen, page
+from profdeck_traces.cli.summary_tables import tables
+from profdeck_traces.cli.trend_screen import page as trend_page
+from profdeck_traces.findings.overview import Team, teams_of
+from profdeck_traces.inputs.sources import recorded_sources
+from profdeck_traces.report.role_section import role_section
+from profdeck_traces.trend.model import Trend
+from profdeck_traces.trend.points import read_points
+from profdeck_traces.trend.trend import trend_of
 
 COLD_US = 40_000.0
 Summaries = Callable[..., RunSummary]

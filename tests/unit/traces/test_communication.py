@@ -13,9 +13,9 @@ import pytest
 from ascend_job import call
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
 from profdeck_npu.traces import communication
 from profdeck_npu.traces.communication import OTHER_OPERATIONS, Communication, read_communication
+from profdeck_traces.base.errors import TraceError
 
 GROUP, OTHER = "13681369207305868445", "5862276093215481612"
 

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.analysis.detail_model import IdleCause
-from profdeck.traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
-from profdeck.traces.analysis.host_states import CAUSES, NOT_READ, HostEvent, HostStates, innermost
-from profdeck.traces.analysis.model import DeviceSummary, Gap, StreamSummary
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.steps import find_steps
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.reading.columns import Columns, Tables, concatenated
-from profdeck.traces.reading.identifiers import Id
-from profdeck.traces.reading.time_slices import Slice
+from profdeck_traces.analysis.detail_model import IdleCause
+from profdeck_traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
+from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, HostEvent, HostStates, innermost
+from profdeck_traces.analysis.model import DeviceSummary, Gap, StreamSummary
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.steps import find_steps
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.reading.columns import Columns, Tables, concatenated
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.time_slices import Slice
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

@@ -11,11 +11,10 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.detail_model import PerStep
-from profdeck.traces.analysis.diff import diff_runs, is_summary, load_summary
-from profdeck.traces.analysis.diff_model import Change, Judge, RoleDiff
-from profdeck.traces.analysis.model import (
+from profdeck_traces.analysis.detail_model import PerStep
+from profdeck_traces.analysis.diff import diff_runs, is_summary, load_summary
+from profdeck_traces.analysis.diff_model import Change, Judge, RoleDiff
+from profdeck_traces.analysis.model import (
     CategorySummary,
     KernelSummary,
     OperatorSummary,
@@ -23,7 +22,8 @@ from profdeck.traces.analysis.model import (
     RunSummary,
     StepSummary,
 )
-from profdeck.traces.analysis.noise import FLOOR
+from profdeck_traces.analysis.significance import FLOOR
+from profdeck_traces.base.errors import TraceError
 
 CATEGORIES = {"gemm": "gemm", "nccl": "communication", "copy": "memory", "gelu": "elementwise"}
 

@@ -13,8 +13,8 @@ import test_findings
 from ascend_job import KERNEL_COLUMNS, Job, row
 
 from gpu_job import GpuJob
-from profdeck.traces import findings
-from profdeck.traces.loading import summarise
+from profdeck_traces import findings
+from profdeck_traces.loading import summarise
 
 Write = Callable[[Path], Path]
 DECODE = "execute_context_0(0)_generation_4(4)"

@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 from gpu_job import GpuJob
-from profdeck.traces.analysis.model import RunSummary
-from profdeck.traces.analysis.run_model import Finding
-from profdeck.traces.loading import summarise
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.loading import summarise
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

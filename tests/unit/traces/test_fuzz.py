@@ -19,8 +19,8 @@ from typing import Any
 import oracle
 import pytest
 
-from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.analysis.summary import summarise_trace
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.summary import summarise_trace
 from seeds import FIRST_SEED
 
 FILES = int(os.environ.get("PROFDECK_FUZZ_FILES", "60"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.reading.integrity import CountingHandler, TraceCheck, TraceChecker, check_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading.integrity import CountingHandler, TraceCheck, TraceChecker, check_trace
 
 NASTY = ["{", "}", "[", "]", '"', "\\", '"ph"', '"ph": "X"', '}, {"ph": "X"', "é", "\u2028", "😀", "\n", "\x00", ","]
 TEXTS = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=4)), max_size=5).map("".join)
@@ -236,7 +236,7 @@ def test_extreme_values_end_in_a_result(value: str, feed_bytes: int, *, whole: b
 
 
 def test_nesting_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profdeck.traces.reading.scanner._MAX_DEPTH", 1000)
+    monkeypatch.setattr("profdeck_traces.reading.scanner._MAX_DEPTH", 1000)
 
     assert "nested more than 1,000 deep" in str(check_bytes(b"[" * 2000).problem)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.reading import intervals
-from profdeck.traces.reading.intervals import (
+from profdeck_traces.reading import intervals
+from profdeck_traces.reading.intervals import (
     Spans,
     complement,
     groups,

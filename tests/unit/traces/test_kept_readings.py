@@ -10,13 +10,13 @@ import pytest
 import test_fuzz
 
 from gpu_job import GpuJob
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis import kept_reading
-from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.rank_reading import RankReading
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import read_summary
-from profdeck.traces.sources import TraceSource
+from profdeck_traces.analysis import cached_reading
+from profdeck_traces.analysis.classes import Classifier
+from profdeck_traces.analysis.rank_reading import RankReading
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import read_summary
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.sources import TraceSource
 from seeds import FIRST_SEED
 
 
@@ -26,10 +26,10 @@ def reading_of(path: Path, buckets: int = 0) -> RankReading:
 
 
 def is_kept(reading: RankReading, path: Path) -> bool:
-    content = kept_reading.to_bytes(reading)
+    content = cached_reading.to_bytes(reading)
     if content is None:
         return False
-    again = kept_reading.from_bytes(content, TraceSource(path))
+    again = cached_reading.from_bytes(content, TraceSource(path))
     assert again.summary == reading.summary
     assert repr(again.summary) == repr(reading.summary)  # equal numbers may be written in different ways
     for name in ("names", "groups", "meant", "rank", "anchor_offset_ns", "host", "run", "capture"):

@@ -12,11 +12,11 @@ import pytest
 
 from profdeck import Profiler
 from profdeck.records.status import Status
-from profdeck.traces import kinds
-from profdeck.verification.reading import read_run
+from profdeck.verification.run_report import read_run
+from profdeck_traces.inputs import artifact_kinds
 
 OFFERED = """
-from profdeck.traces.kinds import ArtifactCheck, ArtifactKind
+from profdeck_traces.inputs.artifact_kinds import ArtifactCheck, ArtifactKind
 
 
 class Notes(ArtifactKind):
@@ -49,13 +49,13 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         about.mkdir(parents=True)
         (site / "offered_kinds.py").write_text(OFFERED)
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1\n")
-        (about / "entry_points.txt").write_text(f"[{kinds.ARTIFACT_KINDS}]\n{points}\n")
+        (about / "entry_points.txt").write_text(f"[{artifact_kinds.ARTIFACT_KINDS}]\n{points}\n")
         monkeypatch.syspath_prepend(str(site))
-        kinds.kinds.cache_clear()
+        artifact_kinds.kinds.cache_clear()
 
     yield make
     sys.modules.pop("offered_kinds", None)
-    kinds.kinds.cache_clear()
+    artifact_kinds.kinds.cache_clear()
 
 
 @pytest.mark.usefixtures("tally")
@@ -78,7 +78,7 @@ def test_a_kind_of_another_distribution_is_verified(offer: Callable[[str], None]
     assert "its end is missing" in str(report.captures[0].ranks[0].problems)
     (notes / "odd").write_text("")
     assert "cannot be read: ZeroDivisionError: odd" in str(read_run(tmp_path / "run").captures[0].ranks[0].problems)
-    assert {path.name for path in kinds.files_below(notes.parent)} >= {notes.name}
+    assert {path.name for path in artifact_kinds.files_below(notes.parent)} >= {notes.name}
 
 
 def test_a_kind_that_cannot_be_loaded_is_left_out(
@@ -86,7 +86,7 @@ def test_a_kind_that_cannot_be_loaded_is_left_out(
 ) -> None:
     offer("broken = offered_kinds:Missing")
     with caplog.at_level(logging.WARNING, logger="profdeck"):
-        assert kinds.kind_named("broken") is None
+        assert artifact_kinds.kind_named("broken") is None
     assert "The kind of artifacts 'broken' is left out" in caplog.text
-    assert kinds.kind_named("ascend_pt") is not None
-    assert kinds.kind_of(tmp_path) is None
+    assert artifact_kinds.kind_named("ascend_pt") is not None
+    assert artifact_kinds.kind_of(tmp_path) is None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck import traces
-from profdeck.traces.analysis.memory import memory_of
-from profdeck.traces.reading.reader import read_trace
+import profdeck_traces as traces
+from profdeck_traces.analysis.memory import memory_of
+from profdeck_traces.reading.reader import read_trace
 
 Mark = tuple[int, int, int, int, int]
 """Time in nanoseconds, type and id of the device, allocated, reserved."""

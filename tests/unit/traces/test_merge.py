@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.merge import MergeSource, merge_traces, rewriter, segment, substitution
-from profdeck.traces.reading.integrity import TraceCheck, check_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.merge import MergeSource, merge_traces, rewriter, segment, substitution
+from profdeck_traces.reading.integrity import TraceCheck, check_trace
 
 BASE_NS = 1711964646000000000
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.merge import MergeSource, merge_traces, overlaps, substitution
-from profdeck.traces.reading.integrity import check_trace
+from profdeck_traces.merge import MergeSource, merge_traces, overlaps, substitution
+from profdeck_traces.reading.integrity import check_trace
 
 # As Kineto writes it, with two lines an event; one line; one key a line.
 LAYOUTS: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":")}, {"indent": "\t"}]

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.merge import EventFilter, MergeSource, merge_traces, source
-from profdeck.traces.reading.integrity import check_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.merge import EventFilter, MergeSource, merge_traces, source
+from profdeck_traces.reading.integrity import check_trace
 
 
 def event(ph: str = "X", **members: Any) -> dict[str, Any]:

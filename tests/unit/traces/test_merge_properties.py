@@ -14,10 +14,10 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.merge import MergeSource, merge_traces, segment, substitution
-from profdeck.traces.merge.times import moved
-from profdeck.traces.reading.integrity import TraceCheck, check_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.merge import MergeSource, merge_traces, segment, substitution
+from profdeck_traces.merge.times import moved
+from profdeck_traces.reading.integrity import TraceCheck, check_trace
 
 NASTY = [
     '"',

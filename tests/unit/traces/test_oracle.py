@@ -13,12 +13,12 @@ import oracle
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import summary_of
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.sources import TraceSource
+from profdeck_traces.analysis.classes import Classifier
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import summary_of
+from profdeck_traces.inputs.sources import TraceSource
+from profdeck_traces.reading.reader import read_trace
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

@@ -11,9 +11,9 @@ import pytest
 
 from captured_runs import write_run
 from gpu_job import GpuJob
-from profdeck.traces import load
-from profdeck.traces.overview import Team, about, teams_of
-from profdeck.traces.report.role_section import role_section
+from profdeck_traces import load
+from profdeck_traces.findings.overview import Team, about, teams_of
+from profdeck_traces.report.role_section import role_section
 
 STEPS = (1, 3, 5, 2, 4)
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, strategies as st
 from isal import igzip
 
-from profdeck.base.errors import TraceError
-from profdeck.base.files import publish
-from profdeck.traces.reading.integrity import TraceChecker, check_trace
-from profdeck.traces.writing import compression
-from profdeck.traces.writing.compression import AnchorEvent, compress_in_child, compress_trace
-from profdeck.traces.writing.deflate import SmallGzip
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.files import publish
+from profdeck_traces.reading.integrity import TraceChecker, check_trace
+from profdeck_traces.writing import compression
+from profdeck_traces.writing.compression import AnchorEvent, compress_in_child, compress_trace
+from profdeck_traces.writing.deflate import SmallGzip
 
 ANCHOR = "profdeck.clock_anchor"
 BASE_TIME_NS = 1711964646000000000

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpu_job import GpuJob
-from profdeck.traces.analysis.detail_model import Timeline, TimelineLane
-from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.loading import summarise
-from profdeck.traces.report.page import write_page
+from profdeck_traces.analysis.detail_model import Timeline, TimelineLane
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.loading import summarise
+from profdeck_traces.report.page import write_page
 
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json"), *DATA.glob("npu/*.csv")])]

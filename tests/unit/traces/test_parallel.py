@@ -18,15 +18,15 @@ from types import ModuleType
 
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces import parallel
-from profdeck.traces.parallel import map_traces
+from profdeck_traces.base import parallel
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.parallel import map_traces
 
 HERE = Path(__file__).parent
 WAITING = """
 import sys
 from parallel_jobs import obey
-from profdeck.traces import parallel
+from profdeck_traces import parallel
 if __name__ == "__main__":
     parallel._start_method = lambda: sys.argv[2]
     parallel.map_traces(obey, [f"wait {sys.argv[1]}"] * 3, [1, 1, 1], processes=2)
@@ -208,7 +208,7 @@ def test_a_process_with_threads_is_not_forked() -> None:
     # Use a subprocess: threads of other tests may still be running in this process.
     code = """
 import threading
-from profdeck.traces import parallel
+from profdeck_traces.base import parallel
 print(parallel._start_method())
 end = threading.Event()
 threading.Thread(target=end.wait).start()

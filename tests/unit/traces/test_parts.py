@@ -20,13 +20,13 @@ import test_oracle
 from hypothesis import given, strategies as st
 
 from gpu_job import GpuJob
-from profdeck.traces.reading.all_events import AllEvents
-from profdeck.traces.reading.chrome import DEVICE_LANES
-from profdeck.traces.reading.device_events import DeviceEvents
-from profdeck.traces.reading.integrity import MAX_JSON_BYTES
-from profdeck.traces.reading.parts import HowToRead, read_in_parts
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.reading.trace import Trace
+from profdeck_traces.reading.all_events import AllEvents
+from profdeck_traces.reading.chrome import DEVICE_LANES
+from profdeck_traces.reading.device_events import DeviceEvents
+from profdeck_traces.reading.integrity import MAX_JSON_BYTES
+from profdeck_traces.reading.parallel_read import HowToRead, read_in_parts
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.reading.trace import Trace
 from seeds import FIRST_SEED
 
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")

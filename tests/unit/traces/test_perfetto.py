@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.reading.columns import Columns, Tables
-from profdeck.traces.reading.identifiers import Id
-from profdeck.traces.reading.time_slices import Slice
-from profdeck.traces.writing import nested_tracks, perfetto
-from profdeck.traces.writing.nested_tracks import NestedTracks
-from profdeck.traces.writing.perfetto import PerfettoSource, encode_source
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading.columns import Columns, Tables
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.time_slices import Slice
+from profdeck_traces.writing import nested_tracks, perfetto
+from profdeck_traces.writing.nested_tracks import NestedTracks
+from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
 
 KERNEL, OPERATOR = "kernel", "cpu_op"
 STREAM: tuple[Id, Id] = (0, 7)

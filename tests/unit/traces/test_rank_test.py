@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from profdeck.traces.analysis.rank_test import LEVEL, rank_test
+from profdeck_traces.analysis.rank_sum_test import LEVEL, rank_test
 
 BEFORE = [75.0, 79.0, 76.0, 81.0, 77.0, 80.0]
 AFTER = [117.0, 82.0, 166.0, 83.5, 160.0, 118.0]

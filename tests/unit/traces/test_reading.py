@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.reading import column_builder, stream
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
-from profdeck.traces.reading.reader import read_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading import column_builder, stream
+from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
+from profdeck_traces.reading.reader import read_trace
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

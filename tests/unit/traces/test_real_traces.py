@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.reading.columns import ANNOTATION, OPERATOR
-from profdeck.traces.reading.integrity import check_trace
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.reading.columns import ANNOTATION, OPERATOR
+from profdeck_traces.reading.integrity import check_trace
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

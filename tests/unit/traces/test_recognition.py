@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from profdeck.base.errors import TraceError
 from profdeck.cli import app
-from profdeck.traces.recognition import FileFormat, format_of, reader_of
-from profdeck.traces.sources import find_sources
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
+from profdeck_traces.inputs.sources import find_sources
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 5, "pid": 1, "tid": 1}
 DATA = Path(__file__).parents[4] / "shared" / "data" / "gpu"
@@ -103,7 +103,7 @@ def test_a_merged_trace_is_not_added_up(tmp_path: Path) -> None:
 
 def test_tables_have_each_name_once(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
-    from profdeck.traces.reading.reader import read_trace
+    from profdeck_traces.reading.reader import read_trace
 
     names = ["a" * 5000, "a" * 5001, "b", "a" * 5000]  # cut to one
     events = [EVENT | {"name": name, "tid": tid} for tid, name in enumerate(names)]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.writing.selection import Selection, TimeWindow
-from profdeck.traces.writing.windows import iteration_window, read_extent, step_window, time_window
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.writing.selection import Selection, TimeWindow
+from profdeck_traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
 # Separators of old Kineto, of torch 2.13, of json.dumps, and of json.dumps with an indent.
 BETWEEN = [b",\n  ", b"\n    ,\n    ", b", ", b",\n    ", b","]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck import traces
-from profdeck.traces.analysis.shapes import flops_of, product_flops, shape_calls
-from profdeck.traces.reading.reader import read_trace
+import profdeck_traces as traces
+from profdeck_traces.analysis.shapes import flops_of, product_flops, shape_calls
+from profdeck_traces.reading.reader import read_trace
 
 SIZES = st.lists(st.integers(1, 5), max_size=3)
 DIMS = st.lists(SIZES | st.lists(SIZES, max_size=2), max_size=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.analysis.short_names import cut_apart, cut_middle, short_kernel
+from profdeck_traces.analysis.short_names import cut_apart, cut_middle, short_kernel
 
 EMBEDDING = (
     "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_{}_per_row_1<Half, float, Half, 2ul, 32>"

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from profdeck.traces.analysis.alignment import Alignment, Shifts, align
-from profdeck.traces.analysis.clocks import OffsetSource, clock_offsets
-from profdeck.traces.analysis.collectives import Collectives, collective_name
-from profdeck.traces.analysis.model import GroupSkew, RankSkew
-from profdeck.traces.analysis.run_summary import summarise_run
-from profdeck.traces.analysis.skew import skew_of
-from profdeck.traces.sources import TraceSource
+from profdeck_traces.analysis.clock_alignment import Alignment, Shifts, align
+from profdeck_traces.analysis.clocks import OffsetSource, clock_offsets
+from profdeck_traces.analysis.collective_skew import skew_of
+from profdeck_traces.analysis.collectives import Collectives, collective_name
+from profdeck_traces.analysis.model import GroupSkew, RankSkew
+from profdeck_traces.analysis.run_summary import summarise_run
+from profdeck_traces.inputs.sources import TraceSource
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

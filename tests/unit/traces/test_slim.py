@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.writing.selection import Selection
-from profdeck.traces.writing.slim import LANES, SlimSource, write_slim
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.writing.selection import Selection
+from profdeck_traces.writing.slim import LANES, SlimSource, write_slim
 
 
 def source(tmp_path: Path, number: int, selection: Selection | None = None, cut: int | None = None) -> SlimSource:

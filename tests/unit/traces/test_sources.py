@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from ascend_files import NAME, OUTPUT, analysed, raw
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.sources import find_sources
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.sources import find_sources
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.collectives import Collectives
-from profdeck.traces.analysis.skew import skew_of
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import read_summary
-from profdeck.traces.reading import stated_collectives
-from profdeck.traces.sources import TraceSource
+from profdeck_traces.analysis.classes import Classifier
+from profdeck_traces.analysis.collective_skew import skew_of
+from profdeck_traces.analysis.collectives import Collectives
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import read_summary
+from profdeck_traces.inputs.sources import TraceSource
+from profdeck_traces.reading import collective_fields
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -112,7 +112,7 @@ def test_only_kernels_that_can_be_read_count(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stated_collectives, "_MAX_COLLECTIVES", 2)
+    monkeypatch.setattr(collective_fields, "_MAX_COLLECTIVES", 2)
     events = [kernel(ALL_REDUCE, start_us, **stated("allreduce")) for start_us in (10, 20, 30)]
 
     assert [group for *_, group in calls(read(tmp_path, events))] == ["3 [0, 1]", "3 [0, 1]", "7"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.writing.windows import step_window
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.writing.windows import step_window
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

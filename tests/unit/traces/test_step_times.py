@@ -11,10 +11,10 @@ import pytest
 from ascend_job import STEP_COLUMNS
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.recorder_model import DeviceStepSummary
 from profdeck_npu.traces import step_times
 from profdeck_npu.traces.step_times import AscendStepTimes, read_step_times
+from profdeck_traces.analysis.recorder_model import DeviceStepSummary
+from profdeck_traces.base.errors import TraceError
 
 TIMES = [field.name for field in attrs.fields(DeviceStepSummary) if field.name.endswith("_us")]
 NOTHING = dict.fromkeys(TIMES)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.analysis.model import IterationStatistics, PerStep
-from profdeck.traces.analysis.step_names import TRACE_NAMES, StepName, StepNames
-from profdeck.traces.analysis.step_times import StepTimes
-from profdeck.traces.analysis.steps import GLOBAL_STEP, ITERATION, TraceSteps, find_steps
-from profdeck.traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, OPERATOR, Columns, Tables
 from profdeck_sglang import trace_names as sglang
+from profdeck_traces.analysis.model import IterationStatistics, PerStep
+from profdeck_traces.analysis.step_names import TRACE_NAMES, StepName, StepNames
+from profdeck_traces.analysis.step_times import StepTimes
+from profdeck_traces.analysis.steps import GLOBAL_STEP, ITERATION, TraceSteps, find_steps
+from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, OPERATOR, Columns, Tables
 from profdeck_vllm import trace_names as vllm
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"

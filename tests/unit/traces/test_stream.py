@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.reading import stream
-from profdeck.traces.reading.stream import DamagedStreamError, read_ahead, read_chunks
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading import stream
+from profdeck_traces.reading.stream import DamagedStreamError, read_ahead, read_chunks
 
 TEXT = b"".join(b'{"ph": "X", "n": %d},' % random.Random(number).randrange(10**6) for number in range(20_000))  # noqa: S311
 LONGEST_MATCH_BYTES = 258  # of deflate, RFC 1951
@@ -129,8 +129,8 @@ def test_it_works_while_the_interpreter_ends_and_starts_no_threads(tmp_path: Pat
     code = """
 import atexit, sys
 from pathlib import Path
-from profdeck.traces.reading.integrity import check_trace
-from profdeck.traces.writing.compression import compress_trace
+from profdeck_traces.reading.integrity import check_trace
+from profdeck_traces.writing.compression import compress_trace
 path = Path(sys.argv[1])
 atexit.register(lambda: print(compress_trace(path, path.with_name("copy"), gzip=True, anchor_name="x").check.whole))
 atexit.register(lambda: print(check_trace(path).whole))

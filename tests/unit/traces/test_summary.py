@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.model import OperatorSummary, RankSummary
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import summarise_trace
+from profdeck_traces.analysis.model import OperatorSummary, RankSummary
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.base.errors import TraceError
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "GPU A"}, {"id": 1, "name": "GPU B"}],

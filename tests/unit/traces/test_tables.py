@@ -14,14 +14,14 @@ import attrs
 import pytest
 from typer.testing import CliRunner
 
+import profdeck_traces as traces
 from gpu_job import GpuJob
-from profdeck import traces
-from profdeck.base.errors import ConfigError, TraceError
 from profdeck.cli import app
-from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.run import Run
-from profdeck.traces.tables.of_run import NAMES
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.run import Run
+from profdeck_traces.tables.of_run import NAMES
 
 pa = pytest.importorskip("pyarrow")
 pc = pytest.importorskip("pyarrow.compute")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from profdeck.traces.reading import time_slices
-from profdeck.traces.reading.columns import Columns, Tables
-from profdeck.traces.reading.time_slices import TimeSlices
+from profdeck_traces.reading import time_slices
+from profdeck_traces.reading.columns import Columns, Tables
+from profdeck_traces.reading.time_slices import TimeSlices
 
 
 def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.reading.times import (
+from profdeck_traces.reading.times import (
     LostDigitsError,
     exact_nanoseconds,
     nanoseconds_of_floats,

@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from captured_runs import FIRST_NS, write_capture, write_run
 from gpu_job import GpuJob
 from processes import until
-from profdeck.base.errors import TraceError
-from profdeck.base.result_cache import ResultCache
-from profdeck.traces import load
-from profdeck.traces.kept_results import identity_of
-from profdeck.traces.loading import summarise
-from profdeck.traces.report.trend_page import write_trend_page
-from profdeck.traces.sources import find_sources, recorded_sources
-from profdeck.traces.trend import points as reading
-from profdeck.traces.trend.change_points import FEWEST, change_points
-from profdeck.traces.trend.model import Trend, TrendSeries
-from profdeck.traces.trend.points import points_of, read_points
-from profdeck.traces.trend.trend import trend_of
-from profdeck.traces.trend.words import explanation, headings, runs_of, sentence
+from profdeck_traces import load
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.inputs.result_keys import identity_of
+from profdeck_traces.inputs.sources import find_sources, recorded_sources
+from profdeck_traces.loading import summarise
+from profdeck_traces.report.trend_page import write_trend_page
+from profdeck_traces.trend import points as reading
+from profdeck_traces.trend.change_points import FEWEST, change_points
+from profdeck_traces.trend.model import Trend, TrendSeries
+from profdeck_traces.trend.points import points_of, read_points
+from profdeck_traces.trend.trend import trend_of
+from profdeck_traces.trend.trend_text import explanation, headings, runs_of, sentence
 
 Job = dict[str, Any]
 JOBS = 200

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.base.errors import TraceError
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.reading import scanner
-from profdeck.traces.reading.integrity import check_trace
-from profdeck.traces.writing import trim
-from profdeck.traces.writing.selection import Selection
-from profdeck.traces.writing.trim import trim_trace
-from profdeck.traces.writing.windows import read_extent, step_window
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading import scanner
+from profdeck_traces.reading.integrity import check_trace
+from profdeck_traces.writing import trim
+from profdeck_traces.writing.selection import Selection
+from profdeck_traces.writing.trim import trim_trace
+from profdeck_traces.writing.windows import read_extent, step_window
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

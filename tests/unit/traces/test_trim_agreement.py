@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from profdeck.traces.analysis.model import StepSummary
-from profdeck.traces.analysis.step_names import GLOBAL_STEP, StepNames
-from profdeck.traces.analysis.summary import summarise_trace
-from profdeck.traces.writing.trim import trim_trace
-from profdeck.traces.writing.windows import iteration_window, step_window
+from profdeck_traces.analysis.model import StepSummary
+from profdeck_traces.analysis.step_names import GLOBAL_STEP, StepNames
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.writing.trim import trim_trace
+from profdeck_traces.writing.windows import iteration_window, step_window
 
 BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)

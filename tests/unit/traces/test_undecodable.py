@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from profdeck.traces.reading.integrity import check_trace
-from profdeck.traces.reading.reader import read_trace
+from profdeck_traces.reading.integrity import check_trace
+from profdeck_traces.reading.reader import read_trace
 
 HEAD = b'{"ph": "X", "cat": "cpu_op", "name": "x", "dur": 1, "pid": 1, "tid": 1'
 EVENTS = [HEAD + b', "ts": %d}' % (10 * number) for number in range(1000)]
@@ -55,7 +55,7 @@ def test_a_name_again_and_again_takes_no_memory(tmp_path: Path) -> None:
     args = json.dumps({"name": "x", **{str(number): "process_name" for number in range(40_000)}}).encode()
     meta = b'{"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "ts": 0, "args": ' + args + b"}"
     path = trace(tmp_path, meta, *EVENTS)
-    code = "import sys; from pathlib import Path; from profdeck.traces.reading.reader import read_trace\n"
+    code = "import sys; from pathlib import Path; from profdeck_traces.reading.reader import read_trace\n"
     code += "trace = read_trace(Path(sys.argv[1])); assert trace.process_names == {1: 'x'}, trace.process_names"
     limit = 1 << 30
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.traces.analysis.classes import Classifier
-from profdeck.traces.analysis.model import RankSummary
-from profdeck.traces.analysis.step_names import StepNames
-from profdeck.traces.analysis.summary import summary_of
-from profdeck.traces.reading.reader import read_trace
-from profdeck.traces.sources import TraceSource
+from profdeck_traces.analysis.classes import Classifier
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import summary_of
+from profdeck_traces.inputs.sources import TraceSource
+from profdeck_traces.reading.reader import read_trace
 
 Event = dict[str, Any]
 

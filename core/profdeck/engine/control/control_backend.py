@@ -17,8 +17,7 @@ from profdeck.backends.building import structure_options
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.blocking import run_without_loop
-from profdeck.base.entry_points import installed
-from profdeck.base.errors import CaptureError, ConfigError, PluginError, TargetError, did_you_mean, target_error
+from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
 from profdeck.config.model import RoleConfig
@@ -33,6 +32,8 @@ from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import EngineCapture
 from profdeck.records.request import Answer, CaptureRequest, RequestState
+from profdeck_traces.base.entry_points import installed
+from profdeck_traces.base.errors import ConfigError, PluginError, did_you_mean
 
 _LATE = "After flush_timeout_s=", " are not whole."
 _SILENT = "It did not answer at its stop: "

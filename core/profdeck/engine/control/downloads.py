@@ -23,14 +23,15 @@ import attrs
 import msgspec
 
 from profdeck.base.blocking import run_in_thread
-from profdeck.base.errors import CaptureError, ProfdeckError, describe_error
-from profdeck.base.files import file_size, new_file, replace_file, write_new
+from profdeck.base.errors import CaptureError
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.engine.engine import FileHost, RemoteFiles
 from profdeck.records.manifest import SCHEMA, ArtifactRecord, Manifest, decode_manifest, read_manifest
 from profdeck.records.status import Status
-from profdeck.traces.kinds import kind_named
-from profdeck.traces.reading.integrity import check_trace
+from profdeck_traces import check_trace
+from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.files import file_size, new_file, replace_file, write_new
+from profdeck_traces.inputs.artifact_kinds import kind_named
 
 _AT_ONCE = 8
 """How many files are fetched at once by all that runs in an event loop: more make no disk and no network faster."""

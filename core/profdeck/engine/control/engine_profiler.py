@@ -19,8 +19,7 @@ from typing import ClassVar, Generic, TypeVar
 import attrs
 
 from profdeck.backends.recording import adopt, reserve
-from profdeck.base.errors import CaptureError, TraceError, target_error
-from profdeck.base.files import link_or_copy
+from profdeck.base.errors import CaptureError, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
@@ -31,7 +30,9 @@ from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import ManifestWriter
 from profdeck.records.request import MOST_RANKS, BatchKind, CaptureRequest
 from profdeck.records.run_directory import RunDirectory
-from profdeck.traces.reading.integrity import TraceCheck, check_trace
+from profdeck_traces import TraceCheck, check_trace
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.files import link_or_copy
 
 EngineT = TypeVar("EngineT", bound=Engine)
 OptionsT = TypeVar("OptionsT", bound=EngineOptions)

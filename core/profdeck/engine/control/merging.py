@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import read_manifest
-from profdeck.traces.merge import MergeSource, merge_traces
+from profdeck_traces import MergeSource, merge_traces
+from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 
 def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, describe_error
 from profdeck.base.identity import NAME, Identity
-from profdeck.base.words import sentence
+from profdeck.base.text import sentence
 from profdeck.engine.control.downloads import Downloaded, Downloader, in_time
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import RemoteFiles
@@ -31,6 +30,7 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.run_directory import RunDirectory
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 if TYPE_CHECKING:
     from profdeck.engine.engine import Engine

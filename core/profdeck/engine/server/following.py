@@ -15,13 +15,14 @@ from typing import Protocol
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, target_error
+from profdeck.base.errors import target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import unstructure
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import Engine
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import ProfdeckError
 
 logger = logging.getLogger("profdeck")
 

@@ -35,10 +35,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from profdeck.base.blocking import run_in_thread
-from profdeck.base.errors import CaptureError, ConfigError, ProfdeckError, describe_error, target_error
+from profdeck.base.errors import CaptureError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import show, structure, unstructure
-from profdeck.base.version import __version__
+from profdeck.base.structuring import structure, unstructure
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import Engine
 from profdeck.engine.engine_config import EngineConfig
@@ -52,6 +51,9 @@ from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accep
 from profdeck.records.host_clock import MessageTimes
 from profdeck.records.request import Answer, CaptureRequest
 from profdeck.records.run_directory import run_name
+from profdeck_traces.base.documents import show
+from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
+from profdeck_traces.base.version import __version__
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response

@@ -13,9 +13,9 @@ import attrs
 
 from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import TargetError
-from profdeck.base.files import write_all
 from profdeck.base.outcome import Outcome
 from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
+from profdeck_traces.base.files import write_all
 
 PART_BYTES = 1 << 22
 """Maximum number of bytes of a file in one reply."""

@@ -9,7 +9,7 @@ import aiohttp
 import attrs
 
 from profdeck.base.blocking import run_in_thread
-from profdeck.base.files import write_all
+from profdeck_traces.base.files import write_all
 
 _WRITE_BYTES = 1 << 20
 

@@ -22,11 +22,12 @@ import aiohttp
 import attrs
 import yarl
 
-from profdeck.base.errors import ConfigError, TargetError
+from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import SOCKET
 from profdeck.engine.transport.file_transfer import NoAnswerError, Transfer, is_file
 from profdeck.engine.transport.tls import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, tls_context
+from profdeck_traces.base.errors import ConfigError
 
 _CONNECT_S = 10.0
 """For a connection, in which the kernel repeats a lost packet after 1, 3 and 7 seconds."""

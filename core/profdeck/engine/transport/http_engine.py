@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, TargetError
+from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import LEFT_OUT, structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
@@ -22,6 +22,7 @@ from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token
 from profdeck.records.host_clock import MessageTimes, better_clock, compare_clocks
 from profdeck.records.request import Answer
+from profdeck_traces.base.errors import ProfdeckError
 
 _NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
 _MOST_NAME = 255

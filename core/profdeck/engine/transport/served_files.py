@@ -18,10 +18,10 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.errors import ProfdeckError, TraceError
 from profdeck.base.json_files import read_bounded
 from profdeck.records.manifest import decode_manifest, is_manifest
-from profdeck.traces.kinds import kind_of
+from profdeck_traces.base.errors import ProfdeckError, TraceError
+from profdeck_traces.inputs.artifact_kinds import kind_of
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PASS = _READ | os.O_DIRECTORY

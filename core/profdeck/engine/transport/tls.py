@@ -7,7 +7,7 @@ import os
 import ssl
 from pathlib import Path
 
-from profdeck.base.errors import ConfigError
+from profdeck_traces.base.errors import ConfigError
 
 AUTHORITY_VARIABLE = "PROFDECK_TLS_AUTHORITY"
 CERTIFICATE_VARIABLE = "PROFDECK_TLS_CERTIFICATE"

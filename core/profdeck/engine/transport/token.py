@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from profdeck.base.errors import ConfigError
 from profdeck.base.json_files import read_whole
+from profdeck_traces.base.errors import ConfigError
 
 TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # its name
 FILE_VARIABLE = "PROFDECK_TOKEN_FILE"

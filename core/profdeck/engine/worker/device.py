@@ -6,8 +6,8 @@ import functools
 
 from profdeck.backends.api import Backend
 from profdeck.backends.plugins import BACKENDS, load_backend, require_libraries
-from profdeck.base.entry_points import installed
-from profdeck.base.errors import MissingLibraryError, PluginError, UnknownPluginError
+from profdeck_traces.base.entry_points import installed
+from profdeck_traces.base.errors import MissingLibraryError, PluginError, UnknownPluginError
 
 
 @functools.cache  # reading the entry points of an environment as large as an engine's takes a tenth of a second

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from profdeck.backends.recording import Recording
-from profdeck.base.errors import describe_error
 from profdeck.base.operations import run_without_waiting
+from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
 

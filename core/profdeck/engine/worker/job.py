@@ -20,16 +20,17 @@ from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.recording import Recording, expired, in_vain, reserve
 from profdeck.base import leases, shutdown
-from profdeck.base.errors import CaptureError, describe_error
+from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.operations import run_without_waiting
 from profdeck.base.structuring import unstructure
-from profdeck.base.words import sentence
+from profdeck.base.text import sentence
 from profdeck.engine.worker.file_writer import FileWriter
 from profdeck.engine.worker.iteration_window import IterationWindow
 from profdeck.records import manifest, run_directory
 from profdeck.records.capture import CaptureRecord, Step, Unit
 from profdeck.records.request import BatchKind, CaptureRequest, RequestState
+from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
 

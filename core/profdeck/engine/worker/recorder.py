@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from profdeck.backends.building import structure_options
-from profdeck.base.errors import TargetError, describe_error, target_error
+from profdeck.base.errors import TargetError, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
 from profdeck.base.structuring import structure, unstructure
@@ -22,6 +22,7 @@ from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.job import CaptureJob
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
+from profdeck_traces.base.errors import describe_error
 
 
 class EngineRecorder:

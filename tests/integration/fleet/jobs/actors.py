@@ -21,7 +21,8 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from profdeck import Profiler
-from profdeck.base.errors import CaptureError, ConfigError
+from profdeck.base.errors import CaptureError
+from profdeck_traces.base.errors import ConfigError
 
 OUTPUT, RESULTS, ADDRESS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 NAMESPACE = "rollouts"

@@ -12,8 +12,8 @@ import attrs
 from attrs import validators
 
 from profdeck import Artifact, Backend, Capture, CommonOptions, Library, hookimpl
-from profdeck.base.errors import ConfigError
 from profdeck.on_demand.stores import FileStore, Store
+from profdeck_traces.base.errors import ConfigError
 
 KERNEL = "void [press]<int, 2>(float*)"
 

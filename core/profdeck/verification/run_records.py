@@ -1,0 +1,204 @@
+"""Provider of `profdeck_traces.inputs.facts`: facts and states of captures, from manifests."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from profdeck.base.json_files import JSON_OBJECT
+from profdeck.records.artifact import ClockAnchor
+from profdeck.records.capture import Unit
+from profdeck.records.host_clock import HostClock
+from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
+from profdeck.records.run_directory import RUN_FILE, run_of, runs_below
+from profdeck.records.status import Status
+from profdeck.verification.file_checks import KnownProblems
+from profdeck.verification.run_report import is_in_place, judge
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.inputs.artifact_kinds import TRACE, files_below, kind_named, kind_of
+from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout, RunState, TraceFacts
+
+
+class Records:
+    """Provider of facts for runs of profdeck; see `profdeck_traces.inputs.facts.RunRecords`."""
+
+    def facts(self, path: Path) -> dict[Path, TraceFacts]:
+        """Return the facts of a trace, or of all traces in a directory, by path."""
+        is_trace = not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112  # never raises
+        manifests: list[tuple[Path, Manifest]] = []
+        for file in filter(is_manifest, path.parent.glob("*.json") if is_trace else files_below(path)):
+            with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it; the trace can be read without it
+                manifests.append((file, read_manifest(file)))
+        # The manifest of a target has the clocks of the hosts that recorded for it.
+        clocks = {(one.request_token, one.clock.host): one.clock for _, one in manifests if one.clock is not None}
+        facts = {}
+        for file, manifest in manifests:
+            clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
+            for artifact in manifest.artifacts:
+                trace = file.parent / artifact.name
+                kind = kind_named(artifact.kind)
+                if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
+                    facts[trace] = _facts(file, manifest, artifact, clock)
+        return facts
+
+    def state(self, paths: Sequence[Path], problems: Mapping[str, str]) -> RunState:
+        """Return the state of all captures in some directories.
+
+        Args:
+            paths: The directories.
+            problems: Problems found while reading the traces, by path.
+        """
+        manifests = _manifests_below(paths)
+        captures = _captures(manifests, problems)
+        return RunState(
+            captures=captures,
+            recordings=_recordings(manifests.values()),
+            silent_roles=_silent_roles(paths, captures),
+        )
+
+    def newest_run(self, output: Path) -> Path | None:
+        """Return the newest run in an output directory."""
+        return next(iter(runs_below(output)), None)
+
+    def is_run(self, directory: Path) -> bool:
+        """Return True if a directory is a run."""
+        return (directory / RUN_FILE).exists()
+
+
+def _facts(file: Path, manifest: Manifest, artifact: ArtifactRecord, clock: HostClock | None) -> TraceFacts:
+    uncertainties_ns = [anchor.uncertainty_ns for anchor in artifact.anchors]
+    return TraceFacts(
+        run=str(run_of(file, manifest.replica)),
+        capture=manifest.capture,
+        role=manifest.role,
+        replica=manifest.replica,
+        rank=manifest.rank if manifest.target is None else None,
+        world_size=manifest.world_size,
+        stage=manifest.stage,
+        host=manifest.host,
+        unit=str(_unit(manifest)),
+        cold_first_step=bool(manifest.cold_first_step),
+        first_step=manifest.first_step,
+        started_ns=manifest.started_ns,
+        stall_s=manifest.credible_stall_s,
+        has_digest=artifact.sha256 is not None,
+        clock_offset_ns=_clock_offset_ns(artifact.anchors, clock),
+        base_time_ns=artifact.base_time_ns,
+        clock_host=clock.reference if clock else manifest.host,
+        clock_error_ns=max(uncertainties_ns) + (clock.error_ns if clock else 0) if uncertainties_ns else None,
+    )
+
+
+def _unit(manifest: Manifest) -> Unit:
+    if manifest.target is not None or manifest.request is not None:
+        return Unit.ENGINE_ITERATION
+    return Unit.GLOBAL_STEP if manifest.window is None else Unit.MINI_BATCH
+
+
+def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) -> int | None:
+    """Return the median of the anchors' estimates, plus the offset of the host's clock."""
+    offsets = sorted(anchor.unix_ns - round(Decimal(anchor.trace_us) * 1000) for anchor in anchors)
+    return offsets[len(offsets) // 2] + (clock.offset_ns if clock else 0) if offsets else None
+
+
+def _manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
+    """Return the manifests in the directories among some paths, by their files; `profdeck ls` reports bad ones."""
+    manifests: dict[Path, Manifest] = {}
+    for path in paths:
+        for file in sorted(files_below(path)) if path.is_dir() else ():
+            if is_manifest(file):
+                with contextlib.suppress(ProfdeckError):
+                    manifests[file] = read_manifest(file)
+    return manifests
+
+
+def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
+    """Return with what each role was recorded, each way once."""
+    found = {
+        RecordingAbout(
+            role=manifest.role,
+            backend=manifest.backend,
+            versions=", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
+            options=json.dumps(manifest.options, sort_keys=True),
+            profdeck=manifest.profdeck,
+        ): None
+        for manifest in manifests
+    }
+    return tuple(found)
+
+
+def _captures(manifests: Mapping[Path, Manifest], problems: Mapping[str, str]) -> tuple[CaptureStatus, ...]:
+    """Return the state of each rank of each capture, and of each target that is not complete."""
+    runs: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
+    run_above = functools.cache(_run_above)
+    for file, manifest in manifests.items():
+        run = run_above(file.parent)
+        if run is None or is_in_place(file, manifest, run):
+            runs[run_of(file, manifest.replica)].append((file, manifest))
+    states = [state for run, group in runs.items() for state in _states(str(run), group, KnownProblems(problems))]
+    return tuple(sorted(states, key=_order))
+
+
+def _run_above(directory: Path) -> Path | None:
+    """Return the run that contains a directory."""
+    return next((parent for parent in (directory, *directory.parents) if (parent / RUN_FILE).exists()), None)
+
+
+def _states(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownProblems) -> Iterator[CaptureStatus]:
+    captures, targets = judge(manifests, checks)
+    for capture in captures:
+        for rank in capture.ranks:
+            yield CaptureStatus(
+                run=run,
+                capture=capture.id,
+                role=capture.role,
+                replica=capture.replica,
+                stage=capture.stage,
+                first_step=capture.first_step,
+                last_step=capture.last_step,
+                rank=rank.rank,
+                host=rank.host,
+                status=str(rank.status),
+                problem=" ".join(rank.problems) or None,
+            )
+    of_file = dict(manifests)
+    for target in targets:
+        if target.status is not Status.COMPLETE:
+            manifest = of_file[target.manifest]
+            yield CaptureStatus(
+                run=run,
+                capture=target.id,
+                role=target.role,
+                replica=target.replica,
+                stage=manifest.stage,
+                first_step=target.first_step,
+                last_step=manifest.last_step,
+                rank=None,
+                host=manifest.host,
+                status=str(target.status),
+                problem=" ".join(target.problems) or None,
+            )
+
+
+def _silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tuple[str, ...]:
+    """Return the roles that the runs among some paths name and that recorded nothing."""
+    roles: dict[str, None] = {}
+    for path in paths:
+        try:
+            named = JSON_OBJECT.read(path / RUN_FILE).get("roles")
+        except (OSError, ValueError):
+            continue
+        roles |= dict.fromkeys(role for role in (named if isinstance(named, list) else []) if isinstance(role, str))
+    seen = {capture.role for capture in captures}
+    return tuple(role for role in roles if role not in seen)
+
+
+def _order(state: CaptureStatus) -> tuple[object, ...]:
+    replica = -1 if state.replica is None else state.replica
+    return state.run, state.first_step, state.role, replica, state.capture, -1 if state.rank is None else state.rank

@@ -1,0 +1,456 @@
+"""What changed between two runs: a pure function of their summaries, so that a small file can be the baseline."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+import msgspec
+
+from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, names_of, paired
+from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
+from profdeck_traces.analysis.detail_model import PerStep
+from profdeck_traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
+from profdeck_traces.analysis.formatting import ranges
+from profdeck_traces.analysis.model import RankSummary, RunSummary, StepSummary
+from profdeck_traces.analysis.rank_sum_test import RankTest, rank_test
+from profdeck_traces.analysis.significance import Measured, TimeSample, change_of, pooled, sample_of
+from profdeck_traces.base.errors import TraceError
+
+_OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
+# The first member that is no scalar tells what a document is, without reading it: traces are large.
+_SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
+_HEAD_BYTES = 4096
+_OF_HOST = ("operators", "idle")
+_SIDES = ("before", "after")
+_decode = msgspec.json.Decoder(RunSummary).decode
+
+
+def is_summary(path: Path) -> bool:
+    """Tell whether a file is the JSON of a summary rather than a trace, by its beginning."""
+    try:
+        with path.open("rb") as file:
+            return _SUMMARY.match(file.read(_HEAD_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def load_summary(path: Path) -> RunSummary:
+    """Read the output of ``profdeck summary --json``. Unknown keys are ignored.
+
+    Raises:
+        TraceError: The file cannot be read, or is not the output of this command.
+    """
+    try:
+        return _decode(path.read_bytes())
+    except OSError as error:
+        raise TraceError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(
+            f"{path} is no summary by this version of profdeck: {error}. Make one with `profdeck summary RUN --json`."
+        ) from error
+
+
+def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
+    """Compare two runs rank by rank and distinguish changes from noise.
+
+    A trace is compared with the trace of the same role, replica, rank and stage. If one side has no roles, traces are
+    paired by rank number, or by position if they have no rank number. A single trace is paired with a single trace. The
+    times of a role are means over its pairs.
+
+    If both sides have times for the same steps, times are medians over the steps of a kind and stage, including steps
+    without the kernel. Otherwise, for example for kernels that run in few steps, times are totals divided by the number
+    of steps, or totals if there are no steps, and each trace is one measurement. Several traces of a rank on one side
+    form one sample. Each trace contributes one value per measurement, half of them one median absolute deviation (MAD)
+    below its median and half of them one MAD above, so that its median and MAD are preserved.
+
+    The standard error of the median of n values is ``1.4826 * MAD * sqrt(pi / 2) * sqrt(n) / (n - 2)``. The factor
+    1.4826 converts the MAD of a normal distribution into an estimate of its standard deviation s (Rousseeuw and Croux,
+    JASA 88, 1993). For large n, the median has the standard error ``s * sqrt(pi / 2 / n)`` (Cramer, Mathematical
+    Methods of Statistics, 1946, 28.5). The MAD of few values is uncertain and on average too small, so the factor
+    ``n / (n - 2)`` widens the error. Among simulated pairs of equal normal samples, 2 % differ by more than
+    `NOISE_ERRORS` errors at n = 3, and less than 1 % for n >= 6. With fewer than three values, the noise is unknown.
+
+    With three or more traces, the error is at least that of the median of the traces' medians, without the widening,
+    because steps of one trace are more alike than steps of different traces. The error of a change is the root of the
+    sum of the squares of both sides' errors. The error of a mean over ranks is the mean of the ranks' errors, which is
+    an upper bound for any correlation between the ranks.
+
+    Cold steps are excluded if a trace has other steps. Traces with only a cold step are excluded if their side has
+    other traces. If all traces of only one side have only a cold step, host times are not compared.
+
+    Effects that vary from run to run (clocks, neighbours, placement) are part of the noise only if they also vary
+    between the traces of a side.
+
+    Args:
+        before: The baseline.
+        after: The run to compare with the baseline.
+
+    Raises:
+        TraceError: The runs have no trace to compare.
+    """
+    pairs, only_before, only_after = paired(before.ranks, after.ranks)
+    if not pairs:
+        raise TraceError(
+            f"There is nothing to compare: no trace of one side ({names_of(before.ranks)}) is of the same role, "
+            f"replica, rank and stage as one of the other ({names_of(after.ranks)}). Name two traces to compare them."
+        )
+    groups: dict[tuple[str | None, str | None], list[RankPair]] = {}
+    for pair in pairs:
+        groups.setdefault((pair.role, pair.stage), []).append(pair)
+    return RunDiff(
+        roles=tuple(_role(role, stage, of_role) for (role, stage), of_role in groups.items()),
+        only_before=tuple(rank.path for rank in only_before),
+        only_after=tuple(rank.path for rank in only_after),
+    )
+
+
+class _Key(NamedTuple):
+    """What is compared with what of the same key."""
+
+    name: str
+    kind: str
+
+
+@attrs.frozen
+class _Time:
+    """All runs or calls of one thing in one trace."""
+
+    category: str | None
+    count: int | None
+    total_us: float
+    per_step: PerStep | None = None
+    cold_us: float = 0.0
+    """Portion of ``total_us`` in excluded cold steps."""
+
+
+class _Group(NamedTuple):
+    """Steps of one kind and stage."""
+
+    kind: str
+    stage: str
+
+    def __str__(self) -> str:
+        return f"{self.stage} {self.kind.replace('_', ' ')}".lstrip()
+
+
+@attrs.frozen
+class _Times:
+    """One section of one trace."""
+
+    by_key: dict[_Key, _Time]
+    groups: Mapping[_Group, int]
+    """Number of steps of each kind and stage; empty if totals are compared."""
+    steps: int
+    """Number of steps in the basis; 1 if totals are compared."""
+    recorded_steps: int
+    """Number of steps in the basis, including excluded cold steps."""
+
+    def calls(self, key: _Key) -> float:
+        """Return the number of calls per step."""
+        time = self.by_key.get(key)
+        return (time.count or 0) / self.recorded_steps if time else 0.0
+
+    @property
+    def sum_us(self) -> float:
+        """The time of the whole section per step."""
+        return sum(time.total_us for time in self.by_key.values()) / self.steps
+
+    def runs(self, key: _Key) -> bool:
+        time = self.by_key.get(key)
+        return time is not None and time.total_us > 0
+
+    def group_of(self, key: _Key) -> _Group | None:
+        """Return the steps of which its median is known: those of the trace, if there is only one."""
+        per_step = self.by_key[key].per_step
+        if per_step is not None:
+            return _Group(per_step.kind, per_step.stage or "")
+        return next(iter(self.groups)) if sum(self.groups.values()) == 1 else None
+
+    def sample(self, key: _Key, group: _Group | None) -> TimeSample:
+        """Return what the trace says of a time per step of a group; if that is ``None``, per step of the basis."""
+        time = self.by_key.get(key)
+        if group is None:
+            return TimeSample(time.total_us / self.steps if time else 0.0, 0.0, 1)
+        if time is None or time.per_step is None:  # it took no time, or there is one step
+            return TimeSample(time.total_us if time else 0.0, 0.0, self.groups[group])
+        return TimeSample(time.per_step.median_us, time.per_step.mad_us, time.per_step.measured)
+
+
+_Section = Callable[[RankSummary], dict[_Key, _Time]]
+
+
+def _kernels(rank: RankSummary) -> dict[_Key, _Time]:
+    return {
+        _Key(kernel.name, kernel.kind): _Time(
+            kernel.category, kernel.count, kernel.total_us, kernel.per_step, kernel.cold_us
+        )
+        for kernel in rank.kernels
+    }
+
+
+def _categories(rank: RankSummary) -> dict[_Key, _Time]:
+    return {
+        _Key(of.category, ""): _Time(of.category, of.count, of.total_us, of.per_step, of.cold_us)
+        for of in rank.categories
+    }
+
+
+def _operators(rank: RankSummary) -> dict[_Key, _Time]:
+    return {
+        _Key(operator.name, ""): _Time(
+            None, operator.count, operator.self_us or 0.0, operator.per_step, operator.cold_us
+        )
+        for operator in rank.operators
+    }
+
+
+def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
+    """Return the job's annotations, except step annotations, whose names contain numbers."""
+    marks = {step.name for step in rank.steps}
+    return {
+        _Key(mark.name, ""): _Time(None, mark.count, mark.total_us, mark.per_step, mark.cold_us)
+        for mark in rank.annotations
+        if mark.name not in marks
+    }
+
+
+def _overall(rank: RankSummary) -> dict[_Key, _Time]:
+    """Return the sums of a trace. Sums that were not computed are absent."""
+    cold = [of for step in excluded_steps(rank.steps) for of in step.devices]
+    in_cold_step = {
+        "kernels": sum(of.cold_us for of in rank.categories),
+        "operators": sum(of.cold_us for of in rank.operators),
+        "busy": sum(of.busy_us for of in cold),
+        "idle": sum(of.duration_us - of.busy_us for of in cold),
+        "communication": sum(of.communication_us for of in cold),
+        "exposed communication": sum(of.exposed_communication_us for of in cold),
+    }
+    exposed = None
+    if rank.communication_us is not None and rank.overlap_us is not None:
+        exposed = rank.communication_us - rank.overlap_us
+    sums = {
+        "kernels": sum(of.total_us for of in rank.categories) if rank.categories else None,
+        "operators": sum(time.total_us for time in _operators(rank).values()) if rank.operators else None,
+        "busy": rank.busy_us,
+        "idle": rank.idle_us,
+        "communication": rank.communication_us,
+        "exposed communication": exposed,
+    }
+    return {
+        _Key(name, ""): _Time(None, None, total_us, cold_us=in_cold_step[name])
+        for name, total_us in sums.items()
+        if total_us is not None
+    }
+
+
+def _groups(*traces: RankSummary) -> dict[_Group, list[StepSummary]]:
+    groups: dict[_Group, list[StepSummary]] = {}
+    for trace in traces:
+        of_trace: dict[_Group, list[StepSummary]] = {}
+        for step in trace.steps:
+            of_trace.setdefault(_Group(step.kind, step.stage or ""), []).append(step)
+        for group, steps in of_trace.items():
+            groups.setdefault(group, []).extend(warm_steps(steps))
+    return groups
+
+
+def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair]) -> RoleDiff:
+    pairs = list(map(_without_cold, all_pairs))
+    sides = [[trace for pair in pairs for trace in pair.sides[side]] for side in (0, 1)]
+    basis = _basis([*sides[0], *sides[1]])
+    before, after = (sum(_steps(trace, basis) for trace in side) for side in sides)
+    on_host = all(trace.graph_launches is not None for side in sides for trace in side)
+    # Starting the recorder affects only host times.
+    alike = len({all(map(is_cold, side)) for side in sides}) == 1
+    return RoleDiff(
+        role=role,
+        stage=stage,
+        basis=basis,
+        steps_before=None if basis == "total" else before,
+        steps_after=None if basis == "total" else after,
+        overall=_sums(pairs, basis, alike=alike),
+        iterations=_iterations(pairs) if alike else (),
+        kernels=_changes(pairs, _kernels, basis),
+        operators=_changes(pairs, _operators, basis) if on_host and alike else (),
+        annotations=_changes(pairs, _annotations, basis) if alike else (),
+        categories=_changes(pairs, _categories, basis),
+        ranks=tuple(
+            RankDiff(
+                replica=pair.replica,
+                rank=pair.rank,
+                before=tuple(trace.path for trace in pair.before),
+                after=tuple(trace.path for trace in pair.after),
+                overall=_sums([pair], basis, alike=alike),
+                iterations=_iterations([pair]) if alike else (),
+                categories=_changes([pair], _categories, basis),
+            )
+            for pair in pairs
+        ),
+        notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
+    )
+
+
+def _basis(traces: RankSummaries) -> Basis:
+    kinds: tuple[Basis, ...] = ("global_step", "iteration")
+    return next((kind for kind in kinds if all(_steps(trace, kind) for trace in traces)), "total")
+
+
+def _steps(trace: RankSummary, basis: Basis) -> int:
+    return 1 if basis == "total" else len(warm_steps([step for step in trace.steps if step.kind == basis]))
+
+
+def _without_cold(pair: RankPair) -> RankPair:
+    """Remove the traces with only a cold step from each side that has other traces."""
+    before, after = (tuple(trace for trace in side if not is_cold(trace)) or side for side in pair.sides)
+    return attrs.evolve(pair, before=before, after=after)
+
+
+_Read = list[tuple[list[_Times], list[_Times]]]
+
+
+def _read(pairs: Sequence[RankPair], section: _Section, basis: Basis) -> _Read:
+    def times(trace: RankSummary) -> _Times:
+        groups = {} if basis == "total" else {group: len(steps) for group, steps in _groups(trace).items()}
+        steps, by_key = _steps(trace, basis), section(trace)
+        if basis == "total":
+            return _Times(by_key, groups, steps, steps)
+        by_key = {key: attrs.evolve(time, total_us=time.total_us - time.cold_us) for key, time in by_key.items()}
+        return _Times(by_key, groups, steps, sum(step.kind == basis for step in trace.steps))
+
+    return [([times(trace) for trace in pair.before], [times(trace) for trace in pair.after]) for pair in pairs]
+
+
+def _changes(pairs: Sequence[RankPair], section: _Section, basis: Basis) -> tuple[Change, ...]:
+    """Compare all that any trace has in a section."""
+    read = _read(pairs, section, basis)
+    sum_us = max(_mean([[times.sum_us for times in sides[side]] for sides in read]) for side in (0, 1))
+    known = {key: time for sides in read for side in sides for times in side for key, time in times.by_key.items()}
+    changes = []
+    for key, time in known.items():
+        old, new = (_mean([[times.calls(key) for times in sides[side]] for sides in read]) for side in (0, 1))
+        changes.append(change_of(key.name, time.category, _measured(read, key, basis), sum_us, (old, new)))
+    return tuple(sorted(changes, key=lambda change: (-abs(change.impact_us), change.name)))
+
+
+def _measured(read: _Read, key: _Key, basis: Basis) -> Measured:
+    """Estimate a time per step of a group, if all traces that have it know its median of these, else of the basis."""
+    every = [times for sides in read for side in sides for times in side]
+    known = {times.group_of(key) for times in every if times.runs(key)}
+    group = known.pop() if len(known) == 1 else None
+    if any(group not in times.groups for times in every):
+        group = None
+    estimates = [
+        (pooled([times.sample(key, group) for times in old]), pooled([times.sample(key, group) for times in new]))
+        for old, new in read
+    ]
+    if group is None:
+        return Measured(estimates, str(_Group(basis, "")))
+    share = sum(times.groups[group] for times in every) / sum(times.steps for times in every)
+    return Measured(estimates, str(group), share)
+
+
+def _sums(pairs: Sequence[RankPair], basis: Basis, *, alike: bool) -> tuple[Change, ...]:
+    """Compare the sums that all traces have. If only one side is entirely cold, host times are omitted."""
+    read = _read(pairs, _overall, basis)
+    every = [times.by_key for sides in read for side in sides for times in side]
+    keys = [key for key in every[0] if all(key in by_key for by_key in every)]
+    keys = [key for key in keys if alike or key.name not in _OF_HOST]
+    return tuple(change_of(key.name, None, _measured(read, key, basis)) for key in keys)
+
+
+def _mean(values: Iterable[Iterable[float]]) -> float:
+    """Return the mean over ranks of the mean over their traces."""
+    return statistics.fmean(map(statistics.fmean, values))
+
+
+def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
+    """Compare the steps of each kind and stage, on the ranks that have them on both sides, if there are any."""
+    stepped = [tuple([_groups(trace) for trace in side] for side in pair.sides) for pair in pairs]
+    changes = []
+    for group in sorted({group for sides in stepped for side in sides for groups in side for group in groups}):
+        samples = [tuple([_durations(of[group]) for of in side if group in of] for side in sides) for sides in stepped]
+        used = [(old, new) for old, new in samples if old and new] or [(old, new) for old, new in samples if old or new]
+        changes.append(
+            change_of(
+                str(group),
+                group.kind,
+                Measured([(pooled(old), pooled(new)) for old, new in used], str(group), ranks=_ranked(stepped, group)),
+                calls=(
+                    sum(sample.count for old, _ in used for sample in old),
+                    sum(sample.count for _, new in used for sample in new),
+                ),
+            )
+        )
+    return tuple(changes)
+
+
+def _ranked(stepped: Sequence[Sequence[Sequence[dict[_Group, list[StepSummary]]]]], group: _Group) -> RankTest | None:
+    """Compare the steps of both sides in their order; ranks take a step together, so that its time is their mean."""
+    sides = []
+    for side in (0, 1):
+        ranks = [[step.duration_us for of in sides[side] for step in of.get(group, ())] for sides in stepped]
+        sides.append([statistics.fmean(step) for step in zip(*filter(None, ranks), strict=False)])
+    return rank_test(*sides)
+
+
+def _durations(steps: Sequence[StepSummary]) -> TimeSample:
+    return sample_of([step.duration_us for step in steps])
+
+
+def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
+    if not on_host:
+        yield "Operators are not compared: of some traces only the devices were read."
+    before, after = (_groups(*side) for side in sides)
+    for group in sorted(before.keys() & after.keys()):
+        old, new = (_batch(side[group]) for side in (before, after))
+        if old and new and abs(new - old) > _OTHER_MIX * min(old, new):
+            yield f"The load differs: the median {group} has {old:g} tokens before and {new:g} after."
+    shares = [_shares(side) for side in (before, after)]
+    for group in sorted(before.keys() | after.keys()):
+        old, new = (side.get(group, 0.0) for side in shares)
+        if abs(new - old) > _OTHER_MIX:
+            yield (
+                f"The mix differs: {old:.0%} of the steps of that kind are {group}s before and {new:.0%} after; what "
+                "is not per stage changes with that."
+            )
+
+
+def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> Iterator[str]:
+    """Yield notes about excluded cold steps, and about cold steps that could not be excluded."""
+    excluded = []
+    for side, name in enumerate(_SIDES):
+        traces = [trace for pair in pairs for trace in pair.sides[side]]
+        if not all(map(is_cold, traces)):
+            numbers = {step.step for trace in traces for step in trace.steps if step.cold and step.step is not None}
+            excluded += [f"step{'s' if len(numbers) > 1 else ''} {ranges([*numbers])} {name}"] if numbers else []
+    if excluded:
+        yield f"Excluded the recorder's first steps: {', '.join(excluded)}."
+    cold = [name for name, side in zip(_SIDES, sides, strict=True) if all(map(is_cold, side))]
+    if len(cold) == len(_SIDES):
+        yield "All steps are first steps of a recorder, which take longer than other steps."
+    elif cold:
+        yield f"Host times are not compared: side '{cold[0]}' has only the recorder's first step, which takes longer."
+
+
+def _batch(steps: Sequence[StepSummary]) -> float | None:
+    """Return the median token count of the steps that report one."""
+    tokens = [
+        (step.prefill_tokens or 0) + (step.decode_tokens or 0)
+        for step in steps
+        if step.prefill_tokens is not None or step.decode_tokens is not None
+    ]
+    return statistics.median(tokens) if tokens else None
+
+
+def _shares(groups: Mapping[_Group, Sequence[StepSummary]]) -> dict[_Group, float]:
+    """Return which fraction of the steps of its kind each stage has."""
+    totals: Counter[str] = Counter()
+    for group, steps in groups.items():
+        totals[group.kind] += len(steps)
+    return {group: len(steps) / totals[group.kind] for group, steps in groups.items()}

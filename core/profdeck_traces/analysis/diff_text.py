@@ -1,0 +1,109 @@
+"""What changed, in words: the verdict in a sentence, with what it rests on."""
+
+from __future__ import annotations
+
+from profdeck_traces.analysis.diff_model import Change, RoleDiff
+from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.short_names import short_kernel
+
+SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
+MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
+_LEAST_P = 0.0001
+_LONGEST_NAME = 48
+_CALLED_SAME = 0.05
+"""A larger change that is not certain is not called the same: it may be chance."""
+
+
+def counted(count: int, section: str) -> str:
+    """Write how many of a section there are."""
+    return f"{count:,} {(SECTIONS if count == 1 else MANY)[section]}"
+
+
+def verdict_of(role: RoleDiff) -> str:
+    """Say in one sentence what came of it and why: ``trainer is slower: the global step takes ..., mostly gemm``."""
+    decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
+    if not decisive:
+        return f"{label_of_role(role)}: there is nothing on both sides to compare."
+    verdicts = {change.verdict for change in decisive} - {"same"}
+    main = next((change for change in decisive if change.verdict != "same"), decisive[0])
+    word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
+    if not verdicts and abs(main.ratio or 0) > _CALLED_SAME:
+        word = "may differ by chance"
+    ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
+    name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
+    takes = "take" if name.endswith("s") else "takes"
+    why = _why(role, main.verdict)
+    return (
+        f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
+        f"{ratio} ({_chance(main)}){f'; {why}' if why else ''}."
+    )
+
+
+def _why(role: RoleDiff, verdict: str) -> str:
+    """Name what changed most in the same direction: the stage, the class, and the kernel or operator."""
+    wanted = {"slower": 1, "faster": -1}.get(verdict, 1)
+    if verdict == "same":
+        inside = _slower_parts(role)
+        return f"slower inside: {inside}" if inside else ""
+    parts = []
+    for section in SECTIONS:
+        changes = [change for change in getattr(role, section) if change.verdict != "same"]
+        most = max(changes, key=lambda change: change.impact_us * wanted, default=None)
+        if most is not None and most.impact_us * wanted > 0:
+            name = short_kernel(most.name, _LONGEST_NAME) if section == "kernels" else most.name[:_LONGEST_NAME]
+            parts.append(f"{name} {most.impact_us / 1000:+,.3f} ms")
+    return f"most of it: {', '.join(parts)}" if parts else ""
+
+
+def headline_of(role: RoleDiff, change: Change) -> str:
+    """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``."""
+    times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
+    ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
+    verdict: str = change.verdict
+    if verdict == "same":
+        inside = _slower_parts(role)
+        large = abs(change.ratio or 0) > _CALLED_SAME
+        verdict = "may be chance" if large else "same in all" if inside else "same"
+        verdict += f"; slower inside: {inside}" if inside else ""
+    return f"{label_of_role(role)}: {change.name} {times}{ratio} ({_chance(change)}): {verdict}"
+
+
+def _slower_parts(role: RoleDiff) -> str:
+    """Count what got slower, as a step may be the same while they are not."""
+    counts = {name: sum(one.verdict == "slower" for one in getattr(role, name)) for name in SECTIONS}
+    return ", ".join(f"{count} of {len(getattr(role, name))} {MANY[name]}" for name, count in counts.items() if count)
+
+
+def _chance(change: Change) -> str:
+    """Say what decided: how likely chance is, where there are enough steps, else the noise."""
+    if change.p_value is None:
+        return f"noise {noise_of(change)}"
+    return "p < 0.0001" if change.p_value < _LEAST_P else f"p {change.p_value:.2g}"
+
+
+def label_of_role(role: RoleDiff) -> str:
+    """Return what to call a role: with its stage, or the trace or run where it has no name."""
+    parts = [part for part in (role.role, role.stage) if part]
+    if not parts:
+        parts = ["the trace" if len(role.ranks) == 1 else "the run"]
+    return ", ".join(parts)
+
+
+def basis_of(role: RoleDiff) -> str:
+    """Say what times are per, and of how many steps."""
+    times = "Times" if len(role.ranks) == 1 else f"Times are means of {len(role.ranks)} ranks; they"
+    if role.basis == "total":
+        return f"{times} are totals, as not all traces have steps."
+    return f"{times} are per {spaced(role.basis)}, of {role.steps_before} before and {role.steps_after} after in all."
+
+
+def noise_of(change: Change) -> str:
+    """Return the noise in percent of the time before."""
+    if change.noise_us is None:
+        return "unknown"
+    return f"{change.noise_us / (change.before_us or change.after_us or 1):.1%}"
+
+
+def spaced(word: str) -> str:
+    """Return a word of code as people write it."""
+    return word.replace("_", " ")

@@ -1,0 +1,171 @@
+"""What many traces say: each of them, and how the ranks stood to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from profdeck_traces.analysis import cached_reading
+from profdeck_traces.analysis.classes import Classifier
+from profdeck_traces.analysis.collective_skew import skew_of
+from profdeck_traces.analysis.model import RankSummary, RunSummary
+from profdeck_traces.analysis.rank_reading import RankReading
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.typical_step import candidates, typical_steps
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.parallel import map_traces
+from profdeck_traces.base.progress import Progress
+from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.inputs.file_checks import KeptProofs, Proof, sha256_of
+from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
+from profdeck_traces.inputs.sources import TraceSource
+
+
+def summarise_run(  # noqa: PLR0913 - what to read, and where
+    sources: Sequence[TraceSource],
+    *,
+    devices_only: bool = False,
+    classifier: Classifier | None = None,
+    buckets: int = 0,
+    kept_buckets: int = 0,
+    processes: int = 1,
+    cache: ResultCache | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[RunSummary, list[TraceError]]:
+    """Summarise traces of several ranks, roles and engines.
+
+    The result does not depend on `processes` and `cache`.
+
+    Args:
+        sources: The traces; :func:`profdeck_traces.inputs.sources.find_sources` finds them.
+        devices_only: See :func:`profdeck_traces.analysis.summary.summarise_trace`.
+        classifier: Assigns kernel classes. Default: the built-in table.
+        buckets: Number of intervals in the pictures of each trace; 0 for no pictures.
+        kept_buckets: Buckets of pictures to cache for later calls, if this call requests no pictures.
+        processes: Number of traces to read in parallel, each in its own process. A single trace is read by this number
+            of processes together.
+        cache: Cache of results. Files that have not changed since they were read are not read again.
+        on_progress: Called with the number of bytes read so far and the total.
+
+    Returns:
+        The summary of the readable traces, in the order of the sources, and the errors of the other traces.
+    """
+    how = _How(
+        classifier or Classifier(),
+        StepNames.load(),
+        devices_only=devices_only,
+        buckets=buckets or (kept_buckets if cache is not None else 0),
+        with_pictures=bool(buckets),
+        cache=cache,
+    )
+    found: dict[int, RankReading | TraceError] = {}
+    if cache is not None:
+        found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
+    left = [index for index in range(len(sources)) if index not in found]
+    if left:
+        to_read = [sources[index] for index in left]
+        sizes = [source.size_bytes for source in to_read]
+        if len(left) == 1:
+            how = attrs.evolve(how, processes=processes)
+        read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
+        how.results.tidy_up()
+        found |= dict(zip(left, read, strict=True))
+    in_order = [found[index] for index in range(len(sources))]
+    readings = [reading for reading in in_order if not isinstance(reading, TraceError)]
+    if not buckets:
+        readings = list(map(_without_pictures, readings))
+    summary = RunSummary(
+        ranks=_with_typical([reading.summary for reading in readings]),
+        skew=skew_of([reading.collectives for reading in readings]),
+    )
+    return summary, [error for error in in_order if isinstance(error, TraceError)]
+
+
+@attrs.frozen
+class _How:
+    """How to read a trace, or to find what was read of it. Goes to other processes."""
+
+    classifier: Classifier
+    step_names: StepNames
+    devices_only: bool = attrs.field(kw_only=True)
+    buckets: int = attrs.field(kw_only=True)
+    """How many parts the pictures have that are made."""
+    with_pictures: bool = attrs.field(kw_only=True)
+    """Whether they are wanted now."""
+    cache: ResultCache | None = attrs.field(kw_only=True)
+    processes: int = attrs.field(default=1, kw_only=True)
+    """How many read a trace together."""
+
+    @property
+    def results(self) -> KeptResults:
+        """What is kept of this question."""
+        return KeptResults(
+            self.cache, *cached_reading.question(self.classifier, self.step_names, devices_only=self.devices_only)
+        )
+
+    def kept(self, source: TraceSource) -> RankReading | None:
+        """Return what was read before, if nothing changed and it has the pictures that are wanted."""
+        content = self.results.get(source.path, *self._about(source, with_pictures=self.with_pictures))
+        if content is None:
+            return None
+        try:
+            return cached_reading.from_bytes(content, source)
+        except ValueError:
+            return None
+
+    def read(self, source: TraceSource, on_progress: Progress | None) -> RankReading:
+        """Read a trace, and keep what was found."""
+        from profdeck_traces.analysis.summary import read_summary
+
+        before = self.results.before(source.path)
+        reading = read_summary(
+            source,
+            devices_only=self.devices_only,
+            classifier=self.classifier,
+            step_names=self.step_names,
+            buckets=self.buckets,
+            processes=self.processes,
+            on_progress=on_progress,
+        )
+        found = reading.summary
+        if found.problem and not (found.events or found.kernels or found.device_steps or found.communication):
+            raise TraceError(f"{source.path}: {found.problem}")
+        if before is not None:
+            self._keep(before, source, reading)
+            if found.whole:
+                self._keep_proof(before, source, found)
+        return reading
+
+    def _keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
+        """Keep what was found in a trace that is still what it was before, with pictures and without."""
+        for with_pictures in (True, False) if self.buckets else (False,):
+            content = cached_reading.to_bytes(reading if with_pictures else _without_pictures(reading))
+            if content is not None:
+                self.results.put(before, source.path, content, *self._about(source, with_pictures=with_pictures))
+
+    def _about(self, source: TraceSource, *, with_pictures: bool) -> list[Any]:
+        return [*cached_reading.about(source), self.buckets if with_pictures else 0]
+
+    def _keep_proof(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
+        """Keep for `profdeck ls` that a trace was read to its end."""
+        with_sum = source.facts is not None and source.facts.has_digest
+        sha256 = sha256_of(source.path) if with_sum else None
+        proof = Proof(whole=True, problem=None, events=found.events, sha256=sha256)
+        KeptProofs(self.cache).put(before, source.path, proof, with_sum=with_sum)
+
+
+def _without_pictures(reading: RankReading) -> RankReading:
+    return attrs.evolve(reading, summary=attrs.evolve(reading.summary, timelines=()))
+
+
+def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
+    """Return the traces with the pictures of all that was recorded and of the typical step alone."""
+    typical = typical_steps(ranks)
+    found = []
+    for rank in ranks:
+        whole, *of_steps = rank.timelines or (None,)
+        kept = [of_steps[candidates(rank).index(typical[rank.path])]] if of_steps else []
+        found.append(attrs.evolve(rank, timelines=(whole, *kept)) if whole else rank)
+    return tuple(found)

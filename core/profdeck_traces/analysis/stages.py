@@ -1,0 +1,173 @@
+"""Where the steps of a trace went on the host: its stages, and what the threads did in each."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.analysis.detail_model import HostState, HostTimes, StageSummary, TimelineMark
+from profdeck_traces.analysis.device_steps import step_kind
+from profdeck_traces.analysis.host_states import CAUSES, HostSlice, by_time
+from profdeck_traces.analysis.steps import StepWindows, TraceSteps, outermost
+from profdeck_traces.reading.columns import Columns
+from profdeck_traces.reading.intervals import Int, time_before, union
+from profdeck_traces.reading.time_slices import Slice
+
+# What torch calls collectives on the host: its dispatcher's operators, and the marks of their backends.
+_COLLECTIVE = re.compile(r"c10d::\w+_$|(?:gloo|nccl|hccl|ucc|mpi|xccl):\w+")
+
+RECORDING = "recording"
+"""The basis of a trace without steps."""
+
+_NS_PER_US = 1000
+
+
+class StageTimes:
+    """Sums up host activity in a trace's steps and their stages, slice by slice.
+
+    A stage is an annotation inside a step, on the thread that annotates the steps. Nested annotations belong to the
+    outer stage. If several threads annotate steps, only the thread with the most time in steps counts. Excluded steps
+    are skipped.
+    """
+
+    def __init__(self, marks: Columns, is_stage: NDArray[np.bool_], steps: TraceSteps) -> None:
+        """Take where they are.
+
+        Args:
+            marks: All annotations of the trace.
+            is_stage: Of each name, whether it may be one: an annotation of the host, and no mark of a step.
+            steps: Those of the trace.
+        """
+        kind = step_kind(steps)
+        self._basis = kind or RECORDING
+        own = marks[is_stage[marks.name] & (marks.end_ns > marks.start_ns)]
+        own = own[np.lexsort((-own.end_ns, own.start_ns))]
+        self._steps: StepWindows | None = None if kind is None else _on_main_thread(steps, steps.host[kind])
+        track = _main_track(own) if self._steps is None else int(steps.track[self._steps.step[0]])
+        own = own[own.track == track]
+        own = own[outermost(own.track, own.end_ns)]
+        step = np.zeros(len(own), dtype=np.int64) if self._steps is None else _local(self._steps).of(own.start_ns)
+        own, step = own[step >= 0], step[step >= 0]
+        start, end = own.start_ns, own.end_ns
+        if self._steps is not None and self._steps.end_ns is not None:
+            # Clip annotations that end after their step.
+            end = np.minimum(end, self._steps.end_ns[step])
+        self._pictured = [marks.names[code] for code in own.name.tolist()], start, end
+        if self._steps is not None and not (excluded := steps.excluded[self._steps.step]).all():
+            counted = ~excluded[step]
+            own, step, start, end = (
+                own[counted],
+                (np.cumsum(~excluded) - 1)[step[counted]],
+                start[counted],
+                end[counted],
+            )
+            self._steps = _without(self._steps, excluded)
+        codes, self._stage = np.unique(own.name, return_inverse=True)
+        self._names = [marks.names[code] for code in codes.tolist()]
+        self._step_of, self._start, self._end = step, start, end
+        self._communicates = np.array([_COLLECTIVE.match(name) is not None for name in marks.names], dtype=bool)
+        self._communication = np.zeros(len(self._names), dtype=np.int64)
+        self._of_stage = np.zeros((len(CAUSES), len(self._names)), dtype=np.int64)
+        self._of_all = np.zeros(len(CAUSES), dtype=np.int64)
+
+    def add(self, part: Slice, host: HostSlice) -> None:
+        """Take a slice."""
+        first = int(np.searchsorted(self._end, part.begin_ns, side="right"))
+        last = int(np.searchsorted(self._start, part.end_ns, side="left"))
+        if first < last:
+            spans = (
+                np.maximum(self._start[first:last], part.begin_ns),
+                np.minimum(self._end[first:last], part.end_ns),
+            )
+            times = host.times(spans)
+            for row in range(len(CAUSES)):
+                np.add.at(self._of_stage[row], self._stage[first:last], times[row])
+            own = part.columns[np.flatnonzero(self._communicates[part.columns.name])]
+            waits = union(own.start_ns, own.end_ns)
+            waited = time_before(waits, spans[1]) - time_before(waits, spans[0])
+            np.add.at(self._communication, self._stage[first:last], waited)
+        starts, ends = np.array([part.begin_ns]), np.array([part.end_ns])
+        if self._steps is not None and self._steps.end_ns is not None:
+            inside = (self._steps.start_ns < part.end_ns) & (self._steps.end_ns > part.begin_ns)
+            starts = np.maximum(self._steps.start_ns[inside], part.begin_ns)
+            ends = np.minimum(self._steps.end_ns[inside], part.end_ns)
+        self._of_all += host.times((starts, ends)).sum(axis=1)
+
+    def summary(self, recorded_ns: int) -> HostTimes:
+        """Return the sums; the time of the recording counts where there are no steps."""
+        count, total_ns = 1, recorded_ns
+        if self._steps is not None and self._steps.end_ns is not None:
+            count, total_ns = len(self._steps.step), int((self._steps.end_ns - self._steps.start_ns).sum())
+        stages = [self._of(stage, count, total_ns) for stage in range(len(self._names))]
+        stages.sort(key=lambda stage: (-stage.total_us, stage.name))
+        return HostTimes(
+            basis=self._basis,
+            steps=count,
+            total_us=total_ns / _NS_PER_US,
+            states=_states(self._of_all),
+            stages=tuple(stages),
+        )
+
+    def marks(self, origin_ns: int) -> list[TimelineMark]:
+        """Return the positions of the stages, with times relative to an origin."""
+        names, starts, ends = self._pictured
+        rows = zip(names, starts.tolist(), ends.tolist(), strict=True)
+        return [
+            TimelineMark(
+                name=name,
+                kind="stage",
+                start_us=(start - origin_ns) / _NS_PER_US,
+                duration_us=(end - start) / _NS_PER_US,
+            )
+            for name, start, end in rows
+        ]
+
+    def _of(self, stage: int, steps: int, total_ns: int) -> StageSummary:
+        mine = np.flatnonzero(self._stage == stage)
+        duration = (self._end - self._start)[mine]
+        in_step = np.bincount(self._step_of[mine], weights=duration, minlength=steps)
+        in_step = in_step[np.unique(self._step_of[mine])]
+        return StageSummary(
+            name=self._names[stage],
+            count=len(mine),
+            steps=len(in_step),
+            total_us=int(duration.sum()) / _NS_PER_US,
+            share=int(duration.sum()) / total_ns if total_ns else 0.0,
+            median_us=float(np.median(in_step)) / _NS_PER_US,
+            max_us=float(in_step.max()) / _NS_PER_US,
+            communication_us=int(self._communication[stage]) / _NS_PER_US,
+            host=_states(self._of_stage[:, stage]),
+        )
+
+
+def _on_main_thread(steps: TraceSteps, windows: StepWindows) -> StepWindows:
+    """Return the steps of the thread that has the most time in steps."""
+    track = steps.track[windows.step]
+    ends = windows.start_ns if windows.end_ns is None else windows.end_ns
+    time_ns = np.bincount(track, weights=ends - windows.start_ns)
+    mine = track == int(time_ns.argmax())
+    return StepWindows(windows.step[mine], windows.start_ns[mine], ends[mine])
+
+
+def _without(windows: StepWindows, excluded: NDArray[np.bool_]) -> StepWindows:
+    ends = None if windows.end_ns is None else windows.end_ns[~excluded]
+    return StepWindows(windows.step[~excluded], windows.start_ns[~excluded], ends)
+
+
+def _local(windows: StepWindows) -> StepWindows:
+    return StepWindows(np.arange(len(windows.step)), windows.start_ns, windows.end_ns)
+
+
+def _main_track(marks: Columns) -> int:
+    if not len(marks):
+        return -1
+    kept = outermost(marks.track, marks.end_ns)
+    return int(np.bincount(marks.track[kept], weights=(marks.end_ns - marks.start_ns)[kept]).argmax())
+
+
+def _states(times_ns: Int) -> tuple[HostState, ...]:
+    return tuple(
+        HostState(state=state, time_us=time_ns / _NS_PER_US, share=share) for state, time_ns, share in by_time(times_ns)
+    )

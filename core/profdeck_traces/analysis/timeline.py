@@ -1,0 +1,275 @@
+"""Pictures of a trace as numbers: what each device, stream and thread did in each of a thousand parts of a time."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.analysis.detail_model import Timeline, TimelineEvent, TimelineLane, TimelineMark
+from profdeck_traces.analysis.host_states import CAUSES, HostSlice
+from profdeck_traces.reading.columns import Columns, Tables
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
+from profdeck_traces.reading.time_slices import Slice
+
+OVERLAPPED = "compute and communication"
+"""The states of a device, before the causes of its idle time."""
+DEVICE_STATES = ("compute", OVERLAPPED, "communication", "copies")
+
+_NS_PER_US = 1000
+_STATES = tuple(CAUSES)
+_MOST_DEVICES, _MOST_THREADS, _MOST_STREAMS = 64, 6, 8
+_MOST_TRACKS = 256
+"""Only so many threads and streams are added up, those with the most time."""
+_MOST_EVENTS, _MOST_MARKS = 300, 400
+_NAME_LENGTH = 160
+# A stream or thread that does less is not seen.
+_LEAST_SHARE = 0.001
+_Key = tuple[str, Id, Id]
+# An event is kept by itself if it is as long as so many parts.
+_LONG = 2
+
+
+@attrs.frozen(eq=False)
+class Kinds:
+    """What the codes of names mean for pictures."""
+
+    tables: Tables
+    work: NDArray[np.integer]
+    """Of each name: 0 compute, 1 communication, 2 copies; -1 for what runs on no device."""
+    classes: Sequence[str]
+    """Of each name: the class of a kernel."""
+    thread_names: Mapping[tuple[Id, Id], str]
+    device_spans: Mapping[Id, tuple[int, int]]
+    """From the first to the last work of each device: before and after that it is not idle but perhaps not recorded."""
+    track_ns: NDArray[np.integer] | None = None
+    """Of each track: the time of its events; None if there are so few tracks that each may be shown."""
+
+    @classmethod
+    def needs_times(cls, tables: Tables) -> bool:
+        """Tell whether the times of tracks must be known."""
+        return len(tables.tracks) > _MOST_TRACKS
+
+    @functools.cached_property
+    def may_show(self) -> NDArray[np.bool_]:
+        """Of each track: whether it may be among those that are shown."""
+        shown = np.ones(len(self.tables.tracks), dtype=np.bool_)
+        if self.track_ns is not None:
+            shown[np.argsort(self.track_ns, kind="stable")[:-_MOST_TRACKS]] = False
+        return shown
+
+    @functools.cached_property
+    def devices(self) -> list[Id]:
+        """The devices that are shown, in the order of their codes."""
+        times_ns: dict[Id, int] = dict.fromkeys(self.device_spans, 0)
+        if self.track_ns is not None:
+            for (device, _), time_ns in zip(self.tables.tracks, self.track_ns.tolist(), strict=True):
+                if device in times_ns:
+                    times_ns[device] += time_ns
+        return sorted(times_ns, key=lambda device: -times_ns[device])[:_MOST_DEVICES]
+
+    @functools.cached_property
+    def device_codes(self) -> NDArray[np.integer]:
+        """Of each track: the code of its device; -1 of none that is shown."""
+        codes = {device: code for code, device in enumerate(self.devices)}
+        return np.array([codes.get(device, -1) for device, _ in self.tables.tracks], dtype=np.int64)
+
+    @functools.cached_property
+    def class_names(self) -> list[str]:
+        """The classes, in the order of their codes."""
+        return sorted(set(self.classes))
+
+    @functools.cached_property
+    def class_codes(self) -> NDArray[np.integer]:
+        """Of each name: the code of its class."""
+        codes = {name: code for code, name in enumerate(self.class_names)}
+        return np.array([codes[name] for name in self.classes], dtype=np.int64)
+
+
+class TimelineParts:
+    """Adds up one part of the time of a trace, slice by slice."""
+
+    def __init__(self, title: str, begin_ns: int, end_ns: int, buckets: int, kinds: Kinds) -> None:
+        self.title = title
+        self._kinds = kinds
+        self._begin_ns, self._end_ns = begin_ns, max(end_ns, begin_ns + buckets)
+        self._edges = np.linspace(self._begin_ns, self._end_ns, buckets + 1).astype(np.int64)
+        self._lanes: dict[_Key, dict[str, Int]] = {}
+        self._events: dict[_Key, list[tuple[int, int, int]]] = {}
+
+    def add(self, part: Slice, host: HostSlice | None) -> None:
+        """Take a slice, and the host's side of it."""
+        if part.end_ns <= self._begin_ns or part.begin_ns >= self._end_ns:
+            return
+        columns = part.columns
+        on_device = np.flatnonzero(self._kinds.work[columns.name] >= 0)
+        self._add_devices(columns[on_device], part, host)
+        if host is not None:
+            self._add_threads(part, host)
+        long_ns = _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
+        shown = part.first & self._kinds.may_show[columns.track] & (part.whole_end_ns - part.order_ns >= long_ns)
+        shown &= (part.order_ns < self._end_ns) & (part.whole_end_ns > self._begin_ns)
+        self._add_events(part.whole(np.flatnonzero(shown)))
+
+    def finish(self, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
+        """Return the picture.
+
+        Args:
+            marks: Steps and stages of the whole trace, of which those are kept that are in it.
+            origin_ns: What its times count from.
+        """
+        lanes: list[TimelineLane] = []
+        events: list[TimelineEvent] = []
+        for key in self._chosen():
+            kind, group, track = key
+            shares = self._lanes[key]
+            classes = [name for name, time_ns in shares.items() if time_ns.any()]
+            width = np.diff(self._edges)
+            matrix = [np.minimum(255, np.round(shares[name] / width * 255)).astype(np.uint8) for name in classes]
+            lane = len(lanes)
+            lanes.append(
+                TimelineLane(
+                    kind=kind,
+                    name=self._name(kind, group, track),
+                    group=str(group),
+                    classes=tuple(classes),
+                    shares=base64.b64encode(zlib.compress(b"".join(row.tobytes() for row in matrix), 9)).decode(),
+                )
+            )
+            found = sorted(self._events.get(key, ()), key=lambda event: event[1] - event[2])[:_MOST_EVENTS]
+            events += [
+                TimelineEvent(
+                    lane=lane,
+                    name=self._kinds.tables.names[code][:_NAME_LENGTH],
+                    start_us=(start - origin_ns) / _NS_PER_US,
+                    duration_us=(end - start) / _NS_PER_US,
+                )
+                for code, start, end in sorted(found, key=lambda event: (event[1], -event[2]))
+            ]
+        begin_us, end_us = ((time - origin_ns) / _NS_PER_US for time in (self._begin_ns, self._end_ns))
+        inside = [mark for mark in marks if mark.start_us < end_us and mark.start_us + mark.duration_us > begin_us]
+        inside.sort(key=lambda mark: -mark.duration_us)
+        return Timeline(
+            title=self.title,
+            start_us=begin_us,
+            duration_us=end_us - begin_us,
+            buckets=len(self._edges) - 1,
+            lanes=tuple(lanes),
+            marks=tuple(sorted(inside[:_MOST_MARKS], key=lambda mark: (mark.start_us, -mark.duration_us))),
+            events=tuple(events),
+        )
+
+    def _chosen(self) -> list[_Key]:
+        """Return the lanes to show: all devices, of streams and threads those with most time."""
+        time_ns = {key: sum(int(of.sum()) for of in shares.values()) for key, shares in self._lanes.items()}
+        chosen: list[_Key] = []
+        for kind, most in (("device", None), ("stream", _MOST_STREAMS), ("thread", _MOST_THREADS)):
+            least_ns = (self._end_ns - self._begin_ns) * _LEAST_SHARE if kind != "device" else 0
+            keys = [key for key in self._lanes if key[0] == kind and time_ns[key] > least_ns]
+            keys = sorted(keys, key=lambda key: -time_ns[key])[:most] if most else keys
+            chosen += sorted(keys, key=lambda key: (str(key[1]), str(key[2])))
+        return chosen
+
+    def _name(self, kind: str, group: Id, track: Id) -> str:
+        if kind == "device":
+            return f"device {group}"
+        if kind == "stream":
+            return f"stream {track}"
+        return self._kinds.thread_names.get((group, track)) or f"thread {track}"
+
+    def _add_devices(self, work: Columns, part: Slice, host: HostSlice | None) -> None:
+        kinds, tables = self._kinds, self._kinds.tables
+        shown = np.flatnonzero(kinds.may_show[work.track])
+        for stream in groups(work.track[shown]):
+            mine = work[shown[stream]]
+            track = tables.tracks[mine.track[0]]
+            for of_class in groups(kinds.class_codes[mine.name]):
+                used = mine[of_class]
+                class_name = kinds.class_names[kinds.class_codes[used.name[0]]]
+                self._cover(("stream", *track), class_name, union(used.start_ns, used.end_ns))
+        codes = kinds.device_codes[work.track]
+        of_devices: dict[Id, Int] = {key[1]: np.empty(0, dtype=np.int64) for key in self._lanes if key[0] == "device"}
+        for events in groups(codes):
+            if (code := int(codes[events[0]])) >= 0:
+                of_devices[kinds.devices[code]] = events
+        for device, events in of_devices.items():
+            mine = work[events]
+            kind = kinds.work[mine.name]
+            compute, communication, copies = (
+                union(mine.start_ns[kind == code], mine.end_ns[kind == code]) for code in range(3)
+            )
+            both = intersection(compute, communication)
+            busy = union(*joined((compute, communication)))
+            key = ("device", device, None)
+            self._cover(key, "compute", compute, less=both)
+            self._cover(key, OVERLAPPED, both)
+            self._cover(key, "communication", communication, less=both)
+            self._cover(key, "copies", copies, less=intersection(copies, busy))
+            first_ns, last_ns = kinds.device_spans[device]
+            begin_ns, end_ns = max(part.begin_ns, first_ns), min(part.end_ns, last_ns)
+            if begin_ns < end_ns:
+                self._cover_idle(key, complement(union(*joined((busy, copies))), begin_ns, end_ns), host)
+
+    def _cover_idle(self, key: _Key, idle: Spans, host: HostSlice | None) -> None:
+        if host is None:
+            self._cover(key, "idle", idle)
+            return
+        before = None
+        for state, busy in zip(_STATES, (*host.busy, idle), strict=True):
+            inside = idle if state == _STATES[-1] else intersection(idle, busy)
+            self._cover(key, f"idle: {state}", inside, less=before)
+            before = inside
+
+    def _add_threads(self, part: Slice, host: HostSlice) -> None:
+        columns = part.columns
+        track = columns.track[host.events]
+        shown = np.flatnonzero(self._kinds.may_show[track])
+        for group in groups(track[shown]):
+            events = shown[group]
+            own, states = host.events[events], host.state[events]
+            key = ("thread", *self._kinds.tables.tracks[int(track[events[0]])])
+            covered: Spans | None = None
+            for code in range(len(_STATES) - 1):
+                used = own[states == code]
+                if not len(used):
+                    continue
+                spans = union(columns.start_ns[used], columns.end_ns[used])
+                everything = spans if covered is None else union(*joined((covered, spans)))
+                self._cover(key, _STATES[code], everything, less=covered)
+                covered = everything
+
+    def _cover(self, key: _Key, name: str, spans: Spans, less: Spans | None = None) -> None:
+        """Add the time of some spans to a class of a lane, without that of spans which lie inside of them."""
+        time_ns = np.diff(time_before(spans, self._edges))
+        if less is not None:
+            time_ns -= np.diff(time_before(less, self._edges))
+        shares = self._lanes.setdefault(key, {})
+        if name in shares:
+            shares[name] += time_ns
+        elif time_ns.any():
+            shares[name] = time_ns
+
+    def _add_events(self, events: Columns) -> None:
+        tracks = self._kinds.tables.tracks
+        work = self._kinds.work[events.name]
+        rows = zip(
+            events.name.tolist(),
+            events.track.tolist(),
+            work.tolist(),
+            events.start_ns.tolist(),
+            events.end_ns.tolist(),
+            strict=True,
+        )
+        for name, track, kind, start, end in rows:
+            key = ("stream" if kind >= 0 else "thread", *tracks[track])
+            found = self._events.setdefault(key, [])
+            found.append((name, start, end))
+            if len(found) > 4 * _MOST_EVENTS:
+                found.sort(key=lambda event: event[1] - event[2])
+                del found[_MOST_EVENTS:]

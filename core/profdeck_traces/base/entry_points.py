@@ -1,0 +1,78 @@
+"""Finds and imports what distributions offer under a name: entry points, by group."""
+
+from __future__ import annotations
+
+import logging
+from importlib import metadata
+from typing import Any, TypeVar
+
+from profdeck_traces.base.errors import BrokenPluginError, PluginError, UnknownPluginError, did_you_mean
+
+T = TypeVar("T")
+logger = logging.getLogger("profdeck")
+
+TRACE_NAMES = "profdeck.trace_names"
+"""Group of patterns for the names of engine iterations in traces."""
+
+
+def installed(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of a group by name, without importing them. No package can replace those of profdeck."""
+
+    def order(point: metadata.EntryPoint) -> tuple[str, bool]:
+        return point.name, point.dist is not None and point.dist.name == "profdeck"
+
+    return {point.name: point for point in sorted(metadata.entry_points(group=group), key=order)}
+
+
+def load(group: str, name: str) -> Any:
+    """Import the object behind an entry point.
+
+    Raises:
+        UnknownPluginError: no distribution offers that name.
+        BrokenPluginError: the import fails.
+    """
+    found = installed(group)
+    if name not in found:
+        kind, listed = _kind(group), ", ".join(found) or "none"
+        raise UnknownPluginError(f"There is no {kind} '{name}'.{did_you_mean(name, found)} Installed: {listed}.")
+    return _load(found[name])
+
+
+def load_instances(group: str, cls: type[T]) -> list[T]:
+    """Load the objects of an entry-point group, sorted by name. Skip broken plugins with a warning."""
+    loaded = []
+    for point in installed(group).values():
+        try:
+            loaded.append(check_instance(point, _load(point), cls))
+        except PluginError as error:
+            logger.warning("%s The plugin is ignored.", error)
+    return loaded
+
+
+def check_instance(point: metadata.EntryPoint, value: object, cls: type[T]) -> T:
+    """Return `value`, the object of an entry point, if it is an instance of `cls`.
+
+    Raises:
+        BrokenPluginError: `value` is not an instance of `cls`.
+    """
+    if not isinstance(value, cls):
+        raise BrokenPluginError(
+            f"The entry point '{point.name}' in {point.group} must be an instance of "
+            f"{cls.__module__}.{cls.__name__}, got {value!r}."
+        )
+    return value
+
+
+def _load(point: metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+        raise BrokenPluginError(
+            f"The {_kind(point.group)} '{point.name}' of {package} fails to import ({point.value}): "
+            f"{type(error).__name__}: {error}. Correct, reinstall or remove that package."
+        ) from error
+
+
+def _kind(group: str) -> str:
+    return group.rpartition(".")[2].rstrip("s")

@@ -1,0 +1,190 @@
+"""`profdeck diff`: what got slower or faster from one run to another, told from noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from profdeck_traces.analysis.diff_text import (
+    SECTIONS,
+    basis_of,
+    counted,
+    headline_of,
+    label_of_role,
+    noise_of,
+    spaced,
+    verdict_of,
+)
+from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
+from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+
+if TYPE_CHECKING:
+    from profdeck_traces.analysis.diff_model import Change, RoleDiff, RunDiff
+    from profdeck_traces.analysis.model import RunSummary
+
+_STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
+
+
+def command(  # noqa: PLR0913 - the options of the command line
+    before: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A",
+            parser=terminal.source_path,
+            help="The baseline: a run, a capture, a trace, or what `profdeck summary --json` printed of it.",
+        ),
+    ],
+    after: Annotated[
+        Path,
+        typer.Argument(
+            metavar="B", parser=terminal.source_path, help="What is compared with it, of any of these kinds."
+        ),
+    ],
+    *,
+    fail_over: regression_limit.FailOver = None,
+    fail_on: regression_limit.FailOn = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 8,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
+    cache: arguments.Cache = True,
+    json: terminal.JsonOption = False,
+) -> None:
+    """Compare two runs: what got slower or faster.
+
+    What changed by no more than the noise between repeated steps, or 0.1% of the total, is the same; where the noise is
+    not known, as there are fewer than 3 steps on a side, what changed by no more than 5%.
+    """
+    from profdeck_traces.analysis.diff import diff_runs
+
+    runs = []
+    problems: list[str] = []
+    for path in (before, after):
+        run, of_path = _read(path, cache=cache)
+        runs.append(run)
+        problems += of_path
+    for problem in problems:
+        terminal.print_stderr(f"error: {problem}")
+    diff = diff_runs(*runs)
+    warn(diff, runs, (before, after))
+    judgement = regression_limit.judge(diff, fail_over, fail_on)
+    if json:
+        found = [
+            {"role": role.role, "stage": role.stage, "name": change.name} for role, change in judgement.regressions
+        ]
+        plain = _plain(diff, top or None)
+        terminal.print_json(
+            {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": found}
+        )
+    else:
+        console = terminal.stdout_console()
+        width = text_layout.width_of(console, full_names=full_names)
+        lines: list[Text] = []
+        for role, change in judgement.regressions:
+            lines += text_layout.wrapped(
+                f"Over the limit: {headline_of(role, change)}", width, indent="  ", first="", style="red"
+            )
+        for role in diff.roles:
+            lines += [*([Text()] if lines else []), *_lines(role, top or None, width, named=len(diff.roles) > 1)]
+        text_layout.show(console, lines)
+    judgement.end(problems)
+
+
+def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
+    """Read or make a summary; also return why some traces could not be read."""
+    from profdeck_traces.analysis.diff import is_summary, load_summary
+
+    return (load_summary(path), []) if is_summary(path) else arguments.summarise_paths([path], cache=cache)
+
+
+def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
+    """Warn about incomplete traces and about traces that have no counterpart in the other run."""
+    for run in runs:
+        for rank in run.ranks:
+            if rank.problem:
+                terminal.warn(
+                    f"{terminal.short_path(Path(rank.path))}: {rank.problem} Only the readable part is compared."
+                )
+    for path, alone in zip(paths, (diff.only_before, diff.only_after), strict=True):
+        if alone:
+            names = ", ".join(terminal.short_path(Path(name)) for name in alone)
+            terminal.warn(f"{terminal.short_path(path)}: the other side has no counterpart of {names}")
+
+
+def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
+    plain = diff.to_dict()
+    for role in plain["roles"]:
+        role |= {section: role[section][:limit] for section in SECTIONS}
+    return plain
+
+
+def _lines(role: RoleDiff, limit: int | None, width: int, *, named: bool) -> list[Text]:
+    """Return what there is to say of a role: the verdict, what it rests on, then what changed most."""
+    lines = text_layout.wrapped(verdict_of(role), width, indent="  ", first="", style=_style_of(role))
+    for change in role.iterations if len(role.iterations) > 1 else ():
+        lines += text_layout.wrapped(headline_of(role, change), width, indent="    ", first="  ")
+    lines += text_layout.wrapped(" ".join([basis_of(role), *role.notes]), width, style="dim")
+    lines += _table(_named("sum", role, named=named), role, role.overall, width)
+    same = []
+    for section, heading in SECTIONS.items():
+        changes: tuple[Change, ...] = getattr(role, section)
+        changed = [change for change in changes if change.verdict != "same"]
+        lines += _table(_named(heading, role, named=named), role, changed[:limit], width, section=section)
+        if more := len(changed) - len(changed[:limit]):
+            lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
+        if len(changes) > len(changed):
+            same.append(counted(len(changes) - len(changed), section))
+    return [*lines, *([Text(), Text(f"The same: {', '.join(same)}.")] if same else [])]
+
+
+def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
+    return f"{label_of_role(role)}: {heading}" if named else heading
+
+
+def _style_of(role: RoleDiff) -> str:
+    verdicts = {change.verdict for change in role.decisive} - {"same"}
+    return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"
+
+
+def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, *, section: str = "") -> list[Text]:
+    if not changes:
+        return []
+    of_category = {change.name: change for change in role.categories} if section == "kernels" else {}
+    with_noise = any(change.p_value is None and change.noise_us is not None for change in changes)
+    rows = [
+        [
+            ms(change.before_us),
+            ms(change.after_us),
+            "" if change.ratio is None else f"{change.ratio:+.1%}",
+            noise_of(change) if with_noise else "",
+            change.per if change.per != spaced(role.basis) else "",
+            change.category or "" if change.category != change.name else "",
+            _in_words(change, of_category),
+            change.name,
+        ]
+        for change in changes
+    ]
+    header = ("before ms", "after ms", "change", "noise", "per", "class", "verdict", heading)
+    cut = short_kernel if section == "kernels" else cut_middle
+    if width >= text_layout.UNLIMITED:
+        cut = lambda name, _: full_name(name)  # noqa: E731 - one of three ways to write a name
+    lines = text_layout.aligned(header, rows, width, left=("per", "class", "verdict"), cut=cut)
+    for line, change in zip(lines[1:], changes, strict=True):
+        line.stylize(_STYLES.get(change.verdict, ""))
+    return [Text(), *lines]
+
+
+def _in_words(change: Change, of_category: dict[str, Change]) -> str:
+    """Write a verdict, with what explains it: other calls, or the sum of its class, which shows a mere new name."""
+    category = of_category.get(change.category or "")
+    if change.verdict in {"appeared", "vanished"}:
+        if category is None or category.ratio is None:
+            return change.verdict
+        return f"{change.verdict}; its class {category.ratio:+.1%}"
+    if change.calls_before is None or change.calls_after is None:
+        return change.verdict
+    before, after = (f"{calls:,.1f}".removesuffix(".0") for calls in (change.calls_before, change.calls_after))
+    return change.verdict if before == after else f"{change.verdict}; calls {before}→{after}"

@@ -1,0 +1,89 @@
+"""`profdeck export`: the tables of a run as files that other tools read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.cli import arguments, terminal
+from profdeck_traces.cli.terminal import ExitCode
+
+if TYPE_CHECKING:
+    from profdeck_traces.analysis.model import RunSummary
+
+
+def command(  # noqa: PLR0913 - the options of a command line
+    run: arguments.Run,
+    *,
+    parquet: Annotated[
+        Path | None,
+        typer.Option("--parquet", metavar="DIR", help="Write each table that has rows as a Parquet file in it."),
+    ] = None,
+    speedscope: Annotated[
+        Path | None,
+        typer.Option("--speedscope", metavar="FILE", help="Write the stacks, where recorded, for speedscope.app."),
+    ] = None,
+    devices_only: arguments.DevicesOnly = False,
+    rules: arguments.Rules = None,
+    processes: arguments.Processes = 0,
+    cache: arguments.Cache = True,
+) -> None:
+    """Write the tables of a run for other tools."""
+    if parquet is None and speedscope is None:
+        raise typer.BadParameter("Say what to write: --parquet DIR, --speedscope FILE, or both.")
+    if parquet is not None:
+        from profdeck_traces.tables.table import arrow
+
+        arrow()  # before anything is read
+    summary, problems = arguments.summarise_paths(
+        [run], devices_only=devices_only, rules=rules, processes=processes, cache=cache
+    )
+    try:
+        if parquet is not None:
+            _write_parquet(summary, parquet)
+        if speedscope is not None:
+            _write_speedscope(summary, speedscope)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or run} cannot be written: {error.strerror or error}.") from error
+    for problem in problems:
+        terminal.print_stderr(f"error: {problem}")
+    if problems:
+        raise typer.Exit(ExitCode.UNREADABLE)
+
+
+def _write_parquet(run: RunSummary, directory: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from profdeck_traces.tables.of_run import NAMES, table_of
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        table = table_of(run, name).to_arrow()
+        file = directory / f"{name}.parquet"
+        if table.num_rows:
+            pq.write_table(table, file)
+            typer.echo(f"{terminal.short_path(file)}: {table.num_rows:,} rows")
+        else:
+            file.unlink(missing_ok=True)  # of an earlier export
+
+
+def _write_speedscope(run: RunSummary, file: Path) -> None:
+    """Write the document.
+
+    Raises:
+        TraceError: There are no stacks.
+    """
+    from profdeck_traces.base.files import replace_file
+    from profdeck_traces.tables.speedscope import speedscope
+
+    document = speedscope(run)
+    if document is None:
+        raise TraceError("No trace has stacks. Record them: with_stack is an option of the recorder.")
+    replace_file(file, json.dumps(document, separators=(",", ":")).encode(), durable=False)
+    typer.echo(
+        f"{terminal.short_path(file)}: {len(document['profiles'])} profiles, {terminal.size(file.stat().st_size)}"
+    )

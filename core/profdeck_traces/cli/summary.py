@@ -1,0 +1,104 @@
+"""`profdeck summary`: where the time went, trace by trace and between the ranks."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from profdeck_traces.cli import arguments, terminal, text_layout
+from profdeck_traces.cli.terminal import ExitCode
+from profdeck_traces.tables.of_run import NAMES, table_of
+
+if TYPE_CHECKING:
+    from profdeck_traces.analysis.model import RunSummary
+
+    class Rows(StrEnum):
+        """What rows ``--csv`` can print."""
+
+        KERNELS = "kernels"
+
+else:
+    Rows = StrEnum("Rows", {name.upper(): name.replace("_", "-") for name in NAMES})
+
+
+def command(  # noqa: PLR0913  # the options of a command line
+    paths: arguments.Paths,
+    *,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="How many kernels and operators; 0 for all; as many as fit, if not given."
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Also print all tables, of each trace by itself.")] = False,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
+    devices_only: arguments.DevicesOnly = False,
+    rules: arguments.Rules = None,
+    processes: arguments.Processes = 0,
+    cache: arguments.Cache = True,
+    json: terminal.JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
+    rows: Annotated[
+        Rows | None,
+        typer.Option("--rows", metavar="TABLE", help=f"What --csv prints: {', '.join(Rows)}."),
+    ] = None,
+) -> None:
+    """Say where the time went, and what stands out."""
+    if json and as_csv:
+        raise typer.BadParameter("--json and --csv exclude each other: choose one.")
+    if rows and not as_csv:
+        raise typer.BadParameter("--rows says what --csv prints: give --csv as well.")
+    run, problems = arguments.summarise_paths(
+        paths,
+        devices_only=devices_only,
+        rules=rules,
+        processes=processes,
+        cache=cache,
+    )
+    if json:
+        terminal.print_json(run.to_dict())
+    elif as_csv:
+        table = table_of(run, (rows or Rows.KERNELS).replace("-", "_"))
+        writer = csv.writer(sys.stdout)
+        writer.writerow(table.columns)
+        writer.writerows(table.rows())
+    else:
+        show(run, paths, top=top, full=full, full_names=full_names)
+    tell(run, problems)
+
+
+def show(
+    run: RunSummary, paths: Sequence[Path], *, top: int | None, full: bool = False, full_names: bool = False
+) -> None:
+    """Print a summary, as the options of the command say."""
+    # What only a terminal needs takes a tenth of a second to import.
+    from profdeck_traces.cli.summary_screen import MOST_FINDINGS, Screen, page
+    from profdeck_traces.cli.summary_tables import tables
+
+    console = terminal.stdout_console()
+    width = text_layout.width_of(console, full_names=full_names)
+    height = console.height if sys.stdout.isatty() and not full else None
+    screen = Screen(width=width, height=height, top=top, findings=None if full else MOST_FINDINGS)
+    text_layout.show(console, page(run, paths, screen))
+    if full:
+        text_layout.show(console, [Text(), *tables(run, width, 15 if top is None else top or None)])
+
+
+def tell(run: RunSummary, problems: Sequence[str]) -> None:
+    """Say on stderr what the summary does not cover; end with an exit code if a trace could not be read."""
+    for problem in problems:
+        terminal.print_stderr(f"error: {problem}")
+    for rank in run.ranks:
+        if rank.problem:
+            terminal.warn(
+                f"{terminal.short_path(Path(rank.path))}: {rank.problem} The summary covers only the readable part."
+            )
+    if problems:
+        raise typer.Exit(ExitCode.UNREADABLE)

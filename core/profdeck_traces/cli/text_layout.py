@@ -1,0 +1,111 @@
+"""Lines of text as wide as the screen: tables whose last column is cut, paragraphs and bars."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from profdeck_traces.analysis.short_names import cut_apart, cut_middle
+from profdeck_traces.cli import terminal
+
+PIPED_WIDTH = 120
+UNLIMITED = 1_000_000
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_GAP = 2
+
+
+def width_of(console: Console, *, full_names: bool) -> int:
+    """Return how many columns there are: those of the terminal, or 120 in a pipe or a file."""
+    if full_names:
+        return UNLIMITED
+    return min(console.width, PIPED_WIDTH) if not sys.stdout.isatty() else console.width
+
+
+def aligned(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    left: Sequence[str] = (),
+    cut: Callable[[str, int], str] = cut_middle,
+) -> list[Text]:
+    """Return a table without lines and without padding at the end; empty columns are left out.
+
+    Args:
+        header: The headings.
+        rows: As many cells each. The last one of a row is cut to what is left of the width.
+        width: In columns of the screen.
+        left: The headings of columns, besides the last, that are aligned to the left.
+        cut: Shortens the last cell of a row, to a width where that helps.
+    """
+    header = [terminal.printable(cell) for cell in header]
+    cells = [[terminal.printable(cell) for cell in row] for row in rows]
+    used = [column for column in range(len(header)) if any(row[column] for row in cells)]
+    last = len(header) - 1
+    sizes = [max([cell_len(header[column]), *(cell_len(row[column]) for row in cells)]) for column in range(last)]
+    room = max(8, width - sum(sizes[column] + _GAP for column in used if column != last))
+
+    names = cut_apart([cut(row[last], UNLIMITED) for row in cells], room)
+
+    def line(row: Sequence[str], name: str) -> str:
+        parts = []
+        for column in used:
+            if column == last:
+                parts.append(name)
+                continue
+            pad = " " * (sizes[column] - cell_len(row[column]))
+            parts.append(row[column] + pad if header[column] in left else pad + row[column])
+        return (" " * _GAP).join(parts).rstrip()
+
+    if not rows:
+        return []
+    heading = Text(line(header, cut_middle(header[last], room)), style="bold")
+    return [heading, *(Text(line(row, name)) for row, name in zip(cells, names, strict=True))]
+
+
+def wrapped(text: str, width: int, *, indent: str = "", first: str | None = None, style: str = "") -> list[Text]:
+    """Return a paragraph in lines of this width; words that are longer stay whole."""
+    lines = textwrap.wrap(
+        terminal.printable(text),
+        min(width, 10_000),
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [Text(line, style=style) for line in lines]
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar for a share of 1, as long as that part of the width."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[rest] if rest else "")
+
+
+def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
+    """Return two blocks beside each other, or below each other where they do not fit."""
+    size = max((line.cell_len for line in left), default=0) + 2 * _GAP
+    if not left or not right or size + max(line.cell_len for line in right) > width:
+        return [*left, *right]
+    lines = []
+    for row in range(max(len(left), len(right))):
+        line = left[row].copy() if row < len(left) else Text()
+        if row < len(right):
+            line.append(" " * (size - line.cell_len))
+            line.append_text(right[row])
+        lines.append(line)
+    return lines
+
+
+def show(console: Console, lines: Sequence[Text]) -> None:
+    """Print lines as they are, but for what would control the terminal: nothing gets there by another way."""
+    for line in lines:
+        line.rstrip()
+        shown = terminal.printable(line.plain)
+        console.print(line if shown == line.plain else Text(shown), soft_wrap=True, markup=False)

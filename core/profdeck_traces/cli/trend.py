@@ -1,0 +1,68 @@
+"""`profdeck trend`: how the numbers of captures change over a run, and over runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profdeck_traces.cli import arguments, terminal, text_layout
+from profdeck_traces.cli.regression_limit import percent
+from profdeck_traces.cli.terminal import ExitCode
+
+
+def command(  # noqa: PLR0913 - the options of the command line
+    paths: arguments.Paths,
+    *,
+    least: Annotated[
+        float | None,
+        typer.Option("--least", metavar="PERCENT", parser=percent, help="Smaller changes are none. Default: 2%."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page with plots, too.")
+    ] = None,
+    processes: arguments.Processes = 0,
+    cache: arguments.Cache = True,
+    json: terminal.JsonOption = False,
+) -> None:
+    """Say since when a run, or its runs, got slower, and what changed.
+
+    Each number of a role is followed over its captures: the median step or iteration, tokens per second, device busy,
+    exposed communication, stalls. A change of level is told if chance gives one less often than in 1 of 100 calls.
+    """
+    from profdeck_traces.base.result_cache import ResultCache
+    from profdeck_traces.inputs.sources import recorded_sources
+    from profdeck_traces.trend.change_points import LEAST
+    from profdeck_traces.trend.points import read_points
+    from profdeck_traces.trend.trend import trend_of
+
+    with terminal.show_progress("Reading the traces") as on_progress:
+        points, left_out, errors = read_points(
+            recorded_sources(paths),
+            processes=arguments.cores(processes),
+            cache=ResultCache.of_user() if cache else None,
+            on_progress=on_progress,
+        )
+    smallest = LEAST if least is None else least
+    trend = trend_of(points, left_out=left_out, least=smallest)
+    if json:
+        terminal.print_json(trend.to_dict())
+    elif trend.series:
+        from profdeck_traces.cli.trend_screen import page
+
+        console = terminal.stdout_console()
+        text_layout.show(console, page(trend, text_layout.width_of(console, full_names=False), smallest))
+    else:
+        terminal.print_stderr("No capture has steps, iterations or stalls to compare.")
+    if output is not None:
+        from profdeck_traces.report.trend_page import write_trend_page
+
+        terminal.write_file(
+            output, write_trend_page(trend, [terminal.short_path(path) for path in paths]).encode("utf-8", "replace")
+        )
+        terminal.print_stderr(f"{terminal.short_path(output)}: {terminal.size(output.stat().st_size)}")
+    for error in errors:
+        terminal.print_stderr(f"error: {error}")
+    if errors:
+        raise typer.Exit(ExitCode.UNREADABLE)

@@ -1,0 +1,108 @@
+"""What `profdeck trend` shows in a terminal: the changes first, then a line for each series."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from profdeck_traces.base.text import plural
+from profdeck_traces.cli import terminal, text_layout
+from profdeck_traces.trend.model import Trend, TrendSeries
+from profdeck_traces.trend.trend_text import (
+    TOO_FEW,
+    explanation,
+    headings,
+    is_long_enough,
+    runs_of,
+    sentence,
+    team_of,
+    usual,
+    value_of,
+)
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_NARROWEST, _WIDEST = 9, 40
+_GAP = 2
+_FEWEST_POINTS = 2
+
+
+def page(trend: Trend, width: int, least: float) -> list[Text]:
+    """Return the lines for a screen of some width.
+
+    Args:
+        trend: What is shown.
+        width: In columns.
+        least: Smaller changes were none, as a fraction.
+    """
+    runs = runs_of(trend)
+    lines = [Text(_about(trend, runs))]
+    for series, change in headings(trend):
+        lines.append(Text())
+        style = "bold red" if change.is_worse else "bold green"
+        lines += text_layout.wrapped(sentence(series, change, runs), width, style=style)
+        if text := explanation(change):
+            lines += text_layout.wrapped(text, width, indent="  ")
+    if not any(series.changes for series in trend.series):
+        lines += [Text(), *text_layout.wrapped(_nothing(trend, least), width)]
+    shown = [series for series in trend.series if len(series.points) >= _FEWEST_POINTS]
+    header = ["role", "number", "captures", "first", "last", "change"]
+    rows = [
+        [
+            team_of(series),
+            series.what,
+            str(len(series.points)),
+            *(value_of(series, value) for value in usual(series)),
+            _ratio(series),
+        ]
+        for series in shown
+    ]
+    columns = zip(header, *rows, strict=True)
+    left = width - sum(max(cell_len(terminal.printable(cell)) for cell in column) + _GAP for column in columns)
+    if left >= _NARROWEST:
+        header.append("over time")
+        for row, series in zip(rows, shown, strict=True):
+            row.append(spark([point.value for point in series.points], min(left, _WIDEST)))
+    return [*lines, Text(), *text_layout.aligned(header, rows, width, left=("role", "number"))]
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Draw values as a line of blocks from their least to their greatest, each block the median of its values."""
+    count = min(width, len(values))
+    cuts = [len(values) * place // count for place in range(count + 1)]
+    blocks = [sorted(values[begin:end])[(end - begin) // 2] for begin, end in itertools.pairwise(cuts)]
+    least, most = min(blocks), max(blocks)
+    if most - least <= abs(most) * 1e-9:
+        return _SPARKS[len(_SPARKS) // 2] * count
+    return "".join(_SPARKS[round((block - least) / (most - least) * (len(_SPARKS) - 1))] for block in blocks)
+
+
+def _about(trend: Trend, runs: dict[str, str]) -> str:
+    captures = {(point.run, point.capture) for series in trend.series for point in series.points}
+    steps = [point.first_step for series in trend.series for point in series.points]
+    text = f"{plural(len(captures), 'capture')}"
+    text += f" of {plural(len(runs), 'run')}" if len(runs) > 1 else ""
+    text += f", steps {min(steps):,} to {max(steps):,}" if len(set(steps)) > 1 else ""
+    if trend.left_out:
+        text += f"; {plural(trend.left_out, 'trace')} skipped: incomplete or without a step"
+    if trend.cold_left_out:
+        text += f"; {plural(trend.cold_left_out, 'trace')} skipped: only the recorder's first step"
+    if trend.cold_excluded:
+        text += f"; recorder's first step excluded in {plural(trend.cold_excluded, 'trace')}"
+    return text
+
+
+def _nothing(trend: Trend, least: float) -> str:
+    if not any(map(is_long_enough, trend.series)):
+        return TOO_FEW
+    or_small = f", or are less than {least * 100:g}%" if least else ""
+    return f"Nothing changed: all differences may be chance{or_small}."
+
+
+def _ratio(series: TrendSeries) -> str:
+    before, after = usual(series)
+    if not series.changes:
+        return "same" if is_long_enough(series) else ""
+    return f"{after / before - 1:+.1%}" if before else "new"

@@ -1,0 +1,95 @@
+"""`profdeck trim`: a part of a trace as a trace of its own, small enough to open or to send."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.cli import terminal, trace_range
+
+if TYPE_CHECKING:
+    from profdeck_traces.reading.integrity import TraceCheck
+    from profdeck_traces.writing.selection import Selection
+
+_SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
+
+
+def command(  # noqa: PLR0913  # the options of a command line
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, or a directory of torch_npu.")],
+    *,
+    steps: trace_range.Steps = None,
+    iterations: trace_range.Iterations = None,
+    time: trace_range.Time = None,
+    category: trace_range.Category = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The new file or its directory; .gz compresses. Default: in the current directory, FILE's name and "
+            "what is kept.",
+        ),
+    ] = None,
+    json: terminal.JsonOption = False,
+) -> None:
+    """Trim a trace to steps, iterations, a time or categories.
+
+    What overlaps the time of the part is kept whole, on the host and on the devices.
+    """
+    part = trace_range.TracePart.of(steps, iterations, time, category)
+    if part.is_all:
+        raise ConfigError("Nothing says what to keep: give --steps, --iterations, --time or --category.")
+    _check_source(file)
+    name = f"{_SUFFIXES.sub('', file.absolute().name)}.trim-{part.text}.trace.json.gz"
+    destination = Path(name) if output is None else output / name if output.is_dir() else output
+    trace_range.new_file(destination)
+    with terminal.show_progress("Finding the events to keep") as on_progress:
+        selection = part.selection(file, on_progress)
+    check = _trim(file, destination, selection)
+    if check.problem:
+        terminal.warn(f"{check.problem} What is readable was kept.")
+    _report(file, destination, check, json=json)
+
+
+def _check_source(file: Path) -> None:
+    from profdeck_traces.inputs.artifact_kinds import kind_of
+
+    if not file.is_dir() or kind_of(file) is not None:
+        return
+    from profdeck_traces.inputs.sources import find_sources
+
+    example = find_sources([file])[0].path
+    raise TraceError(f"{file} is a directory, and one trace is trimmed at a time: name it, such as {example}.")
+
+
+def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
+    from profdeck_traces.writing.trim import trim_trace
+
+    with terminal.show_progress("Trimming the trace") as on_progress, trace_range.writing(destination):
+        return trim_trace(file, destination, selection, on_progress=on_progress)
+
+
+def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> None:
+    from profdeck_traces.inputs.artifact_kinds import chrome_trace
+
+    source_bytes = chrome_trace(file).stat().st_size
+    if json:
+        terminal.print_json(
+            {
+                "path": str(destination),
+                "events": check.events,
+                "size_bytes": check.size_bytes,
+                "json_bytes": check.json_bytes,
+                "source_bytes": source_bytes,
+                "whole": check.whole,
+                "problem": check.problem,
+            }
+        )
+        return
+    sizes = f"{terminal.size(check.size_bytes)} from {terminal.size(source_bytes)}"
+    terminal.stdout_console().print(f"{destination}: {check.events:,} events kept, {sizes}", soft_wrap=True)

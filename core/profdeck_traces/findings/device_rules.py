@@ -1,0 +1,240 @@
+"""Rules about what the devices of one rank did, and what they waited for.
+
+Thresholds without a source are ours. Sources: HTA (HolisticTraceAnalysis, idle time and overlap), TraceLens (AMD),
+torch-tb-profiler's recommendations, msprof's advisor, the recipes of Nsight Systems (``gpu_gaps``,
+``cuda_api_sync``, ``cuda_memcpy_async``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
+from profdeck_traces.analysis.short_names import short_kernel
+from profdeck_traces.analysis.step_names import DECODE, ITERATION
+from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_view import RankView
+
+HOST_CAUSES = ("launching", "operators", "Python and other host code")
+_SYNC = re.compile(r"Synchronize")
+_LAUNCH = re.compile(r"Launch")
+_PAGEABLE = re.compile(r"Pageable")
+_SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
+_US_OF_SMALL = 10
+_NO_COMPUTE = (COMMUNICATION, MEMORY_COPY, MEMORY_SET)
+_POINTWISE = ("elementwise", "activation", "copy")
+
+
+def host_bound(view: RankView) -> Iterator[RankFinding]:
+    """Idle for more than 15 % of the step, of which 60 % or more the host worked (HTA idle time; TraceLens)."""
+    of_host = sum(view.idle.get(cause, 0.0) for cause in HOST_CAUSES)
+    if view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us:
+        main = max(HOST_CAUSES, key=lambda cause: view.idle.get(cause, 0.0))
+        yield draft(
+            view,
+            "host-bound",
+            f"The device waits for the host {percent(of_host / view.step_us)} of each step ({ms(of_host)} of "
+            f"{ms(view.step_us)}), most of it while the host is {_doing(main)}",
+            "move Python out of the loop, compile it, or give each call more work"
+            if main == HOST_CAUSES[2]
+            else "launch less and larger: CUDA graphs, torch.compile, fused optimisers, a larger micro-batch",
+            gain_us=of_host,
+        )
+
+
+def _doing(cause: str) -> str:
+    doing = {"launching": "launching kernels", "operators": "in operators", HOST_CAUSES[2]: "in Python code"}
+    return doing[cause]
+
+
+def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
+    """Decode iterations whose device works less than 70 % of their time, without graphs (docs of vLLM, SGLang)."""
+    steps = [step for step in view.of_kind(ITERATION, DECODE) if step.device_us is not None]
+    if len(steps) < 3 or view.rank.graph_launches != 0:
+        return
+    total_us = sum(step.duration_us for step in steps)
+    device_us = sum(step.device_us or 0.0 for step in steps)
+    if device_us < 0.7 * total_us:
+        yield draft(
+            view,
+            "decode-launch-bound",
+            f"In decode iterations the device works {percent(device_us / total_us)} of the time, and no graph of "
+            f"kernels is launched",
+            "let the engine capture CUDA graphs: no enforce_eager, no --disable-cuda-graph",
+            gain_us=(total_us - device_us) / len(steps),
+            step_us=total_us / len(steps),
+            evidence=view.evidence(steps[len(steps) // 2]),
+        )
+
+
+def exposed_communication(view: RankView) -> Iterator[RankFinding]:
+    """Communication with nothing beside it over 10 % of the step (torch-tb-profiler), or overlapped by less than half
+    though there is as much compute (HTA overlap).
+    """
+    exposed, communication = view.of_devices("exposed_communication_us"), view.of_devices("communication_us")
+    if not communication:
+        return
+    overlap = 1 - exposed / communication
+    if exposed > 0.1 * view.step_us:
+        yield draft(
+            view,
+            "exposed-communication",
+            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of each step ({ms(exposed)})",
+            "overlap it: smaller buckets, prefetch of FSDP, another order of streams",
+            gain_us=exposed,
+        )
+    elif overlap < 0.5 and view.of_devices("compute_us") >= communication > view.step_us / 20:
+        yield draft(
+            view,
+            "little-overlap",
+            f"Communication ({ms(communication)} per step) overlaps with compute for only {percent(overlap)} of its "
+            "time, and there is enough compute",
+            "prefetch, and look at the order of streams",
+            gain_us=exposed,
+        )
+
+
+def synchronisation(view: RankView) -> Iterator[RankFinding]:
+    """Idle while the host waits for the device over 5 %, or a synchronisation for less than 20 launches
+    (nsys cuda_api_sync).
+    """
+    idle = view.idle.get("synchronising", 0.0)
+    calls = [call for call in view.rank.runtime if _SYNC.search(call.name)]
+    count = sum(call.count for call in calls)
+    launches = sum(call.count for call in view.rank.runtime if _LAUNCH.search(call.name))
+    often = view.calls_per_step(count) > 3 and launches and count * 20 > launches
+    if idle > 0.05 * view.step_us or often:
+        name = max(calls, key=lambda call: call.count).name if calls else "synchronisation"
+        what = f"the device is idle {percent(idle / view.step_us)} of the step meanwhile" if idle else ""
+        yield draft(
+            view,
+            "synchronisation",
+            f"The host waits for the device {view.calls_per_step(count):,.0f} times a step ({name})"
+            + (f"; {what}" if what else f", once in {launches / count:,.0f} launches"),
+            "remove .item(), .cpu(), print of tensors and nonzero() from the loop, or do them every so many steps",
+            gain_us=idle or None,
+        )
+
+
+def pageable_copies(view: RankView) -> Iterator[RankFinding]:
+    """Copies from or to pageable memory over 0.5 % of the step (nsys cuda_memcpy_async)."""
+    copies = [copy for copy in view.rank.copies if _PAGEABLE.search(copy.name)]
+    total_us = sum(copy.total_us for copy in copies)
+    share = view.per_step(total_us) / view.step_us
+    if share > 0.005:
+        count = sum(copy.count for copy in copies)
+        yield draft(
+            view,
+            "pageable-copies",
+            f"{count:,} copies go through pageable memory, {percent(share)} of the time: they block the host and "
+            "overlap with nothing",
+            "pin_memory=True in the loader, and .to(device, non_blocking=True)",
+            gain_us=share * view.step_us,
+        )
+
+
+def allocation(view: RankView) -> Iterator[RankFinding]:
+    """Idle while the host allocates device memory over 2 % (msprof; TraceLens)."""
+    idle = view.idle.get("allocating", 0.0)
+    if idle > 0.02 * view.step_us:
+        yield draft(
+            view,
+            "allocation",
+            f"The device waits {percent(idle / view.step_us)} of each step ({ms(idle)}) while memory is allocated or "
+            "freed",
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer shapes, no empty_cache() in the loop",
+            gain_us=idle,
+        )
+
+
+def small_kernels(view: RankView) -> Iterator[RankFinding]:
+    """More than 500 kernels, over half of them below 10 us (TraceLens; HTA)."""
+    bins = view.rank.kernel_durations
+    count = sum(one.count for one in bins)
+    # Bins are powers of two: of the one that holds the limit, as many as lie evenly below it.
+    below = [min(1.0, max(0.0, (_US_OF_SMALL - one.from_us) / (one.to_us - one.from_us))) for one in bins]
+    small = sum(one.count * part for one, part in zip(bins, below, strict=True))
+    if count > 500 and small > 0.5 * count:
+        yield draft(
+            view,
+            "small-kernels",
+            f"{percent(small / count)} of the {view.calls_per_step(count):,.0f} kernels of a step take less than 10 us",
+            "fuse them: torch.compile, foreach optimisers, CUDA graphs",
+            gain_us=view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True))),
+        )
+
+
+def kernel_mix(view: RankView) -> Iterator[RankFinding]:
+    """One kernel over 20 % of the work and 5 % of the step, FP32 matrix products, or much pointwise work and copies
+    (torch-tb-profiler).
+    """
+    total_us = view.kernel_us
+    if not total_us or not view.rank.kernels:
+        return
+    of_class = {of.category: of.total_us for of in view.rank.categories}
+    biggest = view.rank.kernels[0]
+    much = biggest.share > 0.2 and view.per_step(biggest.total_us) > 0.05 * view.step_us
+    if much and biggest.category not in _NO_COMPUTE:
+        yield draft(
+            view,
+            "one-kernel",
+            f"One kernel takes {percent(biggest.share)} of all device work: {short_kernel(biggest.name, 60)} "
+            f"({biggest.category}), {view.calls_per_step(biggest.count):,.0f} times a step, "
+            f"{biggest.mean_us:,.0f} us each",
+            "tune it first: shapes, data type, another implementation",
+            key=biggest.name,
+        )
+    single = sum(of.total_us for of in view.rank.kernels if of.category == "gemm" and _SINGLE.search(of.name.lower()))
+    if single > 0.2 * of_class.get("gemm", 0.0) and single > 0.05 * total_us:
+        yield draft(
+            view,
+            "fp32-gemm",
+            f"{percent(single / of_class['gemm'])} of the matrix products run in FP32, {percent(single / total_us)} of "
+            "all device work",
+            "bf16 autocast, or TF32: torch.set_float32_matmul_precision('high')",
+            gain_us=view.per_step(single) / 2,
+        )
+    pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
+    if pointwise > 0.35 * total_us:
+        yield draft(
+            view,
+            "pointwise",
+            f"Elementwise work and copies take {percent(pointwise / total_us)} of all device work",
+            "fuse them: torch.compile, fused norms and activations; avoid .contiguous() and casts",
+            gain_us=view.per_step(pointwise),
+        )
+    unknown = of_class.get("unclassified", 0.0)
+    if unknown > 0.1 * total_us:
+        yield draft(
+            view,
+            "unclassified",
+            f"{percent(unknown / total_us)} of the device work is in kernels that no rule knows",
+            "name their classes in a file of your own: --rules FILE",
+        )
+
+
+def slow_cores(view: RankView) -> Iterator[RankFinding]:
+    """Over 5 % of the work of an Ascend device on its AI_CPU (msprof's advisor)."""
+    share = next((core.share for core in view.rank.cores if core.core == "AI_CPU"), 0.0)
+    if share > 0.05:
+        yield draft(
+            view,
+            "ai-cpu",
+            f"{percent(share)} of the kernel time is on AI_CPU: these operators have no kernel for the device's cores",
+            "replace them, or change their data type",
+            gain_us=share * view.of_devices("busy_us"),
+        )
+
+
+RULES = (
+    host_bound,
+    decode_launch_bound,
+    exposed_communication,
+    synchronisation,
+    pageable_copies,
+    allocation,
+    small_kernels,
+    kernel_mix,
+    slow_cores,
+)

@@ -1,0 +1,424 @@
+"""Statistics per role for the terminal and the report: stages, device time, kernels and steps.
+
+Times are means over the ranks of a role, in microseconds per step. If a role has no steps, times are per recording. A
+rank with several captures counts once, and its captures are weighted by their number of steps. Cold steps are excluded
+if there are other steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import attrs
+
+from profdeck_traces.analysis.capture_matching import stage_of
+from profdeck_traces.analysis.cold_steps import warm_steps
+from profdeck_traces.analysis.formatting import ranges
+from profdeck_traces.analysis.host_states import NOT_READ, OUTSIDE_OPERATORS
+from profdeck_traces.analysis.model import RunSummary, StepSummary
+from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
+from profdeck_traces.analysis.step_names import ITERATION
+from profdeck_traces.base.text import plural
+from profdeck_traces.findings.rank_view import RankView, views_of
+
+OUTSIDE_STAGES = "outside stages"
+OUTSIDE = "outside operators"
+NOTHING = "nothing recorded"
+_MAX_LISTED = 4
+
+
+@attrs.frozen(kw_only=True)
+class StageRow:
+    """One stage of the steps of a role, or what no stage or no operator covers."""
+
+    name: str
+    is_stage: bool
+    """False for the rows that tell what was outside: they are parts of other rows."""
+    mean_us: float
+    share: float
+    """Of the step on the host."""
+    of_ranks_us: tuple[float, ...]
+    """Mean time of each rank, in the order of the role's ranks."""
+    slowest: str | None
+    """Rank with the longest stage; None for a single rank, or if there are only cold steps."""
+
+    @property
+    def spread(self) -> float:
+        """How much longer the slowest rank takes than the mean, as a fraction."""
+        return max(self.of_ranks_us) / self.mean_us - 1 if self.mean_us else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class TimeRow:
+    """A part of the time of the devices of a role."""
+
+    name: str
+    is_idle: bool
+    """Whether nothing ran: the name is the cause then, else the class of what ran."""
+    mean_us: float
+    share: float
+    """Of the step on the device. Work of several streams adds up, so that shares may add up to more than all."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkRow:
+    """One kernel or operator, over the ranks of a role."""
+
+    name: str
+    category: str
+    mean_us: float
+    share: float
+    """Of all kernels, or of the self time of all operators."""
+    calls: float
+    """Per step and rank."""
+    max_us: float
+    count: int
+    """In all ranks."""
+
+
+@attrs.frozen(kw_only=True)
+class StepRow:
+    """The steps of one kind and stage, over the ranks of a role."""
+
+    name: str
+    count: int
+    """Number of steps in all captures of a rank. If ranks differ, this is the maximum."""
+    median_us: float
+    min_us: float
+    max_us: float
+    tokens_per_s: float | None
+    """Tokens per second of wall time in the fastest capture of any rank."""
+    note: str = ""
+    """Short text about the cold steps that the row excludes or contains."""
+
+    @property
+    def title(self) -> str:
+        """Name, followed by the note in parentheses."""
+        return f"{self.name} ({self.note})" if self.note else self.name
+
+
+@attrs.frozen(kw_only=True)
+class Team:
+    """All ranks of one role, including all replicas and captures."""
+
+    name: str
+    """Role name, followed by the run name if there are several runs. Empty if the traces have no role."""
+    role: str | None
+    views: tuple[RankView, ...]
+    """One view per rank and capture."""
+    unit: str
+    """What times are per: ``step``, ``iteration`` or ``recording``."""
+    step_us: float
+    """The mean step on the device, or on the host without one."""
+    stages: tuple[StageRow, ...]
+    device: tuple[TimeRow, ...]
+    """By share: first classes of work, then causes of idle time."""
+    kernels: tuple[WorkRow, ...]
+    operators: tuple[WorkRow, ...]
+    steps: tuple[StepRow, ...]
+
+    @property
+    def rank_labels(self) -> list[str]:
+        """Label of each rank, sorted by replica and rank."""
+        return [group[0].label for group in _by_rank(self.views)]
+
+
+def teams_of(run: RunSummary) -> tuple[Team, ...]:
+    """Group the ranks of a run by role. Each unrelated trace is its own group."""
+    groups: dict[tuple[str | None, ...], list[RankView]] = {}
+    unrelated, runs = strangers(run.ranks), runs_of(run.ranks)
+    for view in views_of(run):
+        key = view.rank.run, view.rank.role, view.rank.path if view.rank.path in unrelated else None
+        groups.setdefault(key, []).append(view)
+    return tuple(
+        _team((views[0].label if path else role or "") + of_run(directory, runs), views)
+        for (directory, role, path), views in groups.items()
+    )
+
+
+def first_of(teams: Sequence[Team], most: int) -> list[Team]:
+    """Return all roles, and so many of the traces that belong to none: of those there may be any number."""
+    places = [place for place, team in enumerate(teams) if team.role is None]
+    left_out = {*places[most:]}
+    return [team for place, team in enumerate(teams) if place not in left_out]
+
+
+def _team(name: str, views: Sequence[RankView]) -> Team:
+    kinds = {view.kind for view in views}
+    unit = "recording" if None in kinds else "iteration" if kinds == {ITERATION} else "step"
+    warm = _without_cold(views)
+    return Team(
+        name=name,
+        role=views[0].rank.role,
+        views=tuple(views),
+        unit=unit,
+        step_us=_mean(warm, lambda view: view.step_us),
+        stages=_stages(warm),
+        device=_device(warm),
+        kernels=_work([view for view in warm if view.rank.devices], _kernels),
+        operators=_work(warm, _operators, _steps_on_host),
+        steps=_step_rows(views),
+    )
+
+
+def about(run: RunSummary, teams: Sequence[Team]) -> str:
+    """Return a one-line summary of the captures, ranks, steps and events of a run."""
+    runs = runs_of(run.ranks)
+    captures = {(rank.run, rank.capture) for rank in run.ranks if rank.capture}
+    parts = [plural(len(runs), "run")] if len(runs) > 1 else []
+    parts += [plural(len(captures), "capture")] if captures else []
+    ranked = any(rank.rank is not None for rank in run.ranks) and not strangers(run.ranks)
+    count = sum(len(team.rank_labels) for team in teams)
+    parts.append(plural(count, "rank" if ranked else "trace") + _of_roles(teams))
+    if numbers := [step.step for rank in run.ranks for step in rank.steps if step.step is not None]:
+        parts.append(f"step{'s' if len(set(numbers)) > 1 else ''} {ranges(numbers)}")
+    events = [rank.events for rank in run.ranks if rank.events is not None]
+    parts.append(f"{sum(events):,} events" if events else "devices only")
+    if all(rank.whole for rank in run.ranks) and not not_complete(run):
+        parts.append("all whole")
+    elif not any(rank.whole or rank.problem for rank in run.ranks):
+        parts.append("not proved whole")
+    return ", ".join(parts)
+
+
+def _of_roles(teams: Sequence[Team]) -> str:
+    ranks: Counter[str] = Counter()
+    for team in teams:
+        if team.role:
+            ranks[team.role] += len(team.rank_labels)
+    if len(ranks) < 2:
+        return "".join(f" of {name}" for name in ranks)
+    return f" ({', '.join(f'{count} {name}' for name, count in ranks.items())})"
+
+
+def not_complete(run: RunSummary) -> list[tuple[str, str]]:
+    """Return the status and a line about each role, or trace, that is not complete."""
+    poor: dict[tuple[str, str], list[str]] = {}
+    runs = runs_of(run.captures)
+    for capture in run.captures:
+        if capture.status != "complete":
+            who = label_of(capture.role, capture.replica, None, "")
+            who += of_run(capture.run, runs)
+            what = "" if capture.rank is None else f" rank {capture.rank}"
+            poor.setdefault((capture.status, who), []).append(f"step {capture.first_step}{what}")
+    lines = []
+    for (status, who), which in poor.items():
+        more = f" and {len(which) - _MAX_LISTED} more" if len(which) > _MAX_LISTED else ""
+        lines.append((status, f"{status}: {who} {', '.join(which[:_MAX_LISTED])}{more}"))
+    lines += [("missing", f"missing: {role}, which recorded nothing") for role in run.silent_roles]
+    if not run.captures:
+        lines += [("partial", f"damaged: {rank.path}") for rank in run.ranks if rank.problem][:_MAX_LISTED]
+    return lines
+
+
+def _by_rank(views: Iterable[RankView]) -> list[list[RankView]]:
+    """Group views by rank, sorted by replica and rank.
+
+    A rank has one view per trace: one per capture, or one per cycle of a window.
+    """
+    groups: dict[tuple[str, int], list[RankView]] = {}
+    unnumbered: Counter[tuple[str, str | None]] = Counter()
+    for view in views:
+        index = 0
+        if view.rank.rank is None:
+            # Traces without a rank can have the same label within a capture. Treat them as different ranks.
+            index = unnumbered[view.label, view.rank.capture]
+            unnumbered[view.label, view.rank.capture] += 1
+        groups.setdefault((view.label, index), []).append(view)
+    return sorted(groups.values(), key=lambda group: (group[0].rank.replica or 0, group[0].rank.rank or 0))
+
+
+def _without_cold(views: Sequence[RankView]) -> list[RankView]:
+    """Remove the views with only a cold step if the role has other views."""
+    return [view for view in views if not view.is_cold] or [*views]
+
+
+def _steps(view: RankView) -> int:
+    return view.count
+
+
+def _weighted(views: Sequence[RankView], steps: Callable[[RankView], int] = _steps) -> Iterator[tuple[RankView, float]]:
+    """Yield each view with its weight. Each rank has the same total weight. Captures are weighted by steps."""
+    ranks = _by_rank(views)
+    for captures in ranks:
+        total = sum(map(steps, captures)) * len(ranks)
+        yield from ((view, steps(view) / total) for view in captures)
+
+
+def _mean(
+    views: Sequence[RankView], value: Callable[[RankView], float], steps: Callable[[RankView], int] = _steps
+) -> float:
+    return sum(value(view) * weight for view, weight in _weighted(views, steps))
+
+
+def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
+    timed = [view for view in views if view.rank.host_times is not None and view.host_step_us]
+    if not timed:
+        return ()
+    names = dict.fromkeys(stage.name for view in timed for stage in view.stages)
+
+    ranks = _by_rank(timed)
+    is_judged = len(ranks) > 1 and any(not view.is_cold or stage_of(view.rank) for view in timed)
+    step_us = _mean(timed, lambda view: view.host_step_us, _steps_on_host)
+
+    def row(name: str, value: Callable[[RankView], float], *, is_stage: bool) -> StageRow:
+        of_ranks = tuple(_mean(captures, value, _steps_on_host) for captures in ranks)
+        mean_us = statistics.fmean(of_ranks)
+        slowest = ranks[of_ranks.index(max(of_ranks))][0].rank
+        return StageRow(
+            name=name,
+            is_stage=is_stage,
+            mean_us=mean_us,
+            share=mean_us / step_us,
+            of_ranks_us=of_ranks,
+            slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if is_judged else None,
+        )
+
+    rows = [row(name, lambda view, name=name: _of_stage(view, name), is_stage=True) for name in names]  # type: ignore[misc]  # bound
+    rows.sort(key=lambda one: -one.mean_us)
+    if rows:
+        rows.append(
+            row(OUTSIDE_STAGES, lambda view: view.host_step_us - sum(_of_stage(view, n) for n in names), is_stage=True)
+        )
+    if any(view.rank.host_times and view.rank.host_times.states for view in timed):
+        rows.append(row(OUTSIDE, lambda view: _of_states(view, OUTSIDE_OPERATORS - {NOTHING}), is_stage=False))
+        rows.append(row(NOTHING, lambda view: _of_states(view, {NOTHING}), is_stage=False))
+    return tuple(one for one in rows if one.mean_us > 0)
+
+
+def _of_stage(view: RankView, name: str) -> float:
+    return sum(stage.total_us for stage in view.stages if stage.name == name) / _steps_on_host(view)
+
+
+def _of_states(view: RankView, states: Iterable[str]) -> float:
+    times = view.rank.host_times
+    found = times.states if times else ()
+    return sum(state.time_us for state in found if state.state in states) / _steps_on_host(view)
+
+
+def _steps_on_host(view: RankView) -> int:
+    return max(1, view.rank.host_times.steps) if view.rank.host_times else 1
+
+
+def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
+    with_device = [view for view in views if view.rank.devices]
+    if not with_device:
+        return ()
+    step_us = _mean(with_device, lambda view: view.step_us)
+    work: dict[str, float] = {}
+    idle: dict[str, float] = {}
+    for view, weight in _weighted(with_device):
+        for of in view.rank.categories:
+            work[of.category] = work.get(of.category, 0.0) + view.per_step(of.total_us) * weight
+        causes = view.idle or {NOT_READ: view.idle_us}
+        for cause, idle_us in causes.items():
+            idle[cause] = idle.get(cause, 0.0) + idle_us * weight
+    rows = [
+        TimeRow(name=name, is_idle=is_idle, mean_us=time_us, share=time_us / step_us if step_us else 0.0)
+        for is_idle, of_kind in ((False, work), (True, idle))
+        for name, time_us in sorted(of_kind.items(), key=lambda item: -item[1])
+    ]
+    return tuple(row for row in rows if row.mean_us > 0)
+
+
+_Work = tuple[str, str, float, int, float]
+
+
+def _kernels(view: RankView) -> list[_Work]:
+    return [(of.name, of.category, view.per_step(of.total_us), of.count, of.max_us) for of in view.rank.kernels]
+
+
+def _operators(view: RankView) -> list[_Work]:
+    steps = _steps_on_host(view)
+    return [
+        (of.name, "", ((of.self_us or 0.0) - of.cold_us) / steps, of.count, of.max_us) for of in view.rank.operators
+    ]
+
+
+def _work(
+    views: Sequence[RankView],
+    work: Callable[[RankView], Iterable[_Work]],
+    steps: Callable[[RankView], int] = _steps,
+) -> tuple[WorkRow, ...]:
+    per_step: dict[str, list[float]] = {}
+    categories: dict[str, str] = {}
+    for view, weight in _weighted(views, steps):
+        for name, category, of_step_us, count, max_us in work(view):
+            sums = per_step.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+            categories[name] = category
+            sums[0] += of_step_us * weight
+            sums[1] += count / (steps(view) + len(view.excluded)) * weight
+            sums[2] = max(sums[2], max_us)
+            sums[3] += count
+    all_us = sum(sums[0] for sums in per_step.values())
+    found = [
+        WorkRow(
+            name=name,
+            category=categories[name],
+            mean_us=mean_us,
+            share=mean_us / all_us if all_us else 0.0,
+            calls=calls,
+            max_us=max_us,
+            count=int(count),
+        )
+        for name, (mean_us, calls, max_us, count) in per_step.items()
+    ]
+    return tuple(sorted(found, key=lambda row: (-row.mean_us, row.name)))
+
+
+def _step_rows(views: Sequence[RankView]) -> tuple[StepRow, ...]:
+    found: dict[tuple[str, str | None], list[list[StepSummary]]] = {}
+    for captures in _by_rank(views):
+        of_rank: dict[tuple[str, str | None], list[StepSummary]] = {}
+        for view in captures:
+            for step in view.rank.steps:
+                of_rank.setdefault((_name(view, step.kind), step.stage), []).append(step)
+        for key, steps in of_rank.items():
+            found.setdefault(key, []).append(steps)
+    rows = []
+    for (kind, stage), recorded in found.items():
+        all_steps = [step for steps in recorded for step in steps]
+        used = warm_steps(all_steps)
+        is_all = len(used) == len(all_steps)
+        of_ranks = [[step for step in steps if is_all or not step.cold] for steps in recorded]
+        every = [step.duration_us for step in used]
+        tokens = [
+            found.tokens_per_wall_s
+            for view in views
+            for found in view.rank.iterations
+            if (_name(view, found.kind), found.stage) == (kind, stage) and found.tokens_per_wall_s is not None
+        ]
+        rows.append(
+            StepRow(
+                name=" ".join(filter(None, [stage, kind])),
+                count=max(map(len, of_ranks)),
+                median_us=statistics.median(every),
+                min_us=min(every),
+                max_us=max(every),
+                # The ranks of one engine have the same batch.
+                tokens_per_s=max(tokens, default=None),
+                note=_note(all_steps, used),
+            )
+        )
+    return tuple(rows)
+
+
+def _note(recorded: Sequence[StepSummary], used: Sequence[StepSummary]) -> str:
+    cold = [step for step in recorded if step.cold]
+    if not cold:
+        return ""
+    if len(used) == len(recorded):
+        return "cold"
+    numbers = sorted({step.step for step in cold if step.step is not None})
+    if len(numbers) == 1:
+        return f"without cold step {numbers[0]}"
+    return f"without {plural(len(numbers) or len(cold), 'cold step')}"
+
+
+def _name(view: RankView, kind: str) -> str:
+    """Return the display name of a step kind. Steps of the recorder are named after the unit that they record."""
+    if kind == "global_step" and view.rank.unit:
+        kind = "profiler step" if view.rank.unit == "engine_iteration" else view.rank.unit
+    return kind.replace("_", " ")

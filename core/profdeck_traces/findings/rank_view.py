@@ -1,0 +1,180 @@
+"""The numbers of one rank that rules ask for, per step."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections import Counter
+
+import attrs
+
+from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
+from profdeck_traces.analysis.detail_model import StageSummary, StepOfDevice
+from profdeck_traces.analysis.host_states import OUTSIDE_OPERATORS
+from profdeck_traces.analysis.model import DeviceSummary, RankSummary, RunSummary, StepSummary
+from profdeck_traces.analysis.rank_labels import labels_of
+from profdeck_traces.analysis.run_model import Evidence
+from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
+from profdeck_traces.analysis.typical_step import typical_steps
+
+_FEWEST_STEPS = 3
+_OUTLIER = 1.25
+
+
+def views_of(run: RunSummary) -> list[RankView]:
+    """Return the traces of a run, in their order."""
+    labels, typical = labels_of(run.ranks), typical_steps(run.ranks)
+    return [RankView(rank, labels[rank.path], typical.get(rank.path)) for rank in run.ranks]
+
+
+@attrs.frozen(slots=False)
+class RankView:
+    """One rank, with its times as sums over the steps that divide it; without steps, over the recording."""
+
+    rank: RankSummary
+    label: str
+    """What people call it."""
+    typical_step: StepSummary | None
+    """The step that pictures show, if it has steps."""
+
+    @functools.cached_property
+    def kind(self) -> str | None:
+        """The kind of its steps: global steps, else iterations, else None."""
+        kinds = {step.kind for step in self.rank.steps}
+        return next((kind for kind in (GLOBAL_STEP, ITERATION) if kind in kinds), None)
+
+    @functools.cached_property
+    def steps(self) -> list[StepSummary]:
+        """Steps of that kind, without cold steps if there are others."""
+        return warm_steps([step for step in self.rank.steps if step.kind == self.kind])
+
+    @functools.cached_property
+    def excluded(self) -> list[StepSummary]:
+        """Cold steps of that kind that `steps` omits."""
+        return [step for step in excluded_steps(self.rank.steps) if step.kind == self.kind]
+
+    @property
+    def is_cold(self) -> bool:
+        """True if all steps are cold."""
+        return is_cold(self.rank)
+
+    @functools.cached_property
+    def on_devices(self) -> list[StepOfDevice]:
+        """What devices did in these steps."""
+        return [of for step in self.steps for of in step.devices]
+
+    @functools.cached_property
+    def durations_us(self) -> list[float]:
+        """How long each step took: on the device where it has one, else on the host."""
+        found = [
+            max((of.duration_us for of in step.devices), default=0.0) if self.on_devices else step.duration_us
+            for step in self.steps
+        ]
+        return [duration for duration in found if duration > 0]
+
+    @functools.cached_property
+    def time_us(self) -> float:
+        """The time of all steps, of the device where there is one; without steps, of the recording."""
+        if self.durations_us:
+            return sum(self.durations_us)
+        return max((device.span_us for device in self.rank.devices), default=self.rank.span_us)
+
+    @functools.cached_property
+    def count(self) -> int:
+        """How many steps that is; 1 for a recording."""
+        return max(1, len(self.durations_us))
+
+    @property
+    def step_us(self) -> float:
+        """The mean step."""
+        return self.time_us / self.count
+
+    @functools.cached_property
+    def devices(self) -> list[StepOfDevice | DeviceSummary]:
+        """What devices did, by step or in all, so that each has busy, compute, communication and memory times."""
+        return [*self.on_devices] or [*self.rank.devices]
+
+    def of_devices(self, field: str) -> float:
+        """Return a time of devices per step, the mean of the devices."""
+        number = max(1, len(self.rank.devices))
+        return sum(float(getattr(device, field)) for device in self.devices) / number / self.count
+
+    @functools.cached_property
+    def idle(self) -> dict[str, float]:
+        """Idle time of devices per step, by its cause."""
+        causes: Counter[str] = Counter()
+        for device in self.devices:
+            causes.update({cause.cause: cause.idle_us for cause in device.idle})
+        number = max(1, len(self.rank.devices)) * self.count
+        return {cause: idle_us / number for cause, idle_us in causes.most_common()}
+
+    @property
+    def idle_us(self) -> float:
+        """Idle time of devices per step."""
+        return self.of_devices("idle_us")
+
+    @property
+    def kernel_us(self) -> float:
+        """The sum of all kernels, copies and fills."""
+        return sum(of.total_us for of in self.rank.categories)
+
+    def calls_per_step(self, count: int) -> float:
+        """Return the average number of calls per step, given the number of calls in the recording."""
+        return count / (self.count + len(self.excluded))
+
+    def per_step(self, total_us: float) -> float:
+        """Return the portion of a sum over all device work that belongs to a step, by its share of device busy time."""
+        return total_us * self._share_of_steps / self.count
+
+    @functools.cached_property
+    def _share_of_steps(self) -> float:
+        busy_us = sum(device.busy_us for device in self.rank.devices)
+        in_steps_us = sum(device.busy_us for device in self.devices)
+        return in_steps_us / busy_us if busy_us else 1.0
+
+    @property
+    def stages(self) -> tuple[StageSummary, ...]:
+        """The stages of its steps."""
+        return self.rank.host_times.stages if self.rank.host_times else ()
+
+    @property
+    def host_step_us(self) -> float:
+        """The mean step on the host."""
+        times = self.rank.host_times
+        return times.total_us / max(1, times.steps) if times else 0.0
+
+    @property
+    def outside_operators_us(self) -> float:
+        """Per step, the time in which the host was in no operator and in no call of the runtime."""
+        times = self.rank.host_times
+        if times is None or not times.states:
+            return 0.0
+        return sum(state.time_us for state in times.states if state.state in OUTSIDE_OPERATORS) / max(1, times.steps)
+
+    def typical(self) -> RankView:
+        """Return the same without the steps that are much longer than the median, if three or more are left."""
+        if len(self.durations_us) <= _FEWEST_STEPS:
+            return self
+        limit_us = _OUTLIER * statistics.median(self.durations_us)
+        kept = [
+            step
+            for step in self.rank.steps
+            if step.kind != self.kind
+            or step.cold
+            or max([step.duration_us, *(of.duration_us for of in step.devices)]) <= limit_us
+        ]
+        enough = sum(step.kind == self.kind and not step.cold for step in kept) >= _FEWEST_STEPS
+        return RankView(attrs.evolve(self.rank, steps=tuple(kept)), self.label, self.typical_step) if enough else self
+
+    def evidence(self, step: StepSummary | None = None) -> Evidence | None:
+        """Return where a step is in the trace; the typical one, if not given."""
+        step = step or self.typical_step
+        if step is None:
+            return None
+        for of in step.devices[:1]:
+            return Evidence(path=self.rank.path, start_us=of.start_us, duration_us=of.duration_us)
+        return Evidence(path=self.rank.path, start_us=step.start_us, duration_us=step.duration_us)
+
+    def of_kind(self, kind: str, stage: str) -> list[StepSummary]:
+        """Return the steps of a kind and stage, without cold steps if there are others."""
+        return warm_steps([step for step in self.rank.steps if (step.kind, step.stage) == (kind, stage)])

@@ -1,0 +1,157 @@
+"""Facts that the recorder of a run knows about its traces. A provider in the recorder's package supplies them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from profdeck_traces.base import entry_points
+
+CLOCK_ANCHOR = "profdeck.clock_anchor"
+"""Name of the marker event of a clock anchor. Statistics exclude this event."""
+
+RUN_RECORDS = "profdeck_traces.run_records"
+"""Entry-point group of the provider. It has at most one entry: a class without arguments that follows `RunRecords`."""
+
+
+@attrs.frozen(kw_only=True)
+class TraceFacts:
+    """Facts about one trace of a run."""
+
+    run: str
+    """Path of the run directory."""
+    capture: str
+    role: str
+    replica: int | None
+    rank: int | None
+    """``None`` for a file that contains all ranks of a target."""
+    world_size: int
+    stage: str | None
+    host: str
+    unit: str
+    """Unit of the recorder's steps: ``global_step``, ``mini_batch`` or ``engine_iteration``."""
+    cold_first_step: bool
+    """True if the recorder started in the first step of the trace, without warm-up."""
+    first_step: int
+    """First global step of the capture."""
+    started_ns: int
+    """Start of the capture in Unix nanoseconds."""
+    stall_s: float | None
+    """Time in seconds for which the start and the stop blocked the job."""
+    has_digest: bool
+    """True if the run contains the SHA-256 of the trace file."""
+    clock_offset_ns: int | None
+    """Offset from times in the trace to Unix time on `clock_host`; ``None`` without clock anchors."""
+    base_time_ns: int | None
+    """``baseTimeNanoseconds`` of the trace, in Unix nanoseconds."""
+    clock_host: str
+    """Host that `clock_offset_ns` refers to."""
+    clock_error_ns: int | None
+    """Maximum error of `clock_offset_ns`."""
+
+    @property
+    def role_and_replica(self) -> str:
+        """Role and replica, such as ``rollout/2``."""
+        return self.role if self.replica is None else f"{self.role}/{self.replica}"
+
+
+@attrs.frozen(kw_only=True)
+class CaptureStatus:
+    """State of one rank of a capture, or of a failed target."""
+
+    run: str
+    """Path of the run directory."""
+    capture: str
+    role: str
+    replica: int | None
+    stage: str | None
+    first_step: int
+    last_step: int
+    rank: int | None
+    """``None`` for a target, such as a server."""
+    host: str | None
+    status: str
+    """``complete``, ``recording``, ``partial``, ``failed`` or ``missing``, as in `profdeck ls`."""
+    problem: str | None
+
+
+@attrs.frozen(kw_only=True)
+class RecordingAbout:
+    """Software and options that recorded a role."""
+
+    role: str
+    backend: str
+    versions: str
+    """Versions of the recorder, such as ``torch 2.13.0``."""
+    options: str
+    """Options of the backend, as a JSON object."""
+    profdeck: str
+    """Version of profdeck."""
+
+
+@attrs.frozen(kw_only=True)
+class RunState:
+    """Captures found in some directories."""
+
+    captures: tuple[CaptureStatus, ...] = ()
+    recordings: tuple[RecordingAbout, ...] = ()
+    silent_roles: tuple[str, ...] = ()
+    """Configured roles without any capture."""
+
+
+class RunRecords(Protocol):
+    """Reads the files that a recorder writes next to its traces."""
+
+    def facts(self, path: Path) -> Mapping[Path, TraceFacts]:
+        """Return the facts of a trace, or of all traces in a directory, by path."""
+
+    def state(self, paths: Sequence[Path], problems: Mapping[str, str]) -> RunState:
+        """Return the state of all captures in some directories.
+
+        Args:
+            paths: The directories.
+            problems: Problems found while reading the traces, by path.
+        """
+
+    def newest_run(self, output: Path) -> Path | None:
+        """Return the newest run in an output directory."""
+
+    def is_run(self, directory: Path) -> bool:
+        """Return True if a directory is a run."""
+
+
+class NoRecords:
+    """Provider that is used if no recorder is installed. It knows no facts."""
+
+    def facts(self, path: Path) -> Mapping[Path, TraceFacts]:  # noqa: ARG002
+        """Return no facts."""
+        return {}
+
+    def state(self, paths: Sequence[Path], problems: Mapping[str, str]) -> RunState:  # noqa: ARG002
+        """Return an empty state."""
+        return RunState()
+
+    def newest_run(self, output: Path) -> Path | None:  # noqa: ARG002
+        """Return ``None``."""
+        return None
+
+    def is_run(self, directory: Path) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
+
+
+@functools.cache
+def run_records() -> RunRecords:
+    """Return the installed provider.
+
+    Raises:
+        BrokenPluginError: The provider cannot be imported.
+    """
+    for name in entry_points.installed(RUN_RECORDS):
+        provider: RunRecords = entry_points.load(RUN_RECORDS, name)()
+        return provider
+    return NoRecords()

@@ -1,0 +1,156 @@
+"""Search for traces in files and directories."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.artifact_kinds import files_below, kind_of, kinds, size_to_read
+from profdeck_traces.inputs.facts import TraceFacts, run_records
+from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
+
+_TRACES = (".trace.json", ".trace.json.gz")
+_JSON = (".json", ".json.gz")
+_OF_RUNS = ("rank_", "target.", ".")
+
+
+@attrs.frozen
+class TraceSource:
+    """One trace of one rank: a file, or a directory that a plugin reads."""
+
+    path: Path
+    facts: TraceFacts | None = None
+    """Facts from the run; ``None`` for a trace outside a run."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of what is read of it, 0 if there is nothing."""
+        return size_to_read(self.path)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is, or has, a Chrome trace."""
+        kind = kind_of(self.path)
+        return kind is None or kind.has_chrome_trace(self.path)
+
+    @property
+    def rank(self) -> int | None:
+        """Rank according to the run, or else according to the recorder's files; ``None`` if unknown."""
+        if self.facts is not None:
+            return self.facts.rank
+        kind = kind_of(self.path)
+        return None if kind is None else kind.rank(self.path)
+
+    @property
+    def label(self) -> str:
+        """Display name, such as "rollout/2 rank 1", or the file name."""
+        if self.facts is None:
+            return self.path.name if self.rank is None else f"rank {self.rank}"
+        if self.facts.rank is None:
+            return self.facts.role_and_replica
+        return f"{self.facts.role_and_replica} rank {self.facts.rank}"
+
+
+def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], None] | None = None) -> list[TraceSource]:
+    """Find the traces in the given paths, sorted by path and name, without duplicates.
+
+    A path of a file, or of a directory that a plugin reads, is always treated as a trace. Other directories are
+    searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, files that manifests list, artifacts
+    that plugins read, and ``.json`` or ``.json.gz`` files that start like a trace. Merged traces are skipped in this
+    search, because the traces of the ranks have the same events.
+
+    Args:
+        paths: files and directories.
+        on_left_out: called with the path and the reason for each skipped path: a merged trace below a directory, a
+            profile of another tool, or a directory that cannot be read.
+
+    Raises:
+        TraceError: There is no trace below a directory, or a file is a profile of another tool.
+    """
+    found: dict[Path, TraceSource] = {}
+    for given in paths:
+        # The name of "." is that of the working directory, beside which the manifest lies.
+        path = Path(os.path.abspath(given)) if given.name in {"", ".."} and kind_of(given) is not None else given  # noqa: PTH100
+        told = {file: TraceSource(file, facts) for file, facts in run_records().facts(path).items()}
+        if _is_one(path):
+            if path not in told and kind_of(path) is None and (reader := reader_of(path)) is not None:
+                raise TraceError(f"{path} is no Chrome trace, but {reader}.")
+            found.setdefault(path, told.get(path, TraceSource(path)))
+            continue
+        below = set(told)
+        for file in files_below(path, on_error=functools.partial(_tell_unreadable, on_left_out)):
+            if file in told:
+                continue
+            if _is_trace(file):
+                below.add(file)
+            elif on_left_out is not None and (why := _why_left_out(file)) is not None:
+                on_left_out(file, why)
+        # Where a plugin reads the files of a directory, a trace beside them is a part of what it reads.
+        of_plugins = {file.parent for file in below if kind_of(file) is not None}
+        below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
+        sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
+        sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
+        if not sources:
+            raise TraceError(
+                f"{path}: there is no trace below this directory; their names end in {' or '.join(_endings())}."
+            )
+        for source in sources:
+            found.setdefault(source.path, source)
+    return list(found.values())
+
+
+def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
+    """Find the traces of ranks below some paths that manifests name, each once; others have no place in a run.
+
+    Raises:
+        TraceError: There is none, or a path leads nowhere.
+    """
+    for path in paths:
+        if not os.path.lexists(path):
+            raise TraceError(f"{path}: there is no such file or directory.")
+    told = {file: facts for path in paths for file, facts in run_records().facts(path).items()}
+    found = [TraceSource(file, facts) for file, facts in told.items() if facts.rank is not None]
+    if not found:
+        raise TraceError(
+            f"{', '.join(map(str, paths))}: there is no trace with a manifest that says which capture it is of. Give "
+            "runs that profdeck has recorded."
+        )
+    return found
+
+
+def _is_one(path: Path) -> bool:
+    """Tell whether a path means one trace, rather than those below it."""
+    return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises
+
+
+def _is_named_so(path: Path) -> bool:
+    return path.name.endswith(_TRACES) or kind_of(path) is not None
+
+
+def _is_trace(path: Path) -> bool:
+    if _is_named_so(path):
+        return True
+    return path.name.endswith(_JSON) and format_of(path) is FileFormat.TRACE
+
+
+def _tell_unreadable(on_left_out: Callable[[Path, str], None] | None, error: OSError) -> None:
+    if on_left_out is not None:
+        on_left_out(Path(error.filename), f"cannot be read: {error.strerror}")
+
+
+def _why_left_out(path: Path) -> str | None:
+    if path.name.startswith(_OF_RUNS):  # what captures leave besides traces
+        return None
+    if path.name.endswith(_JSON) and format_of(path) is FileFormat.MERGED:
+        return "holds the traces of several ranks; they count by themselves"
+    reader = reader_of(path)
+    return None if reader is None else f"is {reader}"
+
+
+def _endings() -> list[str]:
+    return [".trace.json[.gz]", *(kind.suffix for kind in kinds() if kind.suffix)]

@@ -1,0 +1,41 @@
+"""Renders pages: one file each, which loads nothing else and runs no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from profdeck_traces.base.version import __version__
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """Return a page. All texts of the context are escaped, but for `Markup`.
+
+    Args:
+        template: The name of its file in this package.
+        context: What it shows. `style`, `script`, their hashes for the page's policy, and `version` are added.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_file), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template(template).render(
+        {**_of("style", "page.css"), **_of("script", "page.js"), "version": __version__, **context}
+    )
+
+
+@functools.cache
+def _of(name: str, file: str) -> dict[str, str]:
+    text = _file(file)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {name: Markup(text), f"{name}_hash": f"sha256-{digest}"}  # noqa: S704 - our own file
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__ or "").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,295 @@
+"""The section of a role: stages, device time, steps, kernels, operators and what else its traces have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.findings.overview import Team, WorkRow
+from profdeck_traces.report import svg
+from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number, percent
+from profdeck_traces.report.flame import flame_graph
+
+_MOST_ROWS = 100
+"""Of kernels and operators: more is for tables."""
+_MOST_SMALL_ROWS = 40
+# Of so many traces the rows of each table are fewer, so that the page stays small.
+_MANY_RANKS = 16
+_LEAST_SHARE = 0.001
+
+
+def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
+    """Return what the template shows of a role.
+
+    Args:
+        team: The role.
+        place: Its place among the roles.
+        ranks: How many traces the page has.
+    """
+    few = 1 if ranks <= _MANY_RANKS else 4
+    per = "ms" if team.unit == "recording" else f"ms/{team.unit}"
+    labels = team.rank_labels
+    of_ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
+    shown = labels if 1 < of_ranks <= _MANY_RANKS and of_ranks == len(labels) else []
+    stages = [
+        [
+            Cell(("" if row.is_stage else "of all: ") + row.name),
+            ms(row.mean_us),
+            percent(row.share),
+            *(map(ms, row.of_ranks_us) if shown else ()),
+            *([percent(row.spread), Cell(row.slowest or "")] if of_ranks > 1 else ()),
+        ]
+        for row in team.stages
+    ]
+    found = {
+        "id": f"role{place}",
+        "heading": f"{team.name or 'Trace'}" + (f", {len(labels)} ranks" if len(labels) > 1 else ""),
+        "unit": team.unit,
+        "stages": stages,
+        "stage_columns": [
+            Column("stage", number=False),
+            Column(per),
+            Column("share"),
+            *(Column(label) for label in shown),
+            *([Column("slowest over mean"), Column("slowest", number=False)] if of_ranks > 1 else []),
+        ],
+        "bars": svg.bars([row for row in team.device if row.share >= _LEAST_SHARE]),
+        "plot": svg.steps(_series(team)),
+        "steps": [
+            [
+                Cell(row.title),
+                Cell(f"{row.count:,}", kind="n"),
+                ms(row.median_us),
+                ms(row.min_us),
+                ms(row.max_us),
+                number(row.tokens_per_s, 1),
+            ]
+            for row in team.steps
+        ],
+        "step_columns": [
+            Column("steps", number=False),
+            *map(Column, ("count", "median ms", "min ms", "max ms", "tokens/s")),
+        ],
+        "kernels": [_work(row, kernel=True) for row in team.kernels[: _MOST_ROWS // few]],
+        "kernel_columns": _work_columns("kernel", per),
+        "histogram": svg.histogram(team.views[0].rank.kernel_durations),
+        "operators": [_work(row, kernel=False) for row in team.operators[: _MOST_ROWS // few]],
+        "operator_columns": _work_columns("operator", per),
+        **_stacks(team),
+        "memory": _memory(team),
+        **_shapes(team),
+        **_small_tables(team, _MOST_SMALL_ROWS // few),
+    }
+    for one, rows in (("stage", "stages"), ("step", "steps"), ("kernel", "kernels"), ("operator", "operators")):
+        found[f"{one}_columns"], found[rows] = filled(found[f"{one}_columns"], found[rows])
+    return found
+
+
+def _memory(team: Team) -> list[dict[str, Any]]:
+    """Return the memory of the devices of the rank that has the highest peak of all."""
+    view = max(team.views, key=lambda view: max((one.peak_allocated_bytes for one in view.rank.memory), default=-1))
+    return [
+        {
+            "label": f"Memory of {one.device}, {view.label}",
+            "text": f"Peak: {one.peak_allocated_bytes / 1e6:,.6g} MB allocated at {one.peak_us / 1000:,.3f} ms"
+            + (f", {one.peak_reserved_bytes / 1e6:,.6g} MB reserved" if one.peak_reserved_bytes else "")
+            + ".",
+            "plot": svg.memory(one),
+        }
+        for one in view.rank.memory
+    ]
+
+
+def _shapes(team: Team) -> dict[str, Any]:
+    """Return operators by shape, of the first rank that has them."""
+    view = next((view for view in team.views if view.rank.shapes), None)
+    rows = view.rank.shapes[:_MOST_SMALL_ROWS] if view else ()
+    columns, cells = filled(
+        [
+            *map(Column, ("total ms", "calls", "GFLOP")),
+            Column("operator", number=False),
+            Column("shapes", number=False),
+        ],
+        [
+            [
+                ms(one.total_us),
+                number(one.count, 0),
+                number(None if one.flops is None else one.flops / 1e9),
+                Cell(one.name),
+                Cell(one.shapes, kind="name copy"),
+            ]
+            for one in rows
+        ],
+    )
+    return {"shapes": cells, "shape_columns": columns, "flops": _flops(view.rank) if view else ""}
+
+
+def _flops(rank: RankSummary) -> str:
+    """Say how fast the matrix products of a rank are, over all that was recorded."""
+    if not rank.product_flops or not rank.span_us:
+        return ""
+    rate = rank.product_flops / rank.span_us / 1e6
+    return f"Matrix products: {rank.product_flops / 1e12:,.4g} TFLOP, {rate:,.3g} TFLOP/s of the recorded time."
+
+
+def _stacks(team: Team) -> dict[str, Any]:
+    """Return the flame graph and the hottest functions of the first rank that has stacks."""
+    view = next((view for view in team.views if view.rank.stacks), None)
+    label = f"Calls by Python stack, {view.label}" if view else ""
+    return {
+        "flame": flame_graph(view.rank.stacks, label) if view else "",
+        "flame_label": label,
+        "functions": [
+            [ms(one.self_us), ms(one.total_us), number(one.count, 0), name(one.name)]
+            for one in (view.rank.functions[:_MOST_SMALL_ROWS] if view else ())
+        ],
+        "function_columns": [*map(Column, ("own ms", "total ms", "calls")), Column("Python function", number=False)],
+    }
+
+
+def _work_columns(what: str, per: str) -> list[Column]:
+    return [
+        Column(per),
+        Column("share"),
+        Column("calls"),
+        Column("max us"),
+        Column("class", number=False),
+        Column(what, number=False),
+    ]
+
+
+def _work(row: WorkRow, *, kernel: bool) -> list[Cell]:
+    return [
+        ms(row.mean_us),
+        percent(row.share),
+        number(row.calls, 1),
+        number(row.max_us, 1),
+        Cell(row.category),
+        name(row.name, kernel=kernel),
+    ]
+
+
+def _series(team: Team) -> list[tuple[str, list[tuple[float, float]]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for step in team.views[0].rank.steps:
+        found.setdefault(f"{step.stage or ''} {step.kind}", []).append((step.start_us, step.duration_us))
+    return list(found.items())
+
+
+def _small_tables(team: Team, most: int) -> dict[str, Any]:
+    ranks = [(view.label, view.rank) for view in team.views]
+
+    def rows(of_rank: Callable[[RankSummary], Sequence[tuple[float, list[Cell]]]]) -> list[list[Cell]]:
+        found = [(key, [Cell(label), *cells]) for label, rank in ranks for key, cells in of_rank(rank)]
+        found.sort(key=lambda item: -item[0])
+        return [cells for _, cells in found[:most]]
+
+    text = {"number": False}
+    return {
+        "devices": rows(
+            lambda rank: [
+                (
+                    device.busy_us,
+                    [
+                        Cell(str(device.device) if device.name is None else f"{device.device} ({device.name})"),
+                        ms(device.span_us),
+                        ms(device.busy_us),
+                        ms(device.idle_us),
+                        ms(device.compute_us),
+                        ms(device.communication_us),
+                        ms(device.exposed_communication_us),
+                        percent(device.overlap_us / device.communication_us if device.communication_us else None),
+                        ms(device.memory_us),
+                    ],
+                )
+                for device in rank.devices
+            ]
+        ),
+        "device_columns": [
+            Column("rank", **text),
+            Column("device", **text),
+            *map(
+                Column,
+                (
+                    "first to last work ms",
+                    "busy ms",
+                    "idle ms",
+                    "compute ms",
+                    "communication ms",
+                    "of it exposed ms",
+                    "overlapped",
+                    "copies ms",
+                ),
+            ),
+        ],
+        "gaps": rows(
+            lambda rank: [
+                (
+                    gap.duration_us,
+                    [
+                        ms(gap.duration_us),
+                        ms(gap.start_us),
+                        Cell("" if gap.step is None else str(gap.step), kind="n"),
+                        Cell(gap.cause),
+                        name(gap.host or ""),
+                        name(gap.before or "", kernel=True),
+                        name(gap.after or "", kernel=True),
+                    ],
+                )
+                for device in rank.devices
+                for gap in device.gaps
+            ]
+        ),
+        "gap_columns": [
+            Column("rank", **text),
+            Column("ms"),
+            Column("at ms"),
+            Column("step"),
+            *(Column(words, **text) for words in ("cause", "host", "ran before", "ran after")),
+        ],
+        "collectives": rows(
+            lambda rank: [
+                (
+                    one.total_us,
+                    [
+                        Cell(one.name),
+                        Cell(one.group),
+                        number(one.size_bytes, 0),
+                        Cell(f"{one.count:,}", kind="n"),
+                        ms(one.total_us),
+                        number(one.min_us, 1),
+                        number(None if one.bus_bytes_per_s is None else one.bus_bytes_per_s / 1e9, 1),
+                    ],
+                )
+                for one in rank.collectives
+            ]
+        ),
+        "collective_columns": [
+            Column("rank", **text),
+            Column("collective", **text),
+            Column("group", **text),
+            *map(Column, ("bytes", "calls", "total ms", "shortest us", "bus GB/s")),
+        ],
+        "runtime": rows(
+            lambda rank: [
+                (
+                    call.total_us,
+                    [
+                        Cell(call.name),
+                        Cell(call.state),
+                        Cell(f"{call.count:,}", kind="n"),
+                        ms(call.total_us),
+                        number(call.max_us, 1),
+                    ],
+                )
+                for call in rank.runtime
+            ]
+        ),
+        "runtime_columns": [
+            Column("rank", **text),
+            Column("call", **text),
+            Column("does", **text),
+            *map(Column, ("calls", "total ms", "max us")),
+        ],
+    }

@@ -1,0 +1,151 @@
+"""The sections of a run beside those of its roles: captures, skew between ranks, and what changed between two runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from profdeck_traces.analysis.diff import diff_runs
+from profdeck_traces.analysis.diff_model import Change, RoleDiff
+from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, verdict_of
+from profdeck_traces.analysis.model import GroupSkew, RankSummary, RunSummary
+from profdeck_traces.analysis.rank_labels import label_of, runs_of
+from profdeck_traces.inputs.facts import CaptureStatus
+from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number, percent
+
+_MOST_ROWS = 40
+_PLURALS = {section: words.capitalize() for section, words in MANY.items()}
+_STYLES = {"slower": "poor", "faster": "good"}
+
+
+def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
+    """Return which rank of a group arrived last, and what the others waited."""
+    who = "No rank stands out" if group.straggler is None else f"The others wait for rank {group.straggler}"
+    return {
+        "id": f"skew{place}",
+        "text": f"{label_of(group.role, group.replica, None, 'All ranks')}{of_run}: {who}. {group.note or ''}",
+        "collective_columns": [
+            *map(Column, ("calls", "all are in it ms", "first waits for last ms")),
+            Column("collective", number=False),
+        ],
+        "collectives": [
+            [number(one.count, 0), ms(one.transfer_us), ms(one.skew_us), name(one.name, kernel=True)]
+            for one in group.collectives[:_MOST_ROWS]
+        ],
+        "columns": [*map(Column, ("rank", "collectives", "last at", "late ms", "waited ms", "clock offset us"))],
+        "rows": [
+            [
+                Cell("" if rank.rank is None else str(rank.rank), kind="n"),
+                Cell(f"{rank.collectives:,}", kind="n"),
+                Cell(f"{rank.last:,}", kind="n"),
+                ms(rank.late_us),
+                ms(rank.wait_us),
+                number(rank.clock_offset_us, 1),
+            ]
+            for rank in group.ranks
+        ],
+    }
+
+
+def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
+    """Return what each role and rank was to record and did, and the traces that were given as files."""
+    rows, runs = [], runs_of(run.captures)
+    paths = {_place(rank): rank for rank in run.ranks if rank.run is not None}
+    told: set[str] = set()
+    for capture in run.captures:
+        rank = paths.get(_place(capture))
+        told |= {rank.path} if rank else set()
+        step = f"{capture.first_step}" + (f"..{capture.last_step}" if capture.last_step > capture.first_step else "")
+        rows.append(
+            [
+                Cell(step, kind="n"),
+                Cell(runs[capture.run] if len(runs) > 1 else ""),
+                Cell(
+                    label_of(capture.role, capture.replica, None, "") + (f", {capture.stage}" if capture.stage else "")
+                ),
+                Cell("" if capture.rank is None else str(capture.rank)),
+                Cell(capture.status, kind="good" if capture.status == "complete" else "poor"),
+                Cell(capture.host or ""),
+                Cell(rank.path if rank else "", kind="name"),
+                Cell(capture.problem or ""),
+            ]
+        )
+    for rank in run.ranks:
+        if rank.path not in told:
+            whole = "whole" if rank.whole else "not proved" if rank.problem is None else "partial"
+            rows.append(
+                [
+                    Cell("", kind="n"),
+                    Cell(""),
+                    Cell(rank.role or ""),
+                    Cell("" if rank.rank is None else str(rank.rank)),
+                    Cell(whole, kind="good" if rank.whole else "poor" if rank.problem else ""),
+                    Cell(rank.host or ""),
+                    Cell(rank.path, kind="name"),
+                    Cell(rank.problem or ""),
+                ]
+            )
+    words = ("run", "role", "rank", "state", "host", "trace", "problem")
+    return filled([Column("step"), *(Column(word, number=False) for word in words)], rows)
+
+
+def _place(one: RankSummary | CaptureStatus) -> tuple[object, ...]:
+    return one.run, one.capture, one.role, one.replica, one.rank
+
+
+def recordings(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
+    """Return with what each role was recorded."""
+    columns = [Column(words, number=False) for words in ("role", "backend", "versions", "options", "profdeck")]
+    rows = [
+        [Cell(one.role), Cell(one.backend), Cell(one.versions), Cell(_options(one.options)), Cell(one.profdeck)]
+        for one in run.recordings
+    ]
+    return filled(columns, rows)
+
+
+def _options(text: str) -> str:
+    """Write options without those that are off or empty."""
+    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in json.loads(text).items() if value)
+
+
+def changes(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return what changed in each role from the first run to the second, and the verdict."""
+    diff = diff_runs(runs[0], runs[1])
+    return [_change(role, place) for place, role in enumerate(diff.roles)]
+
+
+def _change(role: RoleDiff, place: int) -> dict[str, Any]:
+    verdicts = {change.verdict for change in role.decisive} - {"same"}
+    tables = []
+    for section, heading in SECTIONS.items():
+        changes: tuple[Change, ...] = getattr(role, section)
+        changed = [change for change in changes if change.verdict != "same"][:_MOST_ROWS]
+        if changed:
+            tables.append(
+                {
+                    "id": f"change{place}-{section}",
+                    "heading": f"{_PLURALS[section]}: {len(changed)} of {len(changes)}",
+                    "columns": [
+                        *map(Column, ("before ms", "after ms", "change")),
+                        Column("verdict", number=False),
+                        Column(heading, number=False),
+                    ],
+                    "rows": [
+                        [
+                            ms(change.before_us),
+                            ms(change.after_us),
+                            percent(change.ratio),
+                            Cell(change.verdict, kind=_STYLES.get(change.verdict, "")),
+                            name(change.name, kernel=section == "kernels"),
+                        ]
+                        for change in changed
+                    ],
+                }
+            )
+    return {
+        "verdict": verdict_of(role),
+        "basis": " ".join([basis_of(role), *role.notes]),
+        "style": _STYLES.get(verdicts.pop(), "") if len(verdicts) == 1 else "",
+        "tables": tables,
+    }

@@ -1,0 +1,73 @@
+"""How a job changes over its captures, as sentences and plots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from profdeck_traces.base.text import plural
+from profdeck_traces.report import svg
+from profdeck_traces.trend.model import Trend, TrendSeries
+from profdeck_traces.trend.trend_text import (
+    TOO_FEW,
+    explanation,
+    headings,
+    is_long_enough,
+    runs_of,
+    sentence,
+    since,
+    team_of,
+    usual,
+    value_of,
+)
+
+_FEWEST_POINTS = 2
+
+
+def has_trend(trend: Trend) -> bool:
+    """Tell whether there are captures enough to find a change between them."""
+    return any(map(is_long_enough, trend.series))
+
+
+def trend_section(trend: Trend) -> dict[str, Any]:
+    """Return what changed; plots of the numbers that changed and of the first one of each team; and those of others."""
+    runs = runs_of(trend)
+    shown = [series for series in trend.series if len(series.points) >= _FEWEST_POINTS]
+    firsts = {(series.role, series.replica, series.stage): series for series in reversed(shown)}
+    told = [series for series in shown if series.changes or series in firsts.values()]
+    return {
+        "changes": [
+            {"text": sentence(series, change, runs), "with": explanation(change), "is_worse": change.is_worse}
+            for series, change in headings(trend)
+        ],
+        "no_change": "Nothing changed that is not chance." if has_trend(trend) else TOO_FEW,
+        "told": [_plot(series, runs) for series in told],
+        "others": [_plot(series, runs) for series in shown if series not in told],
+    }
+
+
+def _plot(series: TrendSeries, runs: dict[str, str]) -> dict[str, Any]:
+    scale, unit = {"us": (1e-3, "ms"), "share": (100.0, "%")}.get(series.unit, (1.0, series.unit))
+    first, last = usual(series)
+    return {
+        "team": team_of(series),
+        "what": series.what,
+        "levels": f"{value_of(series, first)} to {value_of(series, last)}",
+        "plot": svg.levels(
+            [point.value * scale for point in series.points],
+            [
+                (change.index, change.before * scale, change.after * scale, since(series, change, runs))
+                for change in series.changes
+            ],
+            f"{team_of(series)}: {series.what}",
+            f"{unit}, {_extent(series)}",
+        ),
+    }
+
+
+def _extent(series: TrendSeries) -> str:
+    points = series.points
+    captures = plural(len(points), "capture")
+    if (runs := len({point.run for point in points})) > 1:
+        return f"{captures} of {runs:,} runs"
+    first, last = points[0].first_step, points[-1].first_step
+    return captures if first == last else f"{captures}, steps {first:,} to {last:,}"

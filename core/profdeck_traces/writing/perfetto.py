@@ -1,0 +1,362 @@
+"""Write slim traces in Perfetto's own format: the names, categories and times of events, without their arguments.
+
+Formats: Protocol Buffers' wire format, https://protobuf.dev/programming-guides/encoding, and the messages of
+google/perfetto in ``protos/perfetto/trace``: ``trace.proto``, ``trace_packet.proto``,
+``interned_data/interned_data.proto``, ``track_event/track_event.proto`` and ``track_event/track_descriptor.proto``.
+What the writer takes care of beyond them is how Perfetto's trace processor reads them:
+
+- It sorts packets by their time. Those of the same time stay in the order of the file.
+- An end closes the slice of its track that began last, so slices of one track must nest; no more than 512 deep
+  (``kMaxDepth`` in ``src/trace_processor/importers/common/slice_tracker.cc``).
+- Tracks without a parent are shown in the order of their names, children in the order that the parent asks for
+  (``src/trace_processor/perfetto_sql/stdlib/viz/summary/track_event.sql``): hence one root for all sources.
+- It takes varints that are longer than they must be. With all of one width, the packets of many events are a matrix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.time_slices import Slice
+from profdeck_traces.writing.nested_tracks import NestedTracks
+
+Bytes = NDArray[np.uint8]
+
+# Trace
+_PACKET = 1
+# TracePacket
+_TIMESTAMP, _SEQUENCE_ID, _TRACK_EVENT, _INTERNED_DATA, _SEQUENCE_FLAGS, _TRACK_DESCRIPTOR = 8, 10, 11, 12, 13, 60
+_STATE_CLEARED, _NEEDS_STATE = 1, 2
+# InternedData, EventCategory and EventName
+_EVENT_CATEGORIES, _EVENT_NAMES = 1, 2
+_IID, _STRING = 1, 2
+# TrackEvent
+_CATEGORY_IIDS, _TYPE, _NAME_IID, _TRACK_UUID = 3, 9, 10, 11
+_SLICE_BEGIN, _SLICE_END = 1, 2
+# TrackDescriptor
+_UUID, _NAME, _PARENT_UUID, _CHILD_ORDERING, _SIBLING_ORDER_RANK, _SIBLING_MERGE_BEHAVIOR = 1, 2, 5, 11, 12, 15
+_ORDER_EXPLICIT, _MERGE_NONE = 3, 2
+
+_VARINT, _BYTES = 0, 2
+_VARINT_BITS, _MORE = 7, 0x80
+_MAX_VARINT = 10
+# 63, 49, 21 and 28 bits. With these a begin, which says what an end need not say, is as long as an end of which the
+# type is padded as far as it may be.
+_TIMESTAMP_WIDTH, _UUID_WIDTH, _CATEGORY_WIDTH, _NAME_WIDTH = 9, 7, 3, 4
+
+_MAX_DEPTH = 511  # leaves one for empty slices
+_MAX_TIME_NS = 2**63 - 1
+_BLOCK_PACKETS = 1 << 15  # about a megabyte, which stays in a core's cache
+
+_ROOT_NAME, _ROOT_UUID = "Ranks", 1
+_UUIDS_PER_SOURCE = 1 << 32
+# Ranks have 32 bits: one for hosts, behind the devices, 20 for the track and 8 for the lane.
+_HOST_RANK, _LANE_RANKS = 1 << 29, 1 << 8
+_DEVICES = DEVICE_CATEGORIES | DEVICE_PROCESSES | {DEVICE_ANNOTATION}
+
+
+@attrs.frozen(kw_only=True)
+class PerfettoSource:
+    """What the new trace says of one trace that is in it."""
+
+    label: str
+    """The name of its uppermost track."""
+    index: int
+    """Its number, from 0, which no other source has; below 2**16."""
+    sort_index: int
+    """Where it stands among the sources, in 32 bits."""
+    shift_ns: int
+    """Added to all times, so that they count from the same moment in all sources."""
+    process_names: Mapping[Id, str]
+    """What the trace calls its processes."""
+    thread_names: Mapping[tuple[Id, Id], str]
+    """What the trace calls its threads, and the streams of its devices."""
+
+
+def encode_source(source: PerfettoSource, slices: Iterable[Slice]) -> Iterator[bytes]:
+    """Yield a Perfetto trace of events, each of them a slice; those of several sources can be concatenated.
+
+    Tracks are ``Ranks / label / device 0 / stream 7`` and ``Ranks / label / thread 1234``. Events that overlap
+    without nesting are spread over ``stream 7``, ``stream 7 (2)`` and so on. Memory is bounded by a slice of the
+    timeline and the events that are open at its end.
+
+    Args:
+        source: What the events are of.
+        slices: The events, with the same tables in all.
+
+    Raises:
+        TraceError: With the shift, an event is before 0, which the format cannot say, or beyond 2**63 ns.
+    """
+    tracks = _Tracks(source)
+    strings = _Strings()
+    rows = _Rows(source)
+    yield rows.packet(_field(_SEQUENCE_FLAGS, _STATE_CLEARED))
+    for piece in slices:
+        events = _begun(piece)
+        if len(events):
+            _check_times(events, source)
+            uuids = tracks.uuids(events)
+            yield b"".join(map(rows.packet, [*tracks.take_new(), strings.new(events)]))
+            yield from rows.blocks(events, uuids)
+
+
+def _begun(piece: Slice) -> Columns:
+    """Return the whole events that begin in a slice, by start; of those that start together, the last to end first."""
+    events = piece.whole(piece.first)
+    return events[np.lexsort((-events.end_ns, events.start_ns))]
+
+
+def _check_times(events: Columns, source: PerfettoSource) -> None:
+    first_ns = int(events.start_ns[0]) + source.shift_ns
+    last_ns = int(events.end_ns.max()) + source.shift_ns
+    if first_ns < 0 or last_ns > _MAX_TIME_NS:
+        raise TraceError(
+            f"{source.label}: its times, {first_ns} to {last_ns} ns, do not fit into a Perfetto trace, which takes "
+            f"those from 0 to {_MAX_TIME_NS} ns. Let the new trace count from an earlier moment, or leave this one out."
+        )
+
+
+class _Strings:
+    """What the sequence of a source has said so far of names and categories; ids are codes plus 1."""
+
+    def __init__(self) -> None:
+        self._names: set[int] = set()
+        self._categories: set[int] = set()
+
+    def new(self, events: Columns) -> bytes:
+        """Return the packet's field with the names and categories that are new in these events."""
+        names = set(np.unique(events.name).tolist()) - self._names
+        categories = {events.tables.name_category[name] for name in names} - self._categories
+        self._names |= names
+        self._categories |= categories
+        return _field(
+            _INTERNED_DATA,
+            b"".join(_interned(_EVENT_CATEGORIES, code, events.categories[code]) for code in sorted(categories))
+            + b"".join(_interned(_EVENT_NAMES, code, events.names[code]) for code in sorted(names)),
+        )
+
+
+def _interned(kind: int, code: int, text: str) -> bytes:
+    return _field(kind, _field(_IID, code + 1) + _field(_STRING, text))
+
+
+@attrs.define
+class _Place:
+    """Where the events of one track of the old trace are in the new one."""
+
+    parent: int
+    name: str
+    rank: int
+    lanes: NestedTracks = attrs.field(factory=lambda: NestedTracks(_MAX_DEPTH))
+    uuids: list[int] = attrs.field(factory=list)
+    """Of each lane."""
+
+
+class _Tracks:
+    """Makes the tracks of a source as they are needed."""
+
+    def __init__(self, source: PerfettoSource) -> None:
+        self._process_names = source.process_names
+        self._thread_names = source.thread_names
+        self._next_uuid = (source.index + 1) * _UUIDS_PER_SOURCE
+        self._new = [_track(_ROOT_UUID, 0, _ROOT_NAME, 0)]
+        self._source = self._make(_ROOT_UUID, source.label, source.sort_index)
+        self._devices: dict[Id, int] = {}
+        self._places: dict[int, _Place] = {}
+        self._order: list[int] = []
+        self._threads: Counter[Id] = Counter()
+
+    def uuids(self, events: Columns) -> Int:
+        """Return the track of each event, so that those of one track nest.
+
+        Args:
+            events: In the order of :func:`_begun`.
+        """
+        if not self._order:
+            self._order = _positions(events.tables)
+            self._threads = Counter(thread for _, thread in events.tracks)
+        self._find_devices(events)
+        found = np.empty(len(events), dtype=np.int64)
+        by_track = np.argsort(events.track, kind="stable")
+        limits = np.flatnonzero(np.diff(events.track[by_track])) + 1
+        for of_track in np.split(by_track, limits):
+            code = int(events.track[of_track[0]])
+            place = self._places.get(code) or self._place(code, events.tracks[code])
+            lanes = place.lanes.place(events.start_ns[of_track], events.end_ns[of_track])
+            for lane in range(len(place.uuids), int(lanes.max()) + 1):
+                name = f"{place.name} ({lane + 1})" if lane else place.name
+                place.uuids.append(self._make(place.parent, name, place.rank + min(lane, _LANE_RANKS - 1)))
+            found[of_track] = np.array(place.uuids)[lanes]
+        return found
+
+    def take_new(self) -> list[bytes]:
+        """Return the packets' fields that describe tracks which are new since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def _find_devices(self, events: Columns) -> None:
+        for code in np.unique(events.track[events.of_categories(_DEVICES)]).tolist():
+            process = events.tracks[code][0]
+            if process not in self._devices:
+                name = self._process_names.get(process, "")
+                name = name if name in DEVICE_PROCESSES else _numbered("device", process)
+                self._devices[process] = self._make(self._source, name, self._order[code] * _LANE_RANKS)
+
+    def _place(self, code: int, track: tuple[Id, Id]) -> _Place:
+        process, thread = track
+        rank = self._order[code] * _LANE_RANKS
+        if process in self._devices:
+            name = self._thread_names.get(track) or _numbered("stream", thread)
+            place = _Place(self._devices[process], name.strip(), rank)
+        else:
+            place = _Place(self._source, self._host_name(process, thread), rank + _HOST_RANK)
+        self._places[code] = place
+        return place
+
+    def _host_name(self, process: Id, thread: Id) -> str:
+        process_name = self._process_names.get(process) or _numbered("process", process)
+        if thread is None:
+            return process_name
+        name = self._thread_names.get((process, thread)) or _numbered("thread", thread)
+        # Ascend has a process for each layer of the software, with the same threads.
+        return name if self._threads[thread] == 1 else f"{process_name}: {name}"
+
+    def _make(self, parent: int, name: str, rank: int) -> int:
+        uuid = self._next_uuid
+        self._next_uuid += 1
+        self._new.append(_track(uuid, parent, name, rank))
+        return uuid
+
+
+def _positions(tables: Tables) -> list[int]:
+    """Return where each track stands if they are sorted by process and thread."""
+    codes = sorted(range(len(tables.tracks)), key=lambda code: tuple(map(_by_number, tables.tracks[code])))
+    positions = [0] * len(codes)
+    for position, code in enumerate(codes):
+        positions[code] = position
+    return positions
+
+
+def _by_number(number: Id) -> tuple[bool, int, str]:
+    return (False, number, "") if isinstance(number, int) else (True, 0, str(number))
+
+
+def _numbered(kind: str, number: Id) -> str:
+    if isinstance(number, str):
+        return number
+    return kind if number is None else f"{kind} {number}"
+
+
+def _track(uuid: int, parent: int, name: str, rank: int) -> bytes:
+    return _field(
+        _TRACK_DESCRIPTOR,
+        _field(_UUID, uuid)
+        + (_field(_PARENT_UUID, parent) if parent else b"")
+        + _field(_NAME, name)
+        + _field(_CHILD_ORDERING, _ORDER_EXPLICIT)
+        + _field(_SIBLING_ORDER_RANK, rank)
+        # By default viewers show siblings of the same name as one.
+        + _field(_SIBLING_MERGE_BEHAVIOR, _MERGE_NONE),
+    )
+
+
+class _Rows:
+    """Encodes the packets of a source, those of its events as rows of a matrix."""
+
+    def __init__(self, source: PerfettoSource) -> None:
+        self._shift_ns = source.shift_ns
+        self._sequence = _field(_SEQUENCE_ID, source.index + 1)
+        key, uuid = _key(_TIMESTAMP, _VARINT), _key(_TRACK_UUID, _VARINT) + bytes(_UUID_WIDTH)
+        head = key + bytes(_TIMESTAMP_WIDTH) + self._sequence + _field(_SEQUENCE_FLAGS, _NEEDS_STATE)
+        what = _key(_CATEGORY_IIDS, _VARINT) + bytes(_CATEGORY_WIDTH) + _key(_NAME_IID, _VARINT) + bytes(_NAME_WIDTH)
+        begin = uuid + what + _field(_TYPE, _SLICE_BEGIN)
+        end = uuid + _key(_TYPE, _VARINT) + _varint(_SLICE_END, _MAX_VARINT)
+        packets = [_field(_PACKET, head + _field(_TRACK_EVENT, event)) for event in (begin, end)]
+        self._templates: Bytes = np.array([list(packet) for packet in packets], dtype=np.uint8)
+        width = len(packets[0])
+        self._at_time = width - len(_field(_TRACK_EVENT, begin)) - len(head) + len(key)
+        self._at_uuid = width - len(begin) + len(uuid) - _UUID_WIDTH
+        self._at_category = self._at_uuid + _UUID_WIDTH + len(_key(_CATEGORY_IIDS, _VARINT))
+        self._at_name = self._at_category + _CATEGORY_WIDTH + len(_key(_NAME_IID, _VARINT))
+
+    def packet(self, fields: bytes) -> bytes:
+        """Return a packet of the source's sequence that is not an event."""
+        return _field(_PACKET, self._sequence + fields)
+
+    def blocks(self, events: Columns, uuids: Int) -> Iterator[bytes]:
+        """Yield the packets of events.
+
+        Args:
+            events: In the order of :func:`_begun`.
+            uuids: Their tracks, on which they nest.
+        """
+        event, is_end, time_ns = _edges(events)
+        category = events.tables.category_of_names()
+        for at in range(0, len(event), _BLOCK_PACKETS):
+            block = slice(at, at + _BLOCK_PACKETS)
+            of_event = event[block]
+            rows = self._templates[is_end[block].view(np.uint8)]
+            _fill(rows, self._at_time, _TIMESTAMP_WIDTH, time_ns[block] + self._shift_ns)
+            _fill(rows, self._at_uuid, _UUID_WIDTH, uuids[of_event])
+            begins = np.flatnonzero(~is_end[block])
+            names = events.name[of_event[begins]]
+            begin_rows = rows[begins]
+            _fill(begin_rows, self._at_category, _CATEGORY_WIDTH, category[names].astype(np.int64) + 1)
+            _fill(begin_rows, self._at_name, _NAME_WIDTH, names.astype(np.int64) + 1)
+            rows[begins] = begin_rows
+            yield rows.tobytes()
+
+
+def _edges(events: Columns) -> tuple[Int, NDArray[np.bool_], Int]:
+    """Return of which event each begin or end is, whether it is an end, and its time; in the order of the packets.
+
+    At one time come the ends of what began before, then the begins, those that contain others first. They are
+    followed by the empty events, each of which has begin and end next to each other.
+    """
+    solid = events.end_ns > events.start_ns
+    ends = np.flatnonzero(solid)
+    begins = np.repeat(np.arange(len(events)), np.where(solid, 1, 2))
+    event = np.concatenate([ends, begins])
+    is_end = np.ones(len(event), dtype=np.bool_)
+    is_end[len(ends) :] = np.diff(begins, prepend=-1) == 0
+    time_ns = np.concatenate([events.end_ns[ends], events.start_ns[begins]])
+    order = np.argsort(time_ns, kind="stable")
+    return event[order], is_end[order], time_ns[order]
+
+
+def _fill(rows: Bytes, at: int, width: int, values: Int) -> None:
+    """Write varints of this width into the columns from ``at``."""
+    for byte in range(width):
+        more = _MORE if byte < width - 1 else 0
+        rows[:, at + byte] = (values >> (byte * _VARINT_BITS)) & (_MORE - 1) | more
+
+
+def _field(number: int, value: int | bytes | str) -> bytes:
+    if isinstance(value, int):
+        return _key(number, _VARINT) + _varint(value)
+    data = value.encode(errors="replace") if isinstance(value, str) else value
+    return _key(number, _BYTES) + _varint(len(data)) + data
+
+
+def _key(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _varint(value: int, width: int = 1) -> bytes:
+    """Return a varint of at least this width; negative numbers are those of 64 bits."""
+    rest = value % 2**64
+    encoded = bytearray()
+    while rest >= _MORE or len(encoded) < width - 1:
+        encoded.append(rest & (_MORE - 1) | _MORE)
+        rest >>= _VARINT_BITS
+    encoded.append(rest)
+    return bytes(encoded)

@@ -1,0 +1,189 @@
+"""Write traces into one slim file of Perfetto's own format, which opens where the whole of them would not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.files import append_file, new_file
+from profdeck_traces.base.parallel import map_traces
+from profdeck_traces.base.progress import Progress
+from profdeck_traces.inputs.artifact_kinds import size_to_read
+from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.reading.time_slices import Slice
+from profdeck_traces.reading.trace import Trace
+from profdeck_traces.writing.deflate import gzip_deflater
+from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
+from profdeck_traces.writing.selection import WORK_CATEGORIES, Selection
+
+LANES = DEVICE_CATEGORIES | DEVICE_PROCESSES | {ANNOTATION, DEVICE_ANNOTATION}
+"""What a slim trace has if nothing else is asked for: the work of devices, and annotations."""
+WITH_OPERATORS = LANES | {"cpu_op", "cuda_driver", "cuda_runtime", "CANN", "Python"}
+"""The same with operators and the calls of the device's runtime; the last two are processes of Ascend's traces."""
+
+
+@attrs.frozen(kw_only=True)
+class SlimSource:
+    """One trace of the new file."""
+
+    path: Path
+    label: str
+    """The name of its uppermost track."""
+    sort_index: int
+    """Where it stands among the others."""
+    shift_ns: int = 0
+    """Added to its times, for clocks that are apart."""
+    selection: Selection = attrs.field(factory=lambda: Selection(categories=LANES))
+    """Which of its complete events are in."""
+
+
+@attrs.frozen
+class SlimTrace:
+    """What was written."""
+
+    slices: int
+    """How many events."""
+    device_slices: int
+    """How many of them are work of devices."""
+    size_bytes: int
+    problems: tuple[str, ...]
+    """For each source that is not whole, what is wrong with it; what is readable is in the file."""
+
+
+def write_slim(
+    sources: Sequence[SlimSource],
+    destination: Path,
+    *,
+    gzip: bool = True,
+    processes: int = 1,
+    on_progress: Progress | None = None,
+) -> SlimTrace:
+    """Write the complete events of traces as slices of one Perfetto trace: names, categories and times, no arguments.
+
+    Args:
+        sources: The traces.
+        destination: The new file, in a directory that exists. It appears when it is complete and on disk (fsync), or
+            not at all.
+        gzip: Deflate it, one gzip member for each source.
+        processes: How many sources are read at once.
+        on_progress: Called with the bytes of the sources read so far and in all.
+
+    Raises:
+        FileExistsError: There is something at ``destination``; it was left as it is.
+        TraceError: A source cannot be read, or no event is selected.
+        OSError: The new file cannot be written.
+    """
+    with (
+        new_file(destination) as file,
+        tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory,
+    ):
+        tasks = [_Task(source, index, Path(directory, str(index)), gzip) for index, source in enumerate(sources)]
+        sizes = [size_to_read(source.path) for source in sources]
+        written = []
+        for found in map_traces(_write_part, tasks, sizes, processes=processes, on_progress=on_progress):
+            if isinstance(found, TraceError):
+                raise found
+            written.append(found)
+        if not any(part.slices for part in written):
+            raise TraceError("No complete event is selected, so there is nothing to write.")
+        for task in tasks:
+            append_file(file, task.part)
+        size_bytes = file.tell()
+    problems = tuple(
+        f"{source.label} ({source.path}): {part.problem}"
+        for source, part in zip(sources, written, strict=True)
+        if part.problem
+    )
+    slices, of_devices = (
+        sum(counts) for counts in zip(*((part.slices, part.device_slices) for part in written), strict=True)
+    )
+    return SlimTrace(slices, of_devices, size_bytes, problems)
+
+
+@attrs.frozen
+class _Task:
+    source: SlimSource
+    index: int
+    part: Path
+    gzip: bool
+
+    def __str__(self) -> str:
+        return str(self.source.path)
+
+
+@attrs.frozen
+class _Part:
+    slices: int
+    device_slices: int
+    problem: str | None
+
+
+def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
+    source, selection = task.source, task.source.selection
+    wanted = selection.categories
+    trace = read_trace(source.path, devices_only=wanted is not None and wanted <= LANES, on_progress=on_progress)
+    about = PerfettoSource(
+        label=source.label,
+        index=task.index,
+        sort_index=source.sort_index,
+        shift_ns=trace.base_ns + source.shift_ns,
+        process_names=trace.process_names,
+        thread_names=trace.thread_names,
+    )
+    count = _Count(trace.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES))
+    deflater = gzip_deflater()
+    with task.part.open("xb") as out:
+        try:
+            for data in encode_source(about, count.of(_selected(trace, selection))):
+                out.write(deflater.compress(data) if task.gzip else data)
+        except ValueError as error:
+            raise TraceError(f"{source.path}: {error}: no viewer can show that.") from error
+        if task.gzip:
+            out.write(deflater.flush())
+    return _Part(count.slices, count.device_slices, trace.check.problem)
+
+
+class _Count:
+    """Counts the events that pass."""
+
+    def __init__(self, is_device: NDArray[np.bool_]) -> None:
+        self.slices = self.device_slices = 0
+        self._is_device = is_device
+        """By name."""
+
+    def of(self, slices: Iterator[Slice]) -> Iterator[Slice]:
+        for piece in slices:
+            self.slices += int(piece.first.sum())
+            self.device_slices += int(self._is_device[piece.columns.name[piece.first]].sum())
+            yield piece
+
+
+def _selected(trace: Trace, selection: Selection) -> Iterator[Slice]:
+    """Yield the slices with those events only as ``first`` that are selected."""
+    categories, tables = selection.categories, trace.tables
+    of_categories = None if categories is None else tables.names_of_categories(categories)
+    all_else, host, work = selection.windows
+    is_work = tables.names_of_categories(WORK_CATEGORIES)
+    # Where events have no category the name of their process stands for it.
+    is_else = tables.names_of_categories(frozenset({"", *trace.process_names.values()}))
+    for piece in trace.slices():
+        chosen = piece.first
+        if of_categories is not None:
+            chosen = chosen & of_categories[piece.columns.name]
+        of_work, of_else = is_work[piece.columns.name], is_else[piece.columns.name]
+        stop_ns = np.where(of_work, piece.order_ns, piece.whole_end_ns) if selection.work else piece.whole_end_ns
+        for window, mine in ((all_else, of_else), (host, ~of_else & ~of_work), (work, of_work)):
+            inside = np.ones(len(mine), dtype=np.bool_)
+            if window.begin_ns is not None:
+                inside &= (stop_ns > window.begin_ns) | (piece.order_ns >= window.begin_ns)
+            if window.end_ns is not None:
+                inside &= piece.order_ns < window.end_ns
+            chosen = chosen & (inside | ~mine)
+        yield attrs.evolve(piece, first=chosen)
