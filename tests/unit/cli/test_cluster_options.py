@@ -17,11 +17,11 @@ from profdeck_traces.base.errors import ConfigError, UnknownPluginError
 Cli = Callable[..., Result]
 RAY = {"group": CLUSTERS}
 YARD = """
-from profdeck.engine.clusters import ActorSelection, Cluster
+from profdeck.engine.clusters import Cluster
 
-def capture(*, yard: bool = False, crane: str = "c1") -> ActorSelection | None:
+def capture(*, yard: bool = False, crane: str = "c1") -> tuple[str, ...] | None:
     \"\"\"Select a crane.\"\"\"
-    return ActorSelection((crane,), None) if yard else None
+    return (crane,) if yard else None
 
 class Yard(Cluster):
     name = "yard"
