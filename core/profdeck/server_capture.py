@@ -236,7 +236,7 @@ class _Capturing:
         except CaptureError as error:
             run = config.output.absolute() / run_name(config.run)
             if len(servers) > 1 and (run / RUN_FILE).exists():
-                error = CaptureError(f"{error} For the result of each server: profdeck ls {run}")
+                error = CaptureError(f"{error} For the result of each server: profdeck ls {_short(run)}")
             return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
         made = tuple(captures.values())
         first = made[0].request
@@ -424,6 +424,11 @@ class _Capturing:
             windows.cancel()
             stopped.cancel()
             await asyncio.gather(windows, stopped, return_exceptions=True)
+
+
+def _short(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _set(draft: ConfigDraft, values: Mapping[str, Any]) -> None:

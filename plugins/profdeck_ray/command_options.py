@@ -12,7 +12,7 @@ from profdeck.engines import Actor
 from profdeck_ray.actors import find_all, join
 
 
-def capture(
+def capture_servers(
     *,
     ray: Annotated[
         list[str] | None,

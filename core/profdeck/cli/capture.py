@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from profdeck.cli import capture_job, capture_servers
-from profdeck.cli._cluster_options import with_cluster_options
 
 
 class _Group(TyperGroup):
@@ -48,6 +47,5 @@ command = typer.Typer(
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True},
 )
-_servers = with_cluster_options("capture", capture_servers.command)
-command.command("servers", cls=_rejecting(capture_servers.REMOVED))(_servers)
+command.command("servers", cls=_rejecting(capture_servers.REMOVED))(capture_servers.command)
 command.command("job", cls=_rejecting(capture_job.REMOVED))(capture_job.command)

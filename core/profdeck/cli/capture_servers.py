@@ -19,7 +19,7 @@ from profdeck.cli._cluster_options import ClusterOptions
 from profdeck.cli.capture_progress import ProgressDisplay
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.sources import parse_setting
-from profdeck.records.run_directory import RUN_FILE
+from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 from profdeck.replicas.survey import CheckedServer
 from profdeck.server_capture import TIMEOUT_S, ServerCapture, ServerObserver, ServerRequest, capture_servers
@@ -122,6 +122,9 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise ConfigError(
             f"No server is specified. Use {where} or --config. To capture a running job: profdeck capture job RUN"
         )
+    values = dict(map(parse_setting, settings or ()))
+    if "run" in values:
+        os.environ.pop(RUN_VARIABLE, None)  # it would override the setting
     request = ServerRequest(
         urls=tuple(url or ()),
         router=router,
@@ -135,7 +138,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         ranks=ranks,
         output=output,
         config=config,
-        settings=dict(map(parse_setting, settings or ())),
+        settings=values,
         settings_source=SETTINGS_SOURCE,
         timeout_s=timeout,
     )

@@ -104,7 +104,7 @@ class Cluster(ABC):
         The keyword parameters of each function, annotated for typer, become options of the command. The function is
         called with their values. It returns ``None`` if the values do not select the cluster. Otherwise, it returns:
 
-        - ``capture``: names or patterns of actors, as in `TargetsConfig.actors`.
+        - ``capture servers``: names or patterns of actors, as in `TargetsConfig.actors`.
         - ``collect``: a function that joins the cluster and returns its actors, keyed by their names in manifests. Its
           argument is an `ExitStack` that leaves the cluster when closed.
         """
