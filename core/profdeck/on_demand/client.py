@@ -20,6 +20,7 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.report_model import RunReport
 from profdeck.verification.run_report import read_about, read_run
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
+from profdeck_traces.base.text import short_path
 
 TIMEOUT_S = 3600.0
 """Default time limit of a request."""
@@ -110,7 +111,7 @@ def capture_job(
         except OSError as error:
             raise CaptureError(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
-                f"To list what was captured on this host: profdeck ls {job.run}"
+                f"To list what was captured on this host: profdeck ls {short_path(job.run)}"
             ) from error
 
 
@@ -137,7 +138,7 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
         if is_over:
             requests.forget(store, request)
         else:
-            waiting.observer.note(f"The capture continues. To see it later: profdeck ls {job.run}")
+            waiting.observer.note(f"The capture continues. To see it later: profdeck ls {short_path(job.run)}")
     return JobCapture(
         run=job.run,
         first_step=plan.first_step,
@@ -193,9 +194,9 @@ def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
     default = requests.default_in_steps(there)
     if job.in_steps is not None and job.in_steps <= longest.warmup_steps:
         raise ConfigError(
-            f"in_steps {job.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "
-            f"capture. Give at least {longest.warmup_steps + 1}; the default is {default}, for ranks that differ by a "
-            "step."
+            f"The capture cannot begin in {job.in_steps} steps: the role '{longest.role}' warms up for "
+            f"{longest.warmup_steps} step(s) before a capture. Give at least {longest.warmup_steps + 1}; the default "
+            f"is {default}, for ranks that differ by a step."
         )
     return default if job.in_steps is None else job.in_steps
 
@@ -239,7 +240,9 @@ class _Waiting:
     def for_plan(self) -> StepPlan | None:
         """Wait until the processes agree on the steps. Return ``None`` if the job or the time limit ends first."""
         request = self.request
-        self.observer.note(f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {self.job.run}.")
+        self.observer.note(
+            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {short_path(self.job.run)}."
+        )
         with self.observer.phase("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
@@ -285,7 +288,7 @@ class _Waiting:
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
-        return f"The capture has begun and continues. To see it: profdeck ls {self.job.run}"
+        return f"The capture has begun and continues. To see it: profdeck ls {short_path(self.job.run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
         """Return True if the heartbeat of a process has stopped. A remote store offers no other sign of a lost host."""
