@@ -1,5 +1,5 @@
 """Captures every so many minutes. One process of the job asks for them, beside its steps, as somebody would by
-`profdeck capture --run`: so all processes agree on the steps, whatever their clocks say.
+`profdeck capture job`: so all processes agree on the steps, whatever their clocks say.
 """
 
 from __future__ import annotations
