@@ -123,10 +123,10 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
             plan = waiting.for_plan()
             processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
         except KeyboardInterrupt:
-            waiting.observer.note(waiting.withdraw())
+            waiting.observer.note(waiting.abandon())
             raise
         if plan is None or not any(_captured(process, request) for process in processes):
-            if requests.withdraw(store, request):
+            if requests.abandon(store, request):
                 raise _nothing(waiting, plan, processes)
             plan = plan or requests.read_plan(store, request)
             assert plan is not None  # noqa: S101  # a capture begins after the processes have agreed
@@ -136,7 +136,7 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
         report, elsewhere = _read(waiting, directories, processes, read)
         is_over = all(map(waiting.is_over, processes))
         if is_over:
-            requests.forget(store, request)
+            requests.remove_request(store, request)
         else:
             waiting.observer.note(f"The capture continues. To see it later: profdeck ls {short_path(job.run)}")
     return JobCapture(
@@ -281,10 +281,10 @@ class _Waiting:
         now_s = time.monotonic()
         return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
 
-    def withdraw(self) -> str:
+    def abandon(self) -> str:
         """Withdraw the request if its capture has not begun. Return a message for the user."""
         try:
-            if requests.withdraw(self.store, self.request):
+            if requests.abandon(self.store, self.request):
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"

@@ -216,7 +216,7 @@ class _Copy:
             return False
         return True
 
-    def end(self, left: Mapping[str, str]) -> None:
+    def close(self, left: Mapping[str, str]) -> None:
         """Write it as it is.
 
         Args:
