@@ -40,13 +40,13 @@ from profdeck.on_demand.requests import (
     OnDemandRequest,
     StartDecision,
     StepPlan,
+    abandonment,
     decide,
     decode,
     encode,
     plan_name,
     read_note,
     start_name,
-    abandonment,
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import CaptureRecord
