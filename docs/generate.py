@@ -305,7 +305,7 @@ def request_functions() -> str:
     ):
         parts.append(f"### `{function.__name__}`\n\n```python\n{signature(function, called=True)}\n```\n")
         parts.append(f"{docstring(function)}\n")
-        parts += [f"#### {cls.__name__}\n\n{inspect.getdoc(cls)}\n\n{members_table(cls)}\n" for cls in models]
+        parts += [f"#### `{cls.__name__}`\n\n{inspect.getdoc(cls)}\n\n{members_table(cls)}\n" for cls in models]
     return "\n".join(parts)
 
 
