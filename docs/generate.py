@@ -30,7 +30,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import profdeck_traces as traces
-from profdeck import engines, plugin, profiler
+from profdeck import engines, plugin, profiler, server_capture
 from profdeck.backends import api, hookspecs, plugins
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
@@ -38,6 +38,7 @@ from profdeck.cli import _commands, app
 from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
+from profdeck.on_demand import client
 from profdeck.records import capture, status
 from profdeck.records.manifest import Manifest
 from profdeck_traces.analysis import (
@@ -295,6 +296,19 @@ def docstring(function: Callable[..., Any]) -> str:
     return prose(_SECTION.sub(section, inspect.getdoc(function) or "")).strip()
 
 
+def request_functions() -> str:
+    """Describe the functions that request a capture, with their requests and results."""
+    parts = []
+    for function, *models in (
+        (server_capture.capture_servers, server_capture.ServerRequest, server_capture.ServerCapture),
+        (client.capture_job, client.JobRequest, client.JobCapture, client.ProcessCapture),
+    ):
+        parts.append(f"### `{function.__name__}`\n\n```python\n{signature(function, called=True)}\n```\n")
+        parts.append(f"{docstring(function)}\n")
+        parts += [f"#### `{cls.__name__}`\n\n{inspect.getdoc(cls)}\n\n{members_table(cls)}\n" for cls in models]
+    return "\n".join(parts)
+
+
 def members_table(cls: type) -> str:
     """List the members of a class, each with the first paragraph of its docstring."""
     rows = [(f"`{name}`", doc) for name, doc in member_docs(cls)]
@@ -546,6 +560,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "kernel-classes": kernel_classes,
     "capture-class": lambda: members_table(capture.Capture),
     "engine-capture-class": lambda: members_table(capture.EngineCapture),
+    "request-functions": request_functions,
     "trace-functions": trace_names,
     "plugin-names": lambda: public_names(plugin.SECTIONS),
     "engine-names": lambda: public_names(engines.SECTIONS),
