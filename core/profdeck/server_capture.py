@@ -216,6 +216,8 @@ class _Capturing:
     async def run(self) -> ServerCapture:
         request = self.request
         draft = load_draft(request.config, settings=request.settings, settings_source=request.settings_source)
+        if request.output is not None and "output" not in request.settings:
+            draft.set("output", str(request.output), _REQUEST)
         roles = [await self._role(draft, name) for name in self._names(draft)]
         # The run contains only these roles. Other roles of the config would be reported as missing.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
