@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import typer
 
-from profdeck.after_run import record
+from profdeck.after_capture.run_walk import await_finishes
 from profdeck.base.errors import CaptureError
 from profdeck.base.text import sentence
 from profdeck.cli import _after_capture, ls
@@ -130,7 +130,7 @@ def _capture(
 def _await_finishes(report: RunReport | None) -> None:
     if report is not None:
         with terminal.show_progress("Waiting for the finish"):
-            record.await_finishes(report)
+            await_finishes(report)
 
 
 def _processes(store: Store) -> list[JobProcess]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from profdeck.after_run import start
+from profdeck.after_capture.finish_child import await_own_finishes
 from profdeck.base import ctrl_c
 from profdeck.cli import _after_capture, _capture_job, _capture_servers, ls
 from profdeck.cli._cluster_options import ClusterOptions
@@ -270,7 +270,7 @@ def _numbers(text: str) -> list[int | str]:
 def _report(captured: _capture_servers.ServerCapture, page: Path | None, *, json: bool) -> None:
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
     with terminal.show_progress("Waiting for the finish"):
-        start.await_own()
+        await_own_finishes()
     whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures)
     complete = whole and report is not None and report.status is Status.COMPLETE
     if json:
