@@ -199,7 +199,8 @@ def test_a_rank_that_is_killed_after_its_capture(start: Start, tmp_path: Path, n
 LAUNCHER = """
 import os, subprocess, sys
 os.setpgid(0, 0)
-ranks = [subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=os.environ | {"RANK": str(rank)}) for rank in (0, 1)]
+command = [sys.executable, "-c", *sys.argv[1:]]
+ranks = [subprocess.Popen(command, env=os.environ | {"RANK": str(rank)}) for rank in (0, 1)]
 for rank in ranks: rank.wait()
 """
 

@@ -567,6 +567,7 @@ def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: py
     result = CliRunner().invoke(app, ["ls", str(run)])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.startswith("Finish")] == lines
+    assert "To run what was not finished: profdeck finish run\n" in result.output
     finishes = json.loads(CliRunner().invoke(app, ["ls", str(run), "--json"]).stdout)["finishes"]
     assert [finish["state"] for finish in finishes] == [state for _, state, _ in cases]
     assert finishes[5] == {
@@ -587,7 +588,7 @@ def test_a_finish_that_was_not_run(build: Build, run: Path) -> None:
     change(manifest(run), process_started="0")
     (found,) = read_finishes(read_run(run))
     assert found == FinishReport(capture="step2", state=FinishState.NOT_RUN)
-    assert describe_finish(found) == "Finish of step2: not run: no host came to the end of the capture."
+    assert describe_finish(found) == "Finish of step2: not run: no process of the job ended the capture."
     profiler.stop()
 
 

@@ -183,4 +183,5 @@ def _at_exit() -> None:
 # Registered before the exit handler of captures, which is registered when one starts, and therefore called after it.
 atexit.register(_at_exit)
 # A forked child must not wait for the children of its parent.
-os.register_at_fork(after_in_child=lambda: (_pending.clear(), _children.clear()))
+os.register_at_fork(after_in_child=_pending.clear)
+os.register_at_fork(after_in_child=_children.clear)

@@ -37,12 +37,12 @@ def command(
         Path, typer.Argument(metavar="RUN", parser=terminal.run_path, help="A run; latest: the newest one.")
     ],
     *,
-    again: Annotated[bool, typer.Option("--again", help="Also repeat finishes that are done or have failed.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat finishes that are done or have failed.")] = False,
 ) -> None:
-    """Run the finishes of a run that were not run or did not end; exit with 1 if one is not done.
+    """Run finishes that were not run or did not end.
 
-    Use it if the process of a finish was killed. The command is the one in the run directory, and it runs here: use it
-    only for runs that you trust.
+    Use this if the process of a finish was killed. Exits with 1 if a finish of the run is not done. The command that
+    the run directory names runs here: use this only for runs that you trust.
     """
     from profdeck.after_capture.finish import finish_run
     from profdeck.after_capture.finish_record import FinishState, new_record

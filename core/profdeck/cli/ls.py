@@ -134,8 +134,11 @@ def show(report: RunReport) -> None:
         console.print(line)
     for problem in report.problems:
         console.print(problem)
-    for line in filter(None, map(describe_finish, read_finishes(report))):
+    finishes = list(read_finishes(report))
+    for line in filter(None, map(describe_finish, finishes)):
         console.print(line)
+    if any(finish.state in {FinishState.INTERRUPTED, FinishState.NOT_RUN} for finish in finishes):
+        console.print(f"To run what was not finished: profdeck finish {terminal.short_path(report.path)}")
     for role, pruned in itertools.groupby(sorted(report.pruned, key=lambda one: one.role or ""), lambda one: one.role):
         steps = list(pruned)
         size_bytes = sum(step.size_bytes for step in steps)
@@ -215,7 +218,7 @@ def describe_finish(finish: FinishReport) -> str | None:
         case FinishState.RUNNING:
             what = "running" + (f", without {others}" if others else "")
         case FinishState.NOT_RUN:
-            what = "not run: no host came to the end of the capture"
+            what = "not run: no process of the job ended the capture"
         case state:
             what = f"{state}: {finish.problem or 'its process was ended'}" + (f"; without {others}" if others else "")
     if what is None:
