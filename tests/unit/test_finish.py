@@ -634,7 +634,7 @@ def test_an_on_demand_capture_waits_for_its_finish(build: Build, run: Path) -> N
     working = threading.Thread(target=job)
     working.start()
     try:
-        result = CliRunner().invoke(app, ["capture", "--run", str(run), "--json"])
+        result = CliRunner().invoke(app, ["capture", "job", str(run), "--json"])
     finally:
         over.set()
         working.join()
@@ -661,7 +661,7 @@ def test_a_capture_of_servers_waits_for_its_finish(
         }
         (tmp_path / "job.yaml").write_text(json.dumps(config))
         options = ["--config", str(tmp_path / "job.yaml"), "--iterations", "5", "--json"]
-        result = CliRunner().invoke(app, ["capture", *options])
+        result = CliRunner().invoke(app, ["capture", "servers", *options])
     assert result.exit_code == 0, result.output
     listed = json.loads(result.stdout)["ls"]
     (document,) = listed["finishes"]
