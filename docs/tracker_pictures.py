@@ -27,7 +27,7 @@ _SIZE = (1280, 1060)
 _JOB = """
 import mlflow
 from profdeck import Profiler
-from profdeck.after_run import start
+from profdeck.after_capture.finish_child import await_own_finishes
 
 mlflow.set_experiment("grpo")
 mlflow.start_run(run_name="training")
@@ -37,7 +37,7 @@ with Profiler.from_config(settings=settings, role="trainer") as profiler:
     for step in range(460):
         with profiler.capture(step):
             pass
-start.await_own()
+await_own_finishes()
 """
 
 

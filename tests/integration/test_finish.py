@@ -1,4 +1,4 @@
-"""What is run at the end of a capture of real processes: once, after all of them, and whatever becomes of them."""
+"""The finish of captures by real processes: once, after all of them, also if processes are killed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from processes import until
-from profdeck.after_run.record import FinishRecord, FinishState, read_finishes, read_record
+from profdeck.after_capture.finish_record import FinishRecord, FinishState, read_record
+from profdeck.after_capture.run_walk import read_finishes
 from profdeck.base.processes import process_stat
 from profdeck.verification.run_report import read_run
 
@@ -34,9 +36,9 @@ def tell(text):
 profiler = build()
 """
 CAPTURE = BEGIN + "profiler.start(1); tell('recording'); profiler.stop()\n"
-# One line by each time that it runs.
+# Appends a line each time.
 COUNT = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> finished'
-# Opens when the test does: what is written stands there before the test goes on.
+# Blocks until the test reads from the pipe.
 TELL = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
 
 
@@ -57,15 +59,15 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """Wait for the end of a process that ends well; returns what it said on stderr before its last word."""
+    """Wait for a process that exits with 0. Return its stderr without the closing message."""
     output, errors = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0, errors
     assert output == "", "stdout belongs to the job"
-    return without_last_word(errors)
+    return without_closing_message(errors)
 
 
-def without_last_word(errors: str) -> str:
-    """Take off where the captures are, which a job says last."""
+def without_closing_message(errors: str) -> str:
+    """Remove the closing message of a job."""
     return re.sub(r"profdeck: \d+ captures? in \S+\. Next: [^\n]+\n\Z", "", errors)
 
 
@@ -83,7 +85,7 @@ def handed_over(path: Path, step: int = 1) -> dict[str, Any]:
 
 
 def await_over(path: Path, step: int = 1) -> FinishRecord:
-    """Wait for a finish that may be that of a process which is gone."""
+    """Wait for a finish whose parent may have ended."""
     pause = threading.Event()
     while not (found := record(path, step)).over:
         assert found.by.alive is not False or not record(path, step).over
@@ -93,7 +95,7 @@ def await_over(path: Path, step: int = 1) -> FinishRecord:
 
 @pytest.fixture
 def news(tmp_path: Path) -> Callable[[], str]:
-    """Return what the command `TELL` says, when it does."""
+    """Return a function that waits for the output of the command `TELL` and returns it."""
     os.mkfifo(tmp_path / "news")
     return (tmp_path / "news").read_text
 
@@ -101,7 +103,7 @@ def news(tmp_path: Path) -> Callable[[], str]:
 # Once.
 
 
-def test_ranks_that_end_at_once_have_one_finish_each_step(start: Start, tmp_path: Path) -> None:
+def test_ranks_that_end_simultaneously_have_one_finish_per_step(start: Start, tmp_path: Path) -> None:
     loop = "tell('ready')\nfor step in range(1, 5):\n    with profiler.capture(step): pass\n"
     given = command(COUNT, steps=["every 2 from 1"])
     ranks = [start(BEGIN + loop, given, RANK=str(rank), WORLD_SIZE="3") for rank in range(3)]
@@ -116,16 +118,15 @@ def test_ranks_that_end_at_once_have_one_finish_each_step(start: Start, tmp_path
     assert len(capture["ranks"]) == 3
 
 
-def test_a_job_that_ends_at_once_has_its_finish_before(start: Start, tmp_path: Path) -> None:
+def test_a_job_waits_for_its_finish_at_exit(start: Start, tmp_path: Path) -> None:
     errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command(f"{COUNT}; echo said")))
     assert finished(tmp_path) == ["step1 complete"]
     assert errors == ""
     assert record(tmp_path).parts[0].output == "said\n"
 
 
-@pytest.mark.parametrize("ending", ["profiler.close()", "pass"], ids=["close", "exit"])
-def test_a_capture_that_ends_with_the_process(start: Start, tmp_path: Path, ending: str) -> None:
-    ended(start(BEGIN + f"profiler.start(1)\n{ending}", command(COUNT)))
+def test_a_capture_that_ends_with_the_process(start: Start, tmp_path: Path) -> None:
+    ended(start(BEGIN + "profiler.start(1)", command(COUNT)))
     assert finished(tmp_path) == ["step1 partial"]
 
 
@@ -172,10 +173,10 @@ asyncio.run(main())
     assert len(given["files"]) == 2 * (3 * 2 + 1) + 4
 
 
-# Whatever becomes of the processes.
+# Killed processes.
 
 
-def test_a_rank_that_is_killed_while_it_is_waited_for(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_during_its_capture(start: Start, tmp_path: Path) -> None:
     victim, other = (start(CAPTURE, command(COUNT), RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1))
     await_line(victim, "recording")
     await_line(other, "recording")
@@ -188,14 +189,36 @@ def test_a_rank_that_is_killed_while_it_is_waited_for(start: Start, tmp_path: Pa
     assert handed_over(tmp_path)["missing"] == [f"trainer rank 0 (process {victim.pid} on {record(tmp_path).by.host})"]
 
 
-def test_a_process_that_is_killed_after_its_last_step(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+def test_a_rank_that_is_killed_after_its_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
     job = start(BEGIN + "profiler.start(1); profiler.stop(); os.kill(os.getpid(), signal.SIGKILL)", command(TELL))
     job.communicate(timeout=60)
     assert news() == "step1 complete\n"
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-def test_sigterm_in_mid_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+LAUNCHER = """
+import os, subprocess, sys
+os.setpgid(0, 0)
+command = [sys.executable, "-c", *sys.argv[1:]]
+ranks = [subprocess.Popen(command, env=os.environ | {"RANK": str(rank)}) for rank in (0, 1)]
+for rank in ranks: rank.wait()
+"""
+
+
+def test_the_process_group_of_a_launcher_that_is_killed(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+    os.mkfifo(tmp_path / "gate")
+    rank = BEGIN + "import time\nprofiler.start(1); profiler.stop(); time.sleep(600)"
+    launcher = start(LAUNCHER, rank, command(f"{TELL}; read line < gate; {COUNT}"), WORLD_SIZE="2")
+    assert news() == "step1 complete\n"
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.communicate(timeout=60)  # neither a rank nor the finish holds its pipes
+    assert record(tmp_path).by.alive
+    (tmp_path / "gate").write_text("go on\n")
+    assert await_over(tmp_path).state is FinishState.DONE
+    assert finished(tmp_path) == ["step1 complete"]
+
+
+def test_sigterm_during_a_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
     job = start(CAPTURE, command(TELL))
     await_line(job, "recording")
     job.send_signal(signal.SIGTERM)
@@ -205,7 +228,7 @@ def test_sigterm_in_mid_capture(start: Start, tmp_path: Path, news: Callable[[],
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-def test_sigterm_to_a_process_that_stays_for_its_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
     job = start(
         BEGIN + "import atexit; atexit.register(tell, 'ending')\nprofiler.start(1); profiler.stop()", command(TELL)
     )
@@ -218,10 +241,10 @@ def test_sigterm_to_a_process_that_stays_for_its_finish(start: Start, tmp_path: 
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-# Whatever becomes of the command.
+# Commands that fail or hang.
 
 
-def test_a_command_that_fails_costs_nothing_and_is_told(start: Start, tmp_path: Path) -> None:
+def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:
     errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command("echo no space >&2; exit 3")))
     assert errors == (
         "Finish of step1: failed: the command ended with exit status 3 (no space). "
@@ -244,11 +267,11 @@ def test_sigterm_to_the_process_of_a_finish_ends_its_command(
 ) -> None:
     job, pid = hanging(start, tmp_path, news)
     os.kill(record(tmp_path).by.pid, signal.SIGTERM)
-    assert "Finish of step1: interrupted: its process was terminated by SIGTERM" in ended(job)
+    assert "Finish of step1: interrupted: its process was ended by SIGTERM" in ended(job)
     assert process_stat(pid)[:1] in ([], ["Z"])
 
 
-def test_the_process_of_a_finish_that_is_killed_is_told_and_not_replaced(
+def test_a_finish_that_is_killed_is_run_again_by_the_command(
     start: Start, tmp_path: Path, news: Callable[[], str]
 ) -> None:
     job, pid = hanging(start, tmp_path, news)
@@ -257,18 +280,23 @@ def test_the_process_of_a_finish_that_is_killed_is_told_and_not_replaced(
     os.killpg(pid, signal.SIGKILL)
     assert "Finish of step1: interrupted: its process was ended" in ended(job)
     assert [found.state for found in read_finishes(read_run(tmp_path / "run"))] == [FinishState.INTERRUPTED]
+    call = subprocess.Popen([sys.executable, "-m", "profdeck", "finish", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
+    os.kill(pid := int(news()), 0)
+    call.send_signal(signal.SIGINT)
+    call.communicate(timeout=60)
+    assert call.returncode == 130
+    assert record(tmp_path).why == "its process was ended by SIGINT"
+    assert process_stat(pid)[:1] in ([], ["Z"])
 
 
-def test_ctrl_c_ends_the_stay_of_a_process_and_not_its_finish(
-    start: Start, tmp_path: Path, news: Callable[[], str]
-) -> None:
+def test_ctrl_c_ends_the_wait_and_not_the_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
     job, pid = hanging(start, tmp_path, news)
     assert job.stderr is not None
     go_on(job)
-    assert "This process stays for up to" in job.stderr.readline()
+    assert "This process waits up to" in job.stderr.readline()
     job.send_signal(signal.SIGINT)
     _, errors = job.communicate(timeout=60)
-    assert without_last_word(errors) == "A finish goes on without this process.\n"
+    assert without_closing_message(errors) == "The finish continues without this process.\n"
     assert record(tmp_path).state is FinishState.RUNNING
     os.killpg(pid, signal.SIGKILL)
     assert await_over(tmp_path).why == "the command was ended by SIGKILL"
@@ -282,7 +310,7 @@ def test_a_forked_child_leaves_the_finish_to_its_parent(start: Start, tmp_path: 
     job = start(code, command("read line < gate; " + COUNT))
     os.mkfifo(tmp_path / "gate")
     pause = threading.Event()
-    while not (tmp_path / "forked").exists():  # so the child has not stayed
+    while not (tmp_path / "forked").exists():  # the child has not waited
         assert job.poll() is None
         pause.wait(0.02)
     (tmp_path / "gate").write_text("go on\n")

@@ -1,4 +1,4 @@
-"""Once per capture of the run: who is waited for, what is handed over, what is run, and what is said of it."""
+"""The finish of a capture: participants, document, command, listeners, record, and `profdeck finish`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from typer.testing import CliRunner
 
 from processes import python_path
 from profdeck import Identity, Profiler, Status
-from profdeck.after_run import commands, start
-from profdeck.after_run.commands import OUTPUT_BYTES, run_part
-from profdeck.after_run.record import (
+from profdeck.after_capture.finish import OUTPUT_BYTES, notify_listener, run_command
+from profdeck.after_capture.finish_child import await_own_finishes
+from profdeck.after_capture.finish_record import (
     MARGIN_S,
     CommandResult,
     FinishRecord,
-    FinishReport,
     FinishState,
-    await_finishes,
     finish_id,
-    read_finishes,
     read_record,
     write_record,
 )
-from profdeck.after_run.waiting import Participants, Unfinished
+from profdeck.after_capture.participants import Participants
+from profdeck.after_capture.run_walk import FinishReport, await_finishes, read_finishes
 from profdeck.base.processes import ProcessId, process_stat
 from profdeck.cli import app
+from profdeck.cli.ls import describe_finish
 from profdeck.config.model import FinishConfig
 from profdeck.records.manifest import is_manifest
 from profdeck.verification.report_model import plain
@@ -72,11 +71,11 @@ def build(tally: ModuleType, tmp_path: Path) -> Iterator[Build]:
         )
 
     yield make
-    start.await_own()
+    await_own_finishes()
 
 
 def finished(path: Path) -> list[str]:
-    start.await_own()
+    await_own_finishes()
     file = path / "finished"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -89,11 +88,11 @@ def manifest(path: Path, rank: int = 0, capture: str = "step2") -> Path:
     return path / f"step_000002/trainer/rank_{rank:04d}.{capture}.json"
 
 
-def look(path: Path, *roles: str, name: str = "step2") -> Unfinished:
-    return Participants(path / "step_000002", name, roles or ("trainer",)).look()[0]
+def missing(path: Path, *roles: str, name: str = "step2") -> dict[str, bool | None]:
+    return Participants(path / "step_000002", name, roles or ("trainer",)).missing()[0]
 
 
-# What it is of.
+# Captures with one finish.
 
 
 @pytest.mark.parametrize(
@@ -204,7 +203,7 @@ def test_without_anything_to_run_nothing_is_imported_or_written(build: Build, ru
         f"p = Profiler.from_config(settings={{'output': {str(run)!r}, 'run': 'b', 'steps': [1], "
         "'trainer.backend': 'tally'})\n"
         "with p.capture(1): pass\n"
-        "unused = {'profdeck.after_run.start', 'profdeck.after_run.worker', 'profdeck.verification.run_report'}\n"
+        "unused = {'profdeck.after_capture.finish_child', 'profdeck.verification.run_report'}\n"
         "print(sorted(unused & set(sys.modules)))"
     )
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -227,71 +226,65 @@ def test_the_config_is_checked(build: Build) -> None:
         build(**{"finish.timeout": 5})
 
 
-# Who is waited for.
+# Participants.
 
 
-def test_ranks_that_have_not_begun_are_waited_for(build: Build, run: Path) -> None:
+def test_ranks_that_have_not_begun_are_missing(build: Build, run: Path) -> None:
     with build(0, 3).capture(2):
         pass
-    assert look(run).open == ("trainer rank 1, which has not begun", "trainer rank 2, which has not begun")
+    assert missing(run) == {f"trainer rank {rank}, which has not begun": None for rank in (1, 2)}
     for rank in (1, 2):
         with build(rank, 3).capture(2):
             pass
-    assert look(run) == Unfinished()
+    assert missing(run) == {}
 
 
-def test_a_rank_that_records_is_waited_for_as_long_as_it_may(build: Build, run: Path) -> None:
+def test_a_rank_is_recording_until_its_time_limit_or_the_end_of_its_process(build: Build, run: Path) -> None:
     profiler = build()
     profiler.start(2)
-    who = f"trainer rank 0 (process {os.getpid()} on {ProcessId().host})"
-    assert look(run) == Unfinished(open=(who,), at_work=True)
+    name = f"trainer rank 0 (process {os.getpid()} on {ProcessId().host})"
+    assert missing(run) == {name: True}
     change(manifest(run), options={"max_capture_s": 0.0})
-    assert look(run) == Unfinished(open=(who,))
-    change(manifest(run), host="elsewhere")
-    assert look(run) == Unfinished(open=(f"trainer rank 0 (process {os.getpid()} on elsewhere)",))
-    profiler.stop()
-    assert look(run) == Unfinished()
-
-
-def test_a_rank_whose_process_is_gone_is_not_waited_for(build: Build, run: Path) -> None:
-    profiler = build()
-    profiler.start(2)
+    assert missing(run) == {name: None}
     change(manifest(run), process_started="0")
-    assert look(run) == Unfinished(lost=(f"trainer rank 0 (process {os.getpid()} on {ProcessId().host})",))
+    assert missing(run) == {name: False}
+    change(manifest(run), host="elsewhere")
+    assert missing(run) == {f"trainer rank 0 (process {os.getpid()} on elsewhere)": None}
     profiler.stop()
+    assert missing(run) == {}
 
 
-def test_a_role_without_any_capture_is_waited_for(build: Build, run: Path) -> None:
+def test_a_role_without_captures_is_missing(build: Build, run: Path) -> None:
     with build().capture(2):
         pass
-    assert look(run, "trainer", "rollout").open == ("the role rollout, which has not begun",)
+    assert missing(run, "trainer", "rollout") == {"the role rollout, which has not begun": None}
     with build(role="rollout").capture(2):
         pass
-    assert look(run, "trainer", "rollout") == Unfinished()
+    assert missing(run, "trainer", "rollout") == {}
 
 
-def test_a_rank_between_two_stages_is_waited_for(build: Build, run: Path) -> None:
+def test_a_rank_between_two_stages_is_missing(build: Build, run: Path) -> None:
     profiler = build(mode="discrete", **{"finish.command": "true"})
     profiler.start(2)
     for name in ("generate", "update"):
         with profiler.stage(name):
             pass
-        assert len(look(run).open) == 1
+        assert len(missing(run)) == 1
     profiler.stop()
-    assert look(run) == Unfinished()
+    assert missing(run) == {}
 
 
-def test_captures_of_another_take_do_not_count(build: Build, run: Path) -> None:
+def test_captures_of_a_repeated_step_have_other_participants(build: Build, run: Path) -> None:
     with build().capture(2):
         pass
     profiler = build()
     profiler.start(2)
-    assert look(run) == Unfinished()
-    assert len(look(run, name="step2-take2").open) == 1
+    assert missing(run) == {}
+    assert len(missing(run, name="step2-take2")) == 1
     profiler.close()
 
 
-def test_an_analysis_that_is_still_to_come_is_waited_for(build: Build, run: Path) -> None:
+def test_an_analysis_in_progress_is_missing(build: Build, run: Path) -> None:
     from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 
     with build().capture(2):
@@ -300,21 +293,21 @@ def test_an_analysis_that_is_still_to_come_is_waited_for(build: Build, run: Path
     raw.mkdir()
     record = {"name": raw.name, "kind": "ascend_pt", "size_bytes": 0, "whole": True}
     change(manifest(run), artifacts=[record])
-    assert look(run) == Unfinished()
+    assert missing(run) == {}
     here = ProcessId()
     state = AnalysisState(
         state="pending", host=here.host, pid=here.pid, process_started=here.process_started, started_ns=1
     )
     write_state(raw, state)
-    who = f"the analysis of {raw.name} (process {here.pid} on {here.host})"
-    assert look(run) == Unfinished(open=(who,), at_work=True)
+    name = f"the analysis of {raw.name} (process {here.pid} on {here.host})"
+    assert missing(run) == {name: True}
     write_state(raw, attrs.evolve(state, process_started="0"))
-    assert look(run) == Unfinished(lost=(who,))
+    assert missing(run) == {name: False}
     write_state(raw, attrs.evolve(state, state="done"))
-    assert look(run) == Unfinished()
+    assert missing(run) == {}
 
 
-def test_who_is_missing_is_named_and_the_rest_goes_on(build: Build, tmp_path: Path, run: Path) -> None:
+def test_the_document_names_the_missing_participants(build: Build, tmp_path: Path, run: Path) -> None:
     with build(0, 30, **{"finish.command": COUNT.format(tmp_path), "finish.wait_s": 0}).capture(2):
         pass
     assert finished(tmp_path) == ["step2 partial"]
@@ -324,7 +317,7 @@ def test_who_is_missing_is_named_and_the_rest_goes_on(build: Build, tmp_path: Pa
     assert len(given["missing"]) == 21
 
 
-def test_who_is_known_to_record_is_waited_for_in_any_case(build: Build, tmp_path: Path, run: Path) -> None:
+def test_a_rank_that_is_recording_is_awaited_beyond_wait_s(build: Build, tmp_path: Path, run: Path) -> None:
     given = {"finish.command": COUNT.format(tmp_path), "finish.wait_s": 0}
     other, pause = build(1, 2, **given), threading.Event()
     other.start(2)
@@ -336,7 +329,9 @@ def test_who_is_known_to_record_is_waited_for_in_any_case(build: Build, tmp_path
     assert finished(tmp_path) == ["step2 complete"]
 
 
-def test_a_rank_that_comes_too_late_says_so(build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_ends_after_the_finish_logs_a_warning(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     given = {"finish.command": COUNT.format(tmp_path), "finish.wait_s": 0}
     for rank in (0, 1):
         with build(rank, 2, **given).capture(2):
@@ -345,15 +340,15 @@ def test_a_rank_that_comes_too_late_says_so(build: Build, tmp_path: Path, caplog
     assert "The finish of step2 went without this process" in caplog.text
 
 
-# What is handed over.
+# The document.
 
 
-def test_the_document_says_all_of_the_capture(build: Build, run: Path) -> None:
+def test_the_document_lists_the_files_and_the_report_of_the_capture(build: Build, run: Path) -> None:
     profiler = build(steps=[2, 3], **{"finish.command": "cat > $PROFDECK_FINISH_DIRECTORY/stdin"})
     for step in (2, 3):
         with profiler.capture(step):
             pass
-    start.await_own()
+    await_own_finishes()
     directory = run / "step_000002"
     given = json.loads((directory / "stdin").read_text())
     assert given == json.loads((directory / "finish.step2.input.json").read_text())
@@ -377,7 +372,7 @@ def test_a_capture_with_a_broken_file_is_partial(build: Build, tmp_path: Path, r
     assert finished(tmp_path) == ["step2 partial"]
 
 
-# What is run.
+# The command.
 
 
 @pytest.fixture
@@ -388,7 +383,7 @@ def given(tmp_path: Path) -> Path:
 
 
 def sh(command: str, given: Path, timeout_s: float = AGES_S) -> CommandResult:
-    return run_part("command", ["/bin/sh", "-c", command], given, os.environ, timeout_s)
+    return run_command("command", ["/bin/sh", "-c", command], given, os.environ, timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -397,42 +392,41 @@ def sh(command: str, given: Path, timeout_s: float = AGES_S) -> CommandResult:
         ("cat; echo done >&2", 0, "{}done\n", None),
         ("echo refused; exit 3", 3, "refused\n", "ended with exit status 3"),
         ("kill -9 $$", -signal.SIGKILL, "", "was ended by SIGKILL"),
+        ("no-such-program", 127, None, "ended with exit status 127"),
+        ("echo lost; echo kept > /dev/stderr; echo last", 0, "kept\nlast\n", None),
     ],
 )
-def test_how_a_command_ends(given: Path, command: str, exit_code: int, output: str, problem: str | None) -> None:
+def test_the_result_of_a_command(
+    given: Path, command: str, exit_code: int, output: str | None, problem: str | None
+) -> None:
     part = sh(command, given)
-    assert (part.exit_code, part.output, part.problem) == (exit_code, output, problem)
+    assert (part.exit_code, part.problem) == (exit_code, problem)
+    assert part.output == output if output is not None else "no-such-program" in part.output
 
 
-def test_a_command_that_is_not_there(given: Path) -> None:
-    part = sh("no-such-program --now", given)
-    assert part.exit_code == 127
-    assert "no-such-program" in part.output
-
-
-def test_what_cannot_be_started(given: Path) -> None:
-    part = run_part("command", ["/no/such/shell"], given, os.environ, AGES_S)
+def test_a_command_that_cannot_be_started(given: Path) -> None:
+    part = run_command("command", ["/no/such/shell"], given, os.environ, AGES_S)
     assert part.exit_code is None
     assert part.problem == "cannot be started: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/shell'"
 
 
-def test_of_endless_output_the_end_is_kept(given: Path) -> None:
-    part = sh("head -c 100000000 /dev/zero; echo the end", given)
+def test_the_end_of_long_output_is_kept(given: Path) -> None:
+    part = sh("head -c 10000000 /dev/zero; echo the end", given)
     assert part.exit_code == 0
     assert len(part.output) == OUTPUT_BYTES
     assert part.output.endswith("\0the end\n")
 
 
-def test_at_the_deadline_the_whole_group_is_ended(given: Path, tmp_path: Path) -> None:
-    part = sh(f"sleep {AGES_S} & echo $! > {tmp_path}/pid; sleep {AGES_S}", given, timeout_s=1.0)
-    assert part.problem == "had not ended after timeout_s=1 seconds, and was ended"
+def test_the_process_group_is_ended_at_the_time_limit(given: Path, tmp_path: Path) -> None:
+    part = sh(f"sleep {AGES_S} & echo $! > {tmp_path}/pid; sleep {AGES_S}", given, timeout_s=0.3)
+    assert part.problem == "had not ended after timeout_s=0.3 seconds, and was ended"
     assert part.exit_code == -signal.SIGTERM
     child, pause = int((tmp_path / "pid").read_text()), threading.Event()
     while process_stat(child)[:1] not in ([], ["Z"]):  # it has got its signal, and ends when it is scheduled
         pause.wait(0.01)
 
 
-def test_what_a_command_leaves_in_the_background_does_not_hold_it_up(given: Path, tmp_path: Path) -> None:
+def test_a_background_process_does_not_delay_the_result(given: Path, tmp_path: Path) -> None:
     part = sh(f"sleep {AGES_S} & echo $! > {tmp_path}/pid", given)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert (part.exit_code, part.problem) == (0, None)
@@ -491,11 +485,11 @@ def listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("listeners")
-def test_listeners_are_told_once_after_the_command(build: Build, tmp_path: Path, run: Path) -> None:
+def test_listeners_are_notified_once_after_the_command(build: Build, tmp_path: Path, run: Path) -> None:
     for rank in (0, 1):
         with build(rank, 2, listeners=["told", "later", "diary"], **{"finish.command": "false"}).capture(2):
             pass
-    start.await_own()
+    await_own_finishes()
     assert (run / "step_000002/told").read_text() == "complete"
     record = read_record(run / "step_000002/finish.step2.json")
     assert [(part.name, part.exit_code) for part in record.parts] == [
@@ -511,116 +505,91 @@ def test_listeners_are_told_once_after_the_command(build: Build, tmp_path: Path,
 
 
 @pytest.mark.usefixtures("listeners")
-def test_a_listener_alone_is_enough(build: Build, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with build(listeners=["told"]).capture(2):
-        pass
-    start.await_own()
-    assert read_record(run / "step_000002/finish.step2.json").state is FinishState.DONE
-
-
-@pytest.mark.usefixtures("listeners")
-def test_a_listener_has_its_options_in_the_other_process(build: Build, run: Path) -> None:
+def test_a_listener_has_its_options_in_its_process(build: Build, run: Path) -> None:
     with build(listeners=["labelled"], **{"listener_options.labelled.label": "nightly"}).capture(2):
         pass
-    start.await_own()
+    await_own_finishes()
     (part,) = read_record(run / "step_000002/finish.step2.json").parts
     assert (part.exit_code, part.output) == (0, "labelled nightly\n")
 
 
 @pytest.mark.usefixtures("listeners")
-def test_a_listener_is_told_what_it_asks_for_or_refused(build: Build, tmp_path: Path) -> None:
-    commands.notify_listener("told", {}, {"directory": str(tmp_path), "status": "partial"})
+def test_a_listener_receives_the_arguments_of_its_hook_or_is_rejected(build: Build, tmp_path: Path) -> None:
+    notify_listener("told", {}, {"directory": str(tmp_path), "status": "partial"})
     assert (tmp_path / "told").read_text() == "partial"
     with pytest.raises(BrokenPluginError, match="wrong"):
         build(listeners=["wrong"])
     with pytest.raises(UnknownPluginError):
-        commands.notify_listener("nobody", {}, {})
+        notify_listener("nobody", {}, {})
 
 
-# What is said of it.
+# The record, and its line in `ls`.
 
 
-def said(run: Path, **values: Any) -> tuple[int, list[str], list[dict[str, Any]]]:
-    """Return the exit code of ``ls``, what it says of finishes, and its JSON of them."""
-    if values:
-        record = FinishRecord(
-            **{
-                "capture": "step2",
-                "first_step": 2,
-                "command": "true",
-                "listeners": (),
-                "timeout_s": 1.0,
-                "wait_s": 1.0,
-                **values,
-            }
-        )
-        write_record(run / "step_000002/finish.step2.json", record)
-    runner = CliRunner()
-    result, document = runner.invoke(app, ["ls", str(run)]), runner.invoke(app, ["ls", str(run), "--json"])
-    lines = [line for line in result.output.splitlines() if line.startswith("Finish")]
-    return result.exit_code, lines, json.loads(document.stdout)["finishes"]
+def write(run: Path, step: int = 2, **values: Any) -> Path:
+    """Write the record of a finish. Return its path."""
+    limits = {"command": "true", "listeners": (), "timeout_s": 1.0, "wait_s": 1.0}
+    path = run / f"step_{step:06d}/finish.step{step}.json"
+    write_record(path, FinishRecord(**{"capture": f"step{step}", "first_step": step, **limits, **values}))
+    return path
 
 
-def test_what_ls_says(build: Build, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with build().capture(2):
-        pass
-    monkeypatch.chdir(run.parent)
-    here, see = ProcessId(), "See run/step_000002/finish.step2.json"
-    gone = attrs.evolve(here, process_started="0")
-    assert said(run) == (0, [], [])
-    assert said(run, state=FinishState.DONE)[:2] == (0, [])
-    assert said(run, state=FinishState.DONE, waits_for=("trainer rank 1",))[:2] == (
-        0,
-        [f"Finish of step2: done, without trainer rank 1. {see}"],
-    )
-    assert said(run, waits_for=("trainer rank 1", "trainer rank 2"))[1] == [
-        f"Finish of step2 ({here}): waiting for trainer rank 1, trainer rank 2. {see}"
+def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, part = ProcessId(), {"name": "command", "started_ns": 1, "duration_s": 0.1, "exit_code": 7}
+    gone, elsewhere = attrs.evolve(here, process_started="0"), attrs.evolve(here, host="elsewhere")
+    failed = CommandResult(**part, output="a\nno space\n", problem="ended with 7")
+    ranks = ("trainer rank 1", "trainer rank 2")
+    cases: list[tuple[dict[str, Any], str, str | None]] = [
+        ({"state": FinishState.DONE}, "done", None),
+        ({"state": FinishState.DONE, "waits_for": ranks}, "done", ": done, without trainer rank 1, trainer rank 2."),
+        ({"waits_for": ranks}, "waiting", f" ({here}): waiting for trainer rank 1, trainer rank 2."),
+        ({"state": FinishState.RUNNING}, "running", f" ({here}): running."),
+        ({"state": FinishState.RUNNING, "by": elsewhere}, "running", f" ({elsewhere}): running."),
+        (
+            {"state": FinishState.RUNNING, "by": gone, "waits_for": ("the role rollout",)},
+            "interrupted",
+            ": interrupted: its process was ended; without the role rollout.",
+        ),
+        ({"state": FinishState.FAILED, "parts": (failed,)}, "failed", ": failed: the command ended with 7 (no space)."),
+        ({"schema": 99}, "failed", ": failed: {}: written by a later version; update profdeck to read it.."),
     ]
-    assert said(run, state=FinishState.RUNNING)[1] == [f"Finish of step2 ({here}): running. {see}"]
-    code, lines, (document,) = said(run, state=FinishState.RUNNING, by=gone, waits_for=("the role rollout",))
-    assert (code, lines) == (
-        0,
-        [f"Finish of step2: interrupted: its process was ended; without the role rollout. {see}"],
-    )
-    assert document == {
-        "capture": "step2",
+    monkeypatch.chdir(run.parent)
+    steps = [2 * (number + 1) for number in range(len(cases))]
+    profiler, lines = build(steps=[*steps, 100]), []
+    for step in [*steps, 100]:
+        with profiler.capture(step):
+            pass
+    for step, (values, _, line) in zip(steps, cases, strict=True):
+        record = write(run, step, **values)
+        if line is not None:
+            see = f"See run/step_{step:06d}/finish.step{step}.json"
+            lines.append(f"Finish of step{step}{line.format(record)} {see}")
+    result = CliRunner().invoke(app, ["ls", str(run)])
+    assert result.exit_code == 0
+    assert [line for line in result.output.splitlines() if line.startswith("Finish")] == lines
+    assert "To run what was not finished: profdeck finish run\n" in result.output
+    finishes = json.loads(CliRunner().invoke(app, ["ls", str(run), "--json"]).stdout)["finishes"]
+    assert [finish["state"] for finish in finishes] == [state for _, state, _ in cases]
+    assert finishes[5] == {
+        "capture": "step12",
         "state": "interrupted",
         "status": None,
         "problem": None,
         "waits_for": ["the role rollout"],
         "by": str(here),
-        "record": str(run / "step_000002/finish.step2.json"),
+        "record": str(run / "step_000012/finish.step12.json"),
     }
-    elsewhere = attrs.evolve(here, host="elsewhere")
-    assert said(run, state=FinishState.RUNNING, by=elsewhere)[2][0]["state"] == "running"
-    part = CommandResult(
-        name="command", started_ns=1, duration_s=0.1, exit_code=7, output="a\nno space\n", problem="ended with 7"
-    )
-    assert said(run, state=FinishState.FAILED, parts=(part,))[:2] == (
-        0,
-        [f"Finish of step2: failed: the command ended with 7 (no space). {see}"],
-    )
 
 
-def test_a_finish_that_never_began_is_told(build: Build, run: Path) -> None:
+def test_a_finish_that_was_not_run(build: Build, run: Path) -> None:
     profiler = build(**{"finish.command": "true"})
     profiler.start(2)
-    assert said(run)[1] == []
+    assert list(read_finishes(read_run(run))) == []
     change(manifest(run), process_started="0")
-    code, lines, (document,) = said(run)
-    assert (code, lines) == (1, ["Finish of step2: not run: no host came to the end of the capture."])
-    assert (document["state"], document["record"]) == ("not_run", None)
+    (found,) = read_finishes(read_run(run))
+    assert found == FinishReport(capture="step2", state=FinishState.NOT_RUN)
+    assert describe_finish(found) == "Finish of step2: not run: no process of the job ended the capture."
     profiler.stop()
-
-
-def test_a_record_that_cannot_be_read_is_told(build: Build, run: Path) -> None:
-    with build().capture(2):
-        pass
-    record = run / "step_000002/finish.step2.json"
-    record.write_text("{}")
-    assert "not a readable record of a finish" in said(run)[1][0]
-    said(run, schema=99)
-    assert "written by a later version" in said(run, schema=99)[1][0]
 
 
 def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -641,7 +610,7 @@ def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert record.longest_s == 2 * 1.5 + MARGIN_S
 
 
-def test_those_who_read_a_run_can_wait_for_it(build: Build, tmp_path: Path, run: Path) -> None:
+def test_a_reader_can_wait_for_a_finish(build: Build, tmp_path: Path, run: Path) -> None:
     with build(**{"finish.command": f"read line < {tmp_path}/gate"}) as profiler:
         os.mkfifo(tmp_path / "gate")
         with profiler.capture(2):
@@ -653,7 +622,7 @@ def test_those_who_read_a_run_can_wait_for_it(build: Build, tmp_path: Path, run:
         assert next(read_finishes(read_run(run))).state is FinishState.DONE
 
 
-def test_a_capture_that_is_asked_for_is_over_when_its_finish_is(build: Build, run: Path) -> None:
+def test_an_on_demand_capture_waits_for_its_finish(build: Build, run: Path) -> None:
     profiler, over = build(steps=[], **{"finish.command": "true"}), threading.Event()
 
     def job() -> None:
@@ -674,10 +643,10 @@ def test_a_capture_that_is_asked_for_is_over_when_its_finish_is(build: Build, ru
     assert (document["state"], document["status"]) == ("done", "complete")
 
 
-def test_a_capture_of_servers_is_over_when_its_finish_is(
+def test_a_capture_of_servers_waits_for_its_finish(
     build: Build, tmp_path: Path, run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody misses or awaits a role of the config that it does not capture."""
+    """Roles of the config that are not captured are neither awaited nor missing."""
     for path in offer(tmp_path_factory.mktemp("site")).split(os.pathsep):
         monkeypatch.syspath_prepend(path)
     with ServersInThread(2) as servers:
@@ -701,40 +670,153 @@ def test_a_capture_of_servers_is_over_when_its_finish_is(
     assert (tmp_path / "finished").read_text() == "step0 complete\n"
 
 
-def test_nobody_waits_for_a_finish_whose_process_is_gone(build: Build, run: Path) -> None:
+def test_a_reader_does_not_wait_for_a_lost_finish(build: Build, run: Path) -> None:
     with build().capture(2):
         pass
-    said(run, by=attrs.evolve(ProcessId(), process_started="0"), wait_s=float(AGES_S))
+    write(run, by=attrs.evolve(ProcessId(), process_started="0"), wait_s=float(AGES_S))
     await_finishes(read_run(run))
-    said(run, by=attrs.evolve(ProcessId(), host="elsewhere"), wait_s=-MARGIN_S, timeout_s=0.0)
+    write(run, by=attrs.evolve(ProcessId(), host="elsewhere"), wait_s=-MARGIN_S, timeout_s=0.0)
     await_finishes(read_run(run))
 
 
-def test_the_process_of_a_finish_that_cannot_be_started_is_a_failure(
+def test_a_child_that_cannot_be_started_is_a_failure(
     build: Build, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     profiler = build(**{"finish.command": "true"})
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with profiler.capture(2):
         pass
-    start.await_own()
+    await_own_finishes()
     record = read_record(run / "step_000002/finish.step2.json")
     assert record.state is FinishState.FAILED
     assert record.problem is not None
     assert "/no/such/python" in record.problem
-    assert "Finish of step2: failed: its process could not go on" in caplog.text
+    assert "Finish of step2: failed: its process could not be started" in caplog.text
 
 
-def test_a_run_directory_that_is_gone_costs_nothing(
+def test_a_run_directory_that_was_moved_is_logged(
     build: Build, tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with build(0, 2, **{"finish.command": "true", "finish.wait_s": AGES_S}).capture(2):
         pass
     run.rename(tmp_path / "moved")
-    start.await_own()
+    await_own_finishes()
     assert "The outcome of a finish is unknown" in caplog.text
 
 
 def test_defaults() -> None:
     assert FinishConfig() == FinishConfig(command=None, timeout_s=600.0, wait_s=300.0)
     assert Status.COMPLETE == "complete"
+
+
+# `profdeck finish`.
+
+
+def finish(run: Path, *options: str) -> tuple[int, list[str]]:
+    """Return the exit code and the output of `profdeck finish`."""
+    result = CliRunner().invoke(app, ["finish", str(run), *options])
+    return result.exit_code, result.output.splitlines()
+
+
+@pytest.fixture
+def captured(build: Build, tmp_path: Path, run: Path) -> Path:
+    """A run with two captures without finishes, as if all processes had been killed."""
+    profiler = build(steps=[2, 4])
+    for step in (2, 4):
+        with profiler.capture(step):
+            pass
+    config = json.loads((run / "run.json").read_text())["config"]
+    change(run / "run.json", config=config | {"finish": {"command": COUNT.format(tmp_path)}})
+    return run
+
+
+def test_finishes_that_were_not_run_are_run_once(captured: Path, tmp_path: Path) -> None:
+    lines = ["Finish of step2: done.", "Finish of step4: done.", "2 of 2 run now; 2 done"]
+    assert finish(captured) == (0, lines)
+    assert finish(captured) == (0, ["0 of 2 run now; 2 done"])
+    assert finished(tmp_path) == ["step2 complete", "step4 complete"]
+    assert finish(captured, "--again") == (0, lines)
+    assert finished(tmp_path) == ["step2 complete", "step4 complete"] * 2
+
+
+def test_a_finish_whose_process_was_killed_is_run_again(captured: Path, tmp_path: Path) -> None:
+    record, gone = captured / "step_000002/finish.step2.json", attrs.evolve(ProcessId(), process_started="0")
+    finish(captured)
+    write_record(record, attrs.evolve(read_record(record), state=FinishState.RUNNING, by=gone))
+    assert finish(captured) == (0, ["Finish of step2: done.", "1 of 2 run now; 2 done"])
+    write_record(record, attrs.evolve(read_record(record), state=FinishState.INTERRUPTED))
+    assert finish(captured) == (0, ["Finish of step2: done.", "1 of 2 run now; 2 done"])
+    assert finished(tmp_path).count("step2 complete") == 3
+    assert len(read_record(record).parts) == 1
+
+
+def test_a_running_finish_is_not_run_again(captured: Path, tmp_path: Path) -> None:
+    record = captured / "step_000002/finish.step2.json"
+    finish(captured)
+    elsewhere = attrs.evolve(ProcessId(), host="elsewhere")
+    for by in (ProcessId(), elsewhere):
+        write_record(record, attrs.evolve(read_record(record), state=FinishState.RUNNING, by=by))
+        code, lines = finish(captured, "--again")
+        assert (code, lines[0].partition(". See")[0]) == (1, f"Finish of step2 ({by}): running")
+        assert lines[-1] == "1 of 2 run now; 1 done, 1 running"
+    assert finished(tmp_path).count("step2 complete") == 1
+    os.utime(record, (0, 0))  # without a sign for longer than the finish may take
+    assert finish(captured)[0] == 0
+    assert finished(tmp_path).count("step2 complete") == 2
+
+
+def test_a_failed_finish_is_run_again_on_request(captured: Path) -> None:
+    record = captured / "step_000002/finish.step2.json"
+    finish(captured)
+    write_record(record, attrs.evolve(read_record(record), command="echo no space; exit 3"))
+    line = f"Finish of step2: failed: the command ended with exit status 3 (no space). See {record}"
+    for options, runs in (["--again"], 2), ([], 0):
+        code, lines = finish(captured, *options)
+        assert (code, lines[0], lines[-1]) == (1, line, f"{runs} of 2 run now; 1 done, 1 failed")
+    write_record(record, attrs.evolve(read_record(record), command="true"))
+    assert finish(captured, "--again")[0] == 0
+
+
+def test_an_unreadable_record_stops_no_other_finish(captured: Path, tmp_path: Path) -> None:
+    (captured / "step_000002/finish.step2.json").write_text("{}")
+    code, lines = finish(captured)
+    assert code == 1
+    assert "not a readable record of a finish" in lines[0]
+    assert finished(tmp_path) == ["step4 complete"]
+
+
+def test_two_calls_run_a_finish_once(captured: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "profdeck", "finish", str(captured)]
+    calls = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    for call in calls:
+        call.communicate(timeout=60)
+    assert finished(tmp_path) == ["step2 complete", "step4 complete"]
+
+
+def test_a_capture_that_is_being_recorded_is_left_to_its_job(build: Build, tmp_path: Path, run: Path) -> None:
+    profiler = build(**{"finish.command": COUNT.format(tmp_path)})
+    profiler.start(2)
+    assert finish(run) == (0, ["This run has no finish."])
+    profiler.stop()
+    assert finished(tmp_path) == ["step2 complete"]
+
+
+@pytest.mark.usefixtures("listeners")
+def test_listeners_are_notified_by_the_command(build: Build, run: Path) -> None:
+    with build(listeners=["diary"]).capture(2):
+        pass
+    assert finish(run) == (0, ["This run has no finish."])
+    about = json.loads((run / "run.json").read_text())
+    about["config"] |= {"listeners": ["diary", "labelled"], "listener_options": {"labelled": {"label": "nightly"}}}
+    (run / "run.json").write_text(json.dumps(about))
+    assert finish(run)[0] == 0
+    (part,) = read_record(run / "step_000002/finish.step2.json").parts
+    assert (part.name, part.output) == ("listener labelled", "labelled nightly\n")
+
+
+@pytest.mark.parametrize("config", [3, {"finish": {"timeout_s": "soon"}}, {"finish": {"command": ["true"]}}])
+def test_a_damaged_config_is_reported(captured: Path, config: Any) -> None:
+    change(captured / "run.json", config=config)
+    code, lines = finish(captured)
+    assert code == 4
+    assert lines[0].startswith(f"error: {captured / 'run.json'} cannot be read: ")

@@ -1,4 +1,4 @@
-"""Old captures are deleted whole or not at all, and the rest of the run is as complete as before."""
+"""Deletion of old steps: complete steps only, and the status of the run does not change."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from profdeck import Profiler
-from profdeck.after_run.pruning import Limits, prune
-from profdeck.after_run.start import await_own
-from profdeck.base.identity import Identity
+from profdeck.after_capture.finish_child import await_own_finishes
+from profdeck.after_capture.prune import prune
 from profdeck.cli import app
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
@@ -83,86 +82,51 @@ def test_the_newest_steps_stay(run: Path) -> None:
     ]
 
 
-def test_as_the_command_of_a_finish(tmp_path: Path) -> None:
+def test_prune_as_the_command_of_a_finish(tmp_path: Path) -> None:
     command = f'{sys.executable} -m profdeck prune "$PROFDECK_FINISH_DIRECTORY/.." --steps 2'
     settings = {"output": str(tmp_path), "run": "run", "steps": STEPS, "trainer.backend": "tally"}
     profiler = Profiler.from_config(settings=settings | {"finish.command": command})
     for step in range(STEPS[-1] + 2):
         with profiler.capture(step):
             pass
-        await_own()
+        await_own_finishes()
     assert (steps(tmp_path / "run"), is_complete(tmp_path / "run")) == ([5, 7], True)
 
 
 def test_by_size_and_by_age(run: Path) -> None:
-    prune(run, Limits(age_days=1))
+    prune(run, age_days=1)
     assert steps(run) == STEPS
     about = json.loads(manifest(run, 1).read_text())
     manifest(run, 1).write_text(json.dumps(about | {"ended_ns": about["ended_ns"] - 2 * 86_400_000_000_000}))
-    prune(run, Limits(age_days=1))
+    prune(run, age_days=1)
     assert steps(run) == STEPS[1:]
-    kept = prune(run, Limits(), is_trial=True).kept
-    room = sum(step.pruned.size_bytes for step in kept[1:])
-    prune(run, Limits(size_bytes=room))
+    room = sum(step.pruned.size_bytes for step in prune(run, is_trial=True)[1:])
+    prune(run, size_bytes=room)
     assert steps(run) == STEPS[2:]
-    prune(run, Limits(size_bytes=0, steps=1, age_days=0))
+    prune(run, size_bytes=0, steps=1, age_days=0)
     assert steps(run) == STEPS[-1:]  # the newest stays
     assert is_complete(run)
 
 
-@pytest.fixture
-def two_roles(tmp_path: Path) -> Path:
-    """A run of four captures of a trainer and of two replicas of a rollout."""
-    roles = {"trainer": {"backend": "tally"}, "rollout": {"backend": "tally"}}
-    settings = {"output": str(tmp_path), "run": "run", "steps": STEPS, "roles": roles}
-    who = [("trainer", None), ("rollout", 0), ("rollout", 1)]
-    for role, replica in who:
-        identity = Identity(role=role, rank=0, world_size=1, replica=replica)
-        with Profiler.from_config(settings=settings, role=role, identity=identity) as profiler:
-            for step in range(STEPS[-1] + 2):
-                with profiler.capture(step):
-                    pass
-    return tmp_path / "run"
+def test_the_option_role_was_removed(run: Path) -> None:
+    result = cli("prune", run, "--role", "trainer", "--steps", 1)
+    assert (result.exit_code, "--role was removed" in result.output) == (2, True)
+    assert steps(run) == STEPS
 
 
-def test_a_role_is_pruned_by_itself(two_roles: Path) -> None:
-    trainer = {file: file.read_bytes() for file in two_roles.glob("step_*/trainer/*")}
-    (of(two_roles, 3) / "pinned").touch()
-    result = cli("prune", two_roles, "--role", "rollout", "--steps", 1)
-    assert result.exit_code == 0, result.output
-    assert [path.parent.name for path in sorted(two_roles.glob("step_*/rollout"))] == ["step_000003", "step_000007"]
-    assert trainer == {file: file.read_bytes() for file in two_roles.glob("step_*/trainer/*")}
-    assert is_complete(two_roles)
-    assert "2 older steps of rollout were pruned" in cli("ls", two_roles).stdout
-    assert cli("prune", two_roles, "--steps", 1).exit_code == 0
-    assert steps(two_roles) == [3, 7]
-    listed = cli("ls", two_roles).stdout
-    assert "2 older steps of rollout were pruned" in listed
-    assert "2 older steps were pruned" in listed
-    assert is_complete(two_roles)
-
-
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_an_interrupted_deletion_of_a_role_is_completed(two_roles: Path, is_recorded: bool) -> None:
-    aside = two_roles / ".pruned.step_000003.rollout"
-    if is_recorded:
-        cli("prune", two_roles, "--role", "rollout", "--steps", 1)
-        aside.mkdir()
-    else:
-        (of(two_roles, 3) / "rollout").rename(aside)
-    assert is_complete(two_roles)
-    assert cli("prune", two_roles, "--role", "trainer", "--steps", 4).exit_code == 0
-    assert not aside.exists()
-    said = [one for one in read_run(two_roles).pruned if one.first_step == 3]
-    assert [(one.role, one.captures) for one in said] == [("rollout", ("step3",))]
-
-
-@pytest.mark.parametrize("role", ["rolout", "../step_000005", "..", ".", ""])
-def test_a_role_that_is_not_there_is_refused(two_roles: Path, role: str) -> None:
-    result = cli("prune", two_roles, "--role", role, "--steps", 1)
-    assert result.exit_code == 2
-    assert steps(two_roles) == STEPS
-    assert is_complete(two_roles)
+def test_deletions_by_earlier_versions_are_listed(run: Path) -> None:
+    """A version that deleted the captures of one role: ``.pruned.*`` is a deletion that was interrupted."""
+    (run / "pruned").mkdir()
+    step = {"first_step": 1, "last_step": 1, "captures": ["step1"], "size_bytes": 7, "pruned_ns": 1}
+    (run / "pruned" / "step_000001.rollout.json").write_text(json.dumps(step | {"role": "rollout"}))
+    (run / ".pruned.step_000001.rollout").mkdir()
+    assert "1 older step of rollout was pruned" in cli("ls", run).stdout
+    prune(run, steps=1)
+    assert not (run / ".pruned.step_000001.rollout").exists()
+    listed = cli("ls", run).stdout
+    assert "1 older step of rollout was pruned" in listed
+    assert "3 older steps were pruned" in listed
+    assert is_complete(run)
 
 
 def test_a_trial_deletes_nothing(run: Path) -> None:
@@ -199,7 +163,7 @@ def finish(run: Path) -> None:
     ],
     ids=["pinned", "recorded", "recorded elsewhere", "damaged", "a finish that cannot be read"],
 )
-def test_what_stays_whatever_the_limits_are(run: Path, does: Callable[[Path], object], why: str) -> None:
+def test_steps_that_must_not_be_deleted(run: Path, does: Callable[[Path], object], why: str) -> None:
     does(run)
     result = cli("prune", run, "--steps", 1)
     assert result.exit_code == 0
@@ -208,56 +172,59 @@ def test_what_stays_whatever_the_limits_are(run: Path, does: Callable[[Path], ob
     assert steps(run) == [1, 7]
 
 
-def test_an_artifact_with_a_name_like_a_manifest_keeps_no_step(run: Path) -> None:
+def test_an_artifact_named_like_a_manifest_does_not_prevent_the_deletion(run: Path) -> None:
     artifact = manifest(run, 1).with_name("rank_0000.step1.memory.json")
     artifact.write_text("{}")
     content = json.loads(manifest(run, 1).read_text())
     content["artifacts"].append({"name": artifact.name, "kind": "memory", "size_bytes": 2, "whole": True})
     manifest(run, 1).write_text(json.dumps(content))
-    prune(run, Limits(steps=1))
+    prune(run, steps=1)
     assert steps(run) == [7]
 
 
-def test_what_a_dead_process_recorded_goes(run: Path) -> None:
+def test_a_capture_of_a_dead_process_is_deleted(run: Path) -> None:
     record(run, pid=2**22 - 1)
-    prune(run, Limits(steps=1))
+    prune(run, steps=1)
     assert steps(run) == [7]
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_what_was_interrupted_is_completed(run: Path, is_recorded: bool) -> None:
-    """After the rename, and after it was recorded: with all files or with some of them."""
-    if is_recorded:
-        shutil.copytree(of(run, 1), run / "copy")
-        prune(run, Limits(steps=3))
-        (run / "copy").rename(run / ".pruned.step_000001")
-        (run / ".pruned.step_000001" / "trainer" / "rank_0000.step1.json").unlink()
-    else:
-        of(run, 1).rename(run / ".pruned.step_000001")
-    assert read_run(run).status is Status.COMPLETE
-    assert {source.path.parents[1].name for source in find_sources([run])} == {f"step_{step:06d}" for step in STEPS[1:]}
-    prune(run, Limits(steps=4))
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_an_interrupted_deletion_is_completed(run: Path, is_renamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was interrupted before or after the rename; in the second case, some files have been deleted."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*((shutil, "rmtree") if is_renamed else (Path, "rename")), interrupt)
+        prune(run, steps=3)
+    for file in run.glob(".pruned.step_000001/trainer/rank_0000.step1.json"):
+        file.unlink()
+    assert is_complete(run)
+    assert len(read_run(run).pruned) == is_renamed
+    assert len(find_sources([run])) == (3 if is_renamed else 4)
+    prune(run, steps=3)
     assert [path.name for path in run.glob(".pruned*")] == []
     assert [step.captures for step in read_run(run).pruned] == [("step1",)]
     assert (steps(run), is_complete(run)) == ([3, 5, 7], True)
 
 
-def test_two_at_once(run: Path) -> None:
+def test_several_calls_at_once(run: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: prune(run, Limits(steps=1)), range(8)))
+        list(pool.map(lambda _: prune(run, steps=1), range(8)))
     assert (steps(run), is_complete(run)) == ([7], True)
     assert len(read_run(run).pruned) == 3
 
 
-def test_links_are_left_alone(run: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     of(run, 1).rename(tmp_path / "elsewhere")
     of(run, 1).symlink_to(tmp_path / "elsewhere")
-    prune(run, Limits(steps=1))
+    prune(run, steps=1)
     assert (tmp_path / "elsewhere" / "trainer").exists()
     assert steps(run) == [1, 7]
 
 
-def test_it_asks_for_a_limit_and_a_run(run: Path, tmp_path: Path) -> None:
+def test_a_limit_and_a_run_are_required(run: Path, tmp_path: Path) -> None:
     assert (cli("prune", run).exit_code, cli("prune", tmp_path / "none", "--steps", 1).exit_code) == (2, 4)
     assert "Say what is kept: --steps N, --gigabytes GB or --days DAYS." in cli("prune", run).output
     assert cli("prune", run, "--steps", 0).exit_code == 2

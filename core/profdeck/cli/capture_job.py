@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from profdeck.after_run import record
+from profdeck.after_capture.run_walk import await_finishes
 from profdeck.base.observer import Observer
 from profdeck.base.text import sentence
 from profdeck.cli import capture_report, ls
@@ -66,7 +66,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     report = captured.report
     if report is not None and captured.is_over:
         with terminal.show_progress("Waiting for the finish"):
-            record.await_finishes(report)
+            await_finishes(report)
     problems = any(one.problem for one in captured.processes)
     files_elsewhere = any(one.files_here is False for one in captured.processes)
     complete = not problems and (files_elsewhere if report is None else report.status is Status.COMPLETE)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from profdeck.after_run import start
+from profdeck.after_capture.finish_child import await_own_finishes
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_report, ls
 from profdeck.cli._cluster_options import ClusterOptions
@@ -209,7 +209,7 @@ def _show_servers(servers: Sequence[CheckedServer]) -> None:
 def _report(captured: ServerCapture, *, json: bool) -> None:
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
     with terminal.show_progress("Waiting for the finish"):
-        start.await_own()
+        await_own_finishes()
     whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures)
     complete = whole and report is not None and report.status is Status.COMPLETE
     if json:

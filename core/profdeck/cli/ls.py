@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from profdeck.after_run.record import FinishReport, FinishState, read_finishes
+from profdeck.after_capture.finish_record import FinishState
+from profdeck.after_capture.run_walk import FinishReport, read_finishes
 from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
 from profdeck.records.status import Status
@@ -133,8 +134,11 @@ def show(report: RunReport) -> None:
         console.print(line)
     for problem in report.problems:
         console.print(problem)
-    for line in filter(None, map(_of_finish, read_finishes(report))):
+    finishes = list(read_finishes(report))
+    for line in filter(None, map(describe_finish, finishes)):
         console.print(line)
+    if any(finish.state in {FinishState.INTERRUPTED, FinishState.NOT_RUN} for finish in finishes):
+        console.print(f"To run what was not finished: profdeck finish {terminal.short_path(report.path)}")
     for role, pruned in itertools.groupby(sorted(report.pruned, key=lambda one: one.role or ""), lambda one: one.role):
         steps = list(pruned)
         size_bytes = sum(step.size_bytes for step in steps)
@@ -203,8 +207,8 @@ def _of_targets(report: RunReport) -> Iterator[str]:
                 yield f"Step {target.first_step}, {who}: {record.outcome or 'not asked'}: {what}"
 
 
-def _of_finish(finish: FinishReport) -> str | None:
-    """Say of a finish what must be known; nothing if all is well."""
+def describe_finish(finish: FinishReport) -> str | None:
+    """Return a line about a finish; None if it is done and no participant was missing."""
     others = ", ".join(finish.waits_for)
     match finish.state:
         case FinishState.DONE:
@@ -214,7 +218,7 @@ def _of_finish(finish: FinishReport) -> str | None:
         case FinishState.RUNNING:
             what = "running" + (f", without {others}" if others else "")
         case FinishState.NOT_RUN:
-            what = "not run: no host came to the end of the capture"
+            what = "not run: no process of the job ended the capture"
         case state:
             what = f"{state}: {finish.problem or 'its process was ended'}" + (f"; without {others}" if others else "")
     if what is None:

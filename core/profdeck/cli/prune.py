@@ -1,4 +1,4 @@
-"""`profdeck prune`: keeps a run small."""
+"""`profdeck prune`: deletes old captures of a run."""
 
 from __future__ import annotations
 
@@ -22,42 +22,45 @@ def command(  # noqa: PLR0913  # the options of a command line
     *,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N captured steps.")] = None,
     gigabytes: Annotated[
-        float | None, typer.Option(min=0, metavar="GB", help="Keep the newest steps that have so much together.")
+        float | None, typer.Option(min=0, metavar="GB", help="Keep the newest steps with this total size.")
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Keep what was captured in the last so many days.")
+        float | None, typer.Option(min=0, metavar="DAYS", help="Keep steps captured in the last DAYS days.")
     ] = None,
-    role: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Delete captures of this role only; others stay.")
-    ] = None,
+    role: Annotated[str | None, typer.Option("--role", hidden=True)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; show what would be deleted.")] = False,
     json: terminal.JsonOption = False,
 ) -> None:
     """Delete old captures of a run, whole steps at a time.
 
-    The newest step stays, and so does one that is being recorded, finished or analysed, or that has a file 'pinned'.
+    The newest step stays. A step also stays while it is being recorded, finished or analysed, or if it contains a file
+    named 'pinned'.
     """
-    from profdeck.after_run.pruning import Limits, StepOnDisk, prune
+    from profdeck.after_capture.prune import StepOnDisk, prune
 
+    if role is not None:
+        raise ConfigError("--role was removed: steps are deleted with the captures of all roles. Omit the option.")
     if steps is None and gigabytes is None and days is None:
         raise ConfigError("Say what is kept: --steps N, --gigabytes GB or --days DAYS.")
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
-    found = prune(Path(run), Limits(steps=steps, size_bytes=size_bytes, age_days=days), role=role, is_trial=dry_run)
+    found = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, is_trial=dry_run)
+    deleted, kept = [step for step in found if step.is_deleted], [step for step in found if not step.is_deleted]
     if json:
         terminal.print_json(
             {
-                "deleted": [attrs.asdict(step.pruned) for step in found.deleted],
-                "kept": [attrs.asdict(step.pruned) | {"stays_because": step.stays_because} for step in found.kept],
+                "deleted": [attrs.asdict(step.pruned) for step in deleted],
+                "kept": [attrs.asdict(step.pruned) | {"stays_because": step.stays_because} for step in kept],
                 "dry_run": dry_run,
             }
         )
         return
-    for step in found.over:
-        terminal.warn(f"Step {step.pruned.first_step} stays: {step.stays_because}.")
+    for step in kept:
+        if step.exceeds:
+            terminal.warn(f"Step {step.pruned.first_step} stays: {step.stays_because}.")
 
-    def amount(of: tuple[StepOnDisk, ...]) -> str:
-        size = terminal.size(sum(step.pruned.size_bytes for step in of))
-        return f"{plural(len(of), 'step')} ({size})"
+    def amount(steps: list[StepOnDisk]) -> str:
+        size = terminal.size(sum(step.pruned.size_bytes for step in steps))
+        return f"{plural(len(steps), 'step')} ({size})"
 
     done = "Would delete" if dry_run else "Deleted"
-    terminal.stdout_console().print(f"{done} {amount(found.deleted)}; {amount(found.kept)} kept.", soft_wrap=True)
+    terminal.stdout_console().print(f"{done} {amount(deleted)}; {amount(kept)} kept.", soft_wrap=True)

@@ -146,7 +146,7 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
         last_word.expect()
     notified = tuple(filter(is_notified_at_the_finish, config.listeners))
     if config.finish.command is not None or notified:
-        from profdeck.after_run.start import Finishes
+        from profdeck.after_capture.finish_child import Finishes
 
         role.finishes = Finishes(role.run.path, config.finish, notified, config.listener_options)
     if config.on_demand:

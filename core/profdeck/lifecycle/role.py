@@ -48,7 +48,7 @@ from profdeck.records.status import Status
 from profdeck_traces.base.errors import describe_error
 
 if TYPE_CHECKING:
-    from profdeck.after_run.start import Finishes
+    from profdeck.after_capture.finish_child import Finishes
 
 logger = logging.getLogger("profdeck")
 

@@ -1,65 +1,67 @@
-"""What was deleted of a run, to keep it small: a file for each global step, or each role in one, in its directory
-``pruned``.
-"""
+"""Records of deleted steps: a file for each global step in the directory ``pruned`` of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import attrs
 import msgspec
 
 from profdeck.base.json_files import JsonKind
-from profdeck_traces.base.files import replace_file
+from profdeck_traces.base.files import lock_directory, replace_file
 
 _DIRECTORY = "pruned"
 
 
 @attrs.frozen(kw_only=True)
 class PrunedStep:
-    """The captures that began at one global step, all of them or all of one role deleted."""
+    """The deleted captures that began at one global step."""
 
     first_step: int
     last_step: int
     role: str | None = None
-    """Of which role they are; None if all roles' are gone."""
+    """The role whose captures were deleted, in runs of earlier versions; None for all roles."""
     captures: tuple[str, ...]
-    """Their ids."""
+    """Their IDs."""
     size_bytes: int
     pruned_ns: int = attrs.field(factory=time.time_ns)
-    """When, in Unix nanoseconds."""
-
-    @property
-    def name(self) -> str:
-        """The name of its directory, in which those of a role have another: ``step_000010.rollout``."""
-        return f"{self.step_name}.{self.role}" if self.role else self.step_name
-
-    @property
-    def step_name(self) -> str:
-        """The name of the directory of the whole step."""
-        return f"step_{self.first_step:06d}"
+    """Time of the deletion in Unix nanoseconds."""
 
 
 _STEP = JsonKind(PrunedStep)
 
 
 def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
-    """Return what was deleted, by step, as far as its files can be read."""
-    found = []
+    """Return the deleted steps, by step. Unreadable records are skipped, and steps whose deletion was interrupted."""
+    steps = []
     for file in (run / _DIRECTORY).glob("step_*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(_STEP.read(file))
-    return tuple(sorted(found, key=lambda one: (one.first_step, one.role or "")))
+            step = _STEP.read(file)
+            if step.role is not None or not (run / file.stem).exists():
+                steps.append(step)
+    return tuple(sorted(steps, key=lambda step: (step.first_step, step.role or "")))
+
+
+@contextlib.contextmanager
+def locked_records(run: Path) -> Generator[None, None, None]:
+    """Hold an exclusive lock on the records of a run inside the block, so that one process at a time deletes steps.
+
+    Raises:
+        OSError: the directory of the records cannot be created or opened.
+    """
+    (run / _DIRECTORY).mkdir(exist_ok=True)
+    with lock_directory(run / _DIRECTORY):
+        yield
 
 
 def write_pruned(run: Path, step: PrunedStep) -> None:
-    """Record that a step was deleted.
+    """Record that a step is deleted.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the record cannot be written.
     """
-    (run / _DIRECTORY).mkdir(exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(step), indent=1)
-    replace_file(run / _DIRECTORY / f"{step.name}.json", content, durable=True)
+    replace_file(run / _DIRECTORY / f"step_{step.first_step:06d}.json", content, durable=True)

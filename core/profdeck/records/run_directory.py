@@ -10,8 +10,7 @@
     <output>/<run>/step_000010/rollout/target.step10.json                by the process that asked a fleet
     <output>/<run>/step_000010/finish.step10.json                        what was run when all of it had ended
 
-`profdeck.on_demand.watch` lists the files with which captures are asked for, and `profdeck.after_run.start` of that
-of a finish.
+`profdeck.on_demand.watch` describes the files of capture requests.
 
 A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
 costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.

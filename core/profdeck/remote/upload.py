@@ -19,8 +19,8 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_record_of_finish, may_record
-from profdeck.after_run.record import input_path
+from profdeck.after_capture.finish_record import input_path
+from profdeck.after_capture.run_walk import artifact_at_work, finish_at_work, is_record_of_finish, may_record
 from profdeck.records.manifest import is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, step_directories
 from profdeck.records.uploaded import UploadedFile, UploadedPart, read_uploaded, write_uploaded

@@ -26,7 +26,7 @@ BLOCK = 32768
 JOB = """
 import os, sys
 from profdeck import Profiler
-from profdeck.after_run import start
+from profdeck.after_capture.finish_child import await_own_finishes
 
 if "wandb" in sys.argv[3:]:
     import wandb
@@ -44,7 +44,7 @@ with Profiler.from_config(settings=settings, role="trainer") as profiler:
     for step in range(10):
         with profiler.capture(step), profiler.stage("update"):
             pass
-start.await_own()
+await_own_finishes()
 """
 
 

@@ -29,7 +29,7 @@ SECRET = "sesame-0123456789"  # noqa: S105 - of nobody
 JOB = """
 import sys
 from profdeck import Profiler
-from profdeck.after_run import start
+from profdeck.after_capture.finish_child import await_own_finishes
 
 settings = {"output": "profiles", "run": "job", "steps": [int(step) for step in sys.argv[1:]],
             "trainer.backend": "replaying", "listeners": ["upload"]}
@@ -37,7 +37,7 @@ with Profiler.from_config(settings=settings, role="trainer") as profiler:
     for step in range(10):
         with profiler.capture(step), profiler.stage("update"):
             pass
-start.await_own()
+await_own_finishes()
 """
 Profdeck = Callable[..., "subprocess.CompletedProcess[str]"]
 

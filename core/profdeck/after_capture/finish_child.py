@@ -1,0 +1,187 @@
+"""Starts the finish of captures from the processes of a job.
+
+The first process in which a capture ends creates the record of its finish exclusively. It starts a child in a new
+session, `profdeck.after_capture.finish`. A finish therefore runs once, does not block the job, and continues if its
+parent or the launcher is killed. All captures of one global step have one finish: those of all roles, replicas and
+stages. A job that repeats the step creates another one, ``step2-take2``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+from profdeck.after_capture.finish_record import (
+    FinishRecord,
+    FinishState,
+    encode,
+    finish_id,
+    new_record,
+    read_record,
+    record_path,
+    write_record,
+)
+from profdeck.config.model import FinishConfig
+from profdeck.records.capture import CaptureRecord
+from profdeck.records.manifest import ManifestWriter, write_manifest
+from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.files import write_new
+
+logger = logging.getLogger("profdeck")
+
+_PATIENCE_S = 5.0
+
+_pending: set[Finishes] = set()
+_children: dict[Path, _Child] = {}
+
+
+class Finishes:
+    """Starts the finishes of the captures of one profiler."""
+
+    def __init__(
+        self, run: Path, config: FinishConfig, listeners: tuple[str, ...], options: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Args:
+        run: the run directory.
+        config: the command and the time limits.
+        listeners: names of the listeners with the hook ``capture_finished``.
+        options: the options of listeners, by name.
+        """
+        self._run = run
+        self._arguments = config, listeners, options
+        self._ended: dict[Path, tuple[CaptureRecord, ManifestWriter]] = {}
+
+    def add(self, capture: CaptureRecord, recorder: ManifestWriter) -> None:
+        """Register a capture that has ended in this process. Its manifest has been written."""
+        name = finish_id(capture.first_step, capture.id)
+        self._ended[record_path(self._run, capture.first_step, name)] = capture, recorder
+        _pending.add(self)
+
+    def begin(self) -> None:
+        """Start the finishes of all registered captures, unless another process has started them. Never raises."""
+        ended, self._ended = self._ended, {}
+        _pending.discard(self)
+        for path, (capture, recorder) in ended.items():
+            if recorder.more_follow:
+                with contextlib.suppress(OSError):  # the finish then waits for wait_s
+                    write_manifest(capture, attrs.evolve(recorder, more_follow=False))
+            name = finish_id(capture.first_step, capture.id)
+            _begin(path, new_record(capture.first_step, name, *self._arguments))
+
+
+def await_own_finishes() -> None:
+    """Wait for the finishes that this process has started, but no longer than they may take."""
+    started_s = time.monotonic()
+    for child in list(_children.values()):
+        child.wait(child.limit_s - (time.monotonic() - started_s))
+
+
+@attrs.frozen
+class _Child:
+    """The process of a finish."""
+
+    path: Path
+    """The record of the finish."""
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+    """Its stderr."""
+    limit_s: float
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the process and log the result of the finish. Return False if the time is exceeded."""
+        try:
+            self.process.wait(max(timeout_s, 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        if _children.pop(self.path, None) is not None:
+            with self.errors:
+                self.errors.seek(0)
+                error = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+            self._log(error)
+        return True
+
+    def _log(self, error: str) -> None:
+        try:
+            record = read_record(self.path)
+        except (FileNotFoundError, ProfdeckError) as reason:
+            logger.warning("The outcome of a finish is unknown: %s", describe_error(reason))
+            return
+        if record.state is FinishState.DONE:
+            logger.info("Finish of %s: done.", record.capture)
+        elif record.over:
+            _warn(self.path, record)
+        elif record.by.pid in {self.process.pid, os.getpid()}:  # otherwise, `profdeck finish` runs it again
+            state = FinishState.FAILED if error else FinishState.INTERRUPTED
+            problem = f"its process could not go on: {error}" if error else "its process was ended"
+            _warn(self.path, attrs.evolve(record, state=state, problem=problem), write=True)
+
+
+def _begin(path: Path, record: FinishRecord) -> None:
+    for child in list(_children.values()):
+        child.wait(0.0)  # reaps it and logs its result
+    try:
+        write_new(path, encode(record))
+    except FileExistsError:
+        with contextlib.suppress(FileNotFoundError, ProfdeckError):
+            if read_record(path).state is not FinishState.WAITING:
+                text = "The finish of %s went without this process, as it waits for wait_s=%g seconds: %s"
+                logger.warning(text, record.capture, record.wait_s, path)
+        return
+    except OSError as error:
+        logger.warning("The finish of %s is not run: %s", record.capture, describe_error(error))
+        return
+    command = [sys.executable, "-P", "-m", "profdeck.after_capture.finish", str(path)]
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  # not a pipe: the child may outlive this process
+    try:
+        # In a new session: signals to the process group of the launcher do not reach the child.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
+    except OSError as error:
+        errors.close()
+        problem = f"its process could not be started: {describe_error(error)}"
+        _warn(path, attrs.evolve(record, state=FinishState.FAILED, problem=problem), write=True)
+        return
+    _children[path] = _Child(path, process, errors, record.longest_s)
+
+
+def _warn(path: Path, record: FinishRecord, *, write: bool = False) -> None:
+    logger.warning("Finish of %s: %s: %s. See %s", record.capture, record.state, record.why, path)
+    if write:
+        with contextlib.suppress(OSError):
+            write_record(path, attrs.evolve(record, ended_ns=time.time_ns()))
+
+
+def _at_exit() -> None:
+    """Wait for the finishes that this process has started: a container may end with the process."""
+    for finishes in list(_pending):
+        finishes.begin()
+    try:
+        for child in list(_children.values()):
+            if not child.wait(_PATIENCE_S):
+                logger.warning(
+                    "This process waits up to %.0f seconds for the finish of a capture. Ctrl-C ends the wait, and the "
+                    "finish continues.",
+                    child.limit_s,
+                )
+                await_own_finishes()
+    except KeyboardInterrupt:
+        logger.warning("The finish continues without this process.")
+
+
+# Registered before the exit handler of captures, which is registered when one starts, and therefore called after it.
+atexit.register(_at_exit)
+# A forked child must not wait for the children of its parent.
+os.register_at_fork(after_in_child=_pending.clear)
+os.register_at_fork(after_in_child=_children.clear)

@@ -1,0 +1,142 @@
+"""Waits until all processes of a job have ended a capture."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from profdeck.after_capture.finish_record import finish_id
+from profdeck.base.processes import is_running
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.status import Status
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.inputs.artifact_kinds import PendingWork, files_below, kind_named
+
+_NAMES_LIMIT = 20
+_FIRST_POLL_S, _LAST_POLL_S = 0.05, 1.0
+
+Missing = dict[str, bool | None]
+"""Participants that have not ended: True if it is recording or analysing, False if its process has ended without ending
+the capture, None if that is unknown or if it has exceeded its time limit."""
+
+
+class Participants:
+    """The processes that participate in the captures of a step, according to its manifests."""
+
+    def __init__(self, directory: Path, name: str, roles: Sequence[str]) -> None:
+        """Args:
+        directory: the directory of the step.
+        name: the name of the finish.
+        roles: the roles of the job.
+        """
+        self._directory = directory
+        self._name = name
+        self._roles = roles
+        self._ended: dict[Path, Manifest] = {}
+        """Manifests that will not change any more."""
+
+    def includes(self, manifest: Manifest) -> bool:
+        """Return whether a manifest belongs to one of these captures."""
+        return finish_id(manifest.first_step, manifest.request or manifest.capture) == self._name
+
+    def missing(self) -> tuple[Missing, object]:
+        """Return the participants that have not ended, and a value that changes whenever a participant makes progress.
+
+        A file system shared by hosts has no events, so this method must be polled.
+        """
+        manifests = sorted(self._read(), key=lambda manifest: manifest.started_ns)
+        last = {_process(manifest): manifest for manifest in manifests}
+        missing = dict(
+            _state(manifest)
+            for manifest in manifests
+            if manifest.status is Status.RECORDING or (manifest.more_follow and last[_process(manifest)] is manifest)
+        )
+        missing.update((work.what, work.alive) for work in self._analyses())
+        missing.update((f"{name}, which has not begun", None) for name in self._absent(manifests))
+        return missing, (missing, len(manifests), len(self._ended))
+
+    def _read(self) -> Iterator[Manifest]:
+        for file in filter(is_manifest, files_below(self._directory)):
+            if (manifest := self._ended.get(file)) is None:
+                try:
+                    manifest = read_manifest(file)
+                except ProfdeckError:  # the report names it
+                    continue
+                if manifest.status is not Status.RECORDING and not manifest.more_follow:
+                    self._ended[file] = manifest
+            if self.includes(manifest):
+                yield manifest
+
+    def _analyses(self) -> Iterator[PendingWork]:
+        for file, manifest in self._ended.items():
+            for record in manifest.artifacts if self.includes(manifest) else ():
+                kind = kind_named(record.kind)
+                with suppress(ProfdeckError):  # the report names it
+                    if kind is not None and (work := kind.pending(file.parent / record.name)) is not None:
+                        yield work
+
+    def _absent(self, manifests: Sequence[Manifest]) -> Iterator[str]:
+        """Yield the ranks and roles that have not begun."""
+        # The ranks of an engine have their manifests before the stop of their target returns.
+        own = [manifest for manifest in manifests if manifest.target is None and manifest.request is None]
+        begun, expected = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+        for manifest in own:
+            begun[manifest.role_and_replica].add(manifest.rank)
+            expected[manifest.role_and_replica].update(manifest.expected_ranks)
+        for role, ranks in sorted(expected.items()):
+            yield from (f"{role} rank {rank}" for rank in sorted(ranks - begun[role]))
+        roles = {manifest.role for manifest in manifests}
+        yield from (f"the role {role}" for role in self._roles if role not in roles)
+
+
+def _process(manifest: Manifest) -> tuple[object, ...]:
+    return manifest.role_and_replica, manifest.rank, manifest.target, manifest.host, manifest.pid
+
+
+def _state(manifest: Manifest) -> tuple[str, bool | None]:
+    """Return the name of a process that has not ended its capture, and its state as in `Missing`."""
+    part = f"({manifest.target})" if manifest.target else f"rank {manifest.rank}"
+    name = f"{manifest.role_and_replica} {part} (process {manifest.pid} on {manifest.host})"
+    if manifest.host != socket.gethostname():
+        return name, None
+    if not is_running(manifest.host, manifest.pid, manifest.process_started):
+        return name, False
+    limit_s = float(manifest.options.get("max_capture_s", 0.0))
+    return name, True if time.time() < manifest.started_ns / 1e9 + limit_s else None
+
+
+def wait(participants: Participants, wait_s: float, on_wait: Callable[[tuple[str, ...]], None]) -> tuple[str, ...]:
+    """Wait until all participants have ended, or until none has made progress for some time.
+
+    Args:
+        participants: the participants.
+        wait_s: time without progress after which the wait ends, in seconds.
+        on_wait: called repeatedly with the participants that may still end.
+
+    Returns:
+        The missing participants.
+    """
+    before: object = None
+    progress_s, pause_s = time.monotonic(), _FIRST_POLL_S
+    while True:
+        missing, seen = participants.missing()
+        may_end = [name for name, is_recording in missing.items() if is_recording is not False]
+        if not may_end:
+            return _shortened([*missing])
+        if seen != before or True in missing.values():
+            progress_s = time.monotonic()
+        elif time.monotonic() - progress_s >= wait_s:
+            return _shortened([*missing])
+        on_wait(_shortened(may_end))
+        pause_s = _FIRST_POLL_S if seen != before else min(pause_s * 1.5, _LAST_POLL_S)
+        before = seen
+        time.sleep(pause_s)
+
+
+def _shortened(names: Sequence[str]) -> tuple[str, ...]:
+    more = len(names) - _NAMES_LIMIT
+    return (*names[:_NAMES_LIMIT], *([f"{more} more"] if more > 0 else []))

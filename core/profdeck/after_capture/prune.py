@@ -1,0 +1,136 @@
+"""Deletes old captures of a run, complete global steps at a time.
+
+The deletion is recorded, one rename hides the directory from readers, and then its files are deleted. The next call
+completes an interrupted deletion.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import attrs
+
+from profdeck.after_capture.run_walk import artifact_at_work, finish_at_work, is_record_of_finish, may_record
+from profdeck.records.manifest import Manifest, is_manifest, read_manifest
+from profdeck.records.pruned import PrunedStep, locked_records, write_pruned
+from profdeck.records.run_directory import step_directories
+from profdeck.verification.run_report import read_about
+from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.files import directory_size
+from profdeck_traces.inputs.artifact_kinds import ASIDE, files_below
+
+PIN = "pinned"
+"""Name of a file in the directory of a step that prevents its deletion."""
+_NS_PER_DAY = 86_400_000_000_000
+
+
+@attrs.define(kw_only=True)
+class StepOnDisk:
+    """The files of one global step."""
+
+    directory: Path
+    pruned: PrunedStep
+    """Record of its deletion."""
+    ended_ns: int
+    stays_because: str | None
+    """Reason why it must not be deleted, regardless of the limits."""
+    exceeds: bool = False
+    """True if the limits do not allow to keep it."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """True if the step is deleted."""
+        return self.exceeds and self.stays_because is None
+
+
+def prune(
+    run: Path,
+    *,
+    steps: int | None = None,
+    size_bytes: float | None = None,
+    age_days: float | None = None,
+    is_trial: bool = False,
+) -> list[StepOnDisk]:
+    """Delete the oldest steps until the others are within the limits. The newest step is always kept.
+
+    Args:
+        run: the run directory.
+        steps: maximum number of captured global steps; None for no limit.
+        size_bytes: maximum size of all captures.
+        age_days: maximum time since the last capture of a step ended, or started.
+        is_trial: whether to delete nothing and only return what would be deleted.
+
+    Returns:
+        All steps, the oldest first.
+
+    Raises:
+        ProfdeckError: the path is not a run, or a step cannot be deleted. Older steps have been deleted.
+    """
+    read_about(run)
+    if is_trial:
+        return _inspected(run, steps, size_bytes, age_days)
+    try:
+        with locked_records(run):
+            _delete_hidden(run)
+            found = _inspected(run, steps, size_bytes, age_days)
+            for step in found:
+                if step.is_deleted:
+                    write_pruned(run, step.pruned)
+                    step.directory.rename(run / f"{ASIDE}{step.directory.name}")
+                    _delete_hidden(run)
+    except OSError as error:
+        raise ProfdeckError(f"{run} cannot be pruned: {describe_error(error)}") from None
+    return found
+
+
+def _delete_hidden(run: Path) -> None:
+    for directory in run.glob(f"{ASIDE}*"):
+        shutil.rmtree(directory)
+
+
+def _inspected(run: Path, limit: int | None, limit_bytes: float | None, limit_days: float | None) -> list[StepOnDisk]:
+    """Return all steps. Steps that the limits do not allow to keep are marked."""
+    steps = [_inspect(directory) for directory in step_directories(run)]
+    count, size_bytes = len(steps), sum(step.pruned.size_bytes for step in steps)
+    for step in steps[:-1]:
+        age_ns = time.time_ns() - step.ended_ns
+        step.exceeds = (
+            (limit is not None and count > limit)
+            or (limit_bytes is not None and size_bytes > limit_bytes)
+            or (limit_days is not None and age_ns > limit_days * _NS_PER_DAY)
+        )
+        if step.is_deleted:
+            count, size_bytes = count - 1, size_bytes - step.pruned.size_bytes
+    return steps
+
+
+def _inspect(directory: Path) -> StepOnDisk:
+    reasons = ["it is pinned"] if (directory / PIN).exists() else []
+    manifests, artifacts, errors = list[Manifest](), set[Path](), dict[Path, str]()
+    for file in files_below(directory):
+        if is_manifest(file):
+            try:
+                manifests.append(read_manifest(file))
+            except ProfdeckError as error:
+                errors[file] = str(error)
+            else:
+                artifacts.update(file.parent / record.name for record in manifests[-1].artifacts)
+        elif is_record_of_finish(file):
+            reasons += filter(None, [finish_at_work(file)])
+        else:
+            reasons += filter(None, [artifact_at_work(file)])
+    # The name of an artifact can look like a manifest's name.
+    reasons += [error for file, error in errors.items() if file not in artifacts]
+    reasons += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
+    first_step = int(directory.name.rpartition("_")[2])
+    pruned = PrunedStep(
+        first_step=first_step,
+        last_step=max([first_step, *(manifest.last_step for manifest in manifests)]),
+        captures=tuple(sorted({manifest.capture for manifest in manifests})),
+        size_bytes=directory_size(directory),
+    )
+    ended_ns = max([manifest.ended_ns or manifest.started_ns for manifest in manifests], default=time.time_ns())
+    stays_because = reasons[0] if reasons else None
+    return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=stays_because)

@@ -1,0 +1,134 @@
+"""Activity in a run: recordings, analyses and finishes, as `prune`, `upload`, `ls` and `finish` see them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from profdeck.after_capture.finish_record import FinishRecord, FinishState, finish_id, read_record, record_path
+from profdeck.records.manifest import Manifest
+from profdeck.records.status import Status
+from profdeck.verification.report_model import RunReport
+from profdeck.verification.run_report import read_about
+from profdeck_traces.base.errors import ProfdeckError, TraceError, describe_error
+from profdeck_traces.inputs.artifact_kinds import kind_of
+
+_POLL_S = 0.2
+
+
+@attrs.frozen(kw_only=True)
+class FinishReport:
+    """State of a finish of a run."""
+
+    capture: str
+    state: FinishState
+    status: str | None = None
+    problem: str | None = None
+    waits_for: tuple[str, ...] = ()
+    by: str | None = None
+    """The process that runs or ran the finish."""
+    record: Path | None = None
+    """The path of its record."""
+
+
+def may_record(manifest: Manifest) -> bool:
+    """Return whether a process may still be recording. This cannot be ruled out for a process on another host."""
+    is_elsewhere = manifest.host != socket.gethostname()
+    return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
+
+
+def is_record_of_finish(file: Path) -> bool:
+    """Return whether a file name is that of the record of a finish."""
+    return file.name.startswith("finish.") and file.name.endswith(".json") and not file.name.endswith(".input.json")
+
+
+def finish_at_work(file: Path) -> str | None:
+    """Return the reason why the files of a finish are still in use. None if the finish is over.
+
+    Args:
+        file: the record of the finish.
+    """
+    try:
+        record = read_record(file)
+        in_use = not record.over and not record.is_lost(file)
+    except (OSError, ProfdeckError) as error:
+        return describe_error(error)
+    return f"its finish is {record.state}" if in_use else None
+
+
+def artifact_at_work(file: Path) -> str | None:
+    """Return the reason why an artifact is still in use, or why its state is unknown. None if it is not in use."""
+    kind = kind_of(file)
+    try:
+        work = None if kind is None else kind.pending(file)
+    except TraceError as error:
+        return str(error)
+    return f"{file.name} is being analysed" if work is not None and work.alive else None
+
+
+def finish_ids(report: RunReport) -> list[tuple[int, str]]:
+    """Return the first step and the name of each finish of the captures in a report, by step."""
+    return sorted({(first_step, finish_id(first_step, capture)) for first_step, capture, _ in _parts(report)})
+
+
+def recording_steps(report: RunReport) -> set[int]:
+    """Return the first steps of the captures that are being recorded."""
+    return {first_step for first_step, _, status in _parts(report) if status is Status.RECORDING}
+
+
+def read_finishes(report: RunReport) -> Iterator[FinishReport]:
+    """Yield the state of the finishes of the captures in a report, by step.
+
+    Raises:
+        ProfdeckError: the report's path is no longer a run directory.
+    """
+    recording = recording_steps(report)
+    config = read_about(report.path).get("config", {}).get("finish") or {}
+    for first_step, name in finish_ids(report):
+        path = record_path(report.path, first_step, name)
+        try:
+            yield report_of(path, read_record(path))
+        except FileNotFoundError:
+            if config.get("command") and first_step not in recording:
+                yield FinishReport(capture=name, state=FinishState.NOT_RUN)
+        except ProfdeckError as error:
+            yield FinishReport(capture=name, state=FinishState.FAILED, problem=str(error), record=path)
+
+
+def report_of(path: Path, record: FinishRecord) -> FinishReport:
+    """Return the state of a finish. If its process has ended early, the state is ``interrupted``.
+
+    Raises:
+        FileNotFoundError: the record has been deleted.
+    """
+    return FinishReport(
+        capture=record.capture,
+        state=FinishState.INTERRUPTED if record.is_lost(path) else record.state,
+        status=record.status,
+        problem=record.why,
+        waits_for=record.waits_for,
+        by=str(record.by),
+        record=path,
+    )
+
+
+def await_finishes(report: RunReport) -> None:
+    """Wait for the running finishes of the captures in a report, but no longer than they may take."""
+    started_s = time.monotonic()
+    for first_step, name in finish_ids(report):
+        path = record_path(report.path, first_step, name)
+        with contextlib.suppress(FileNotFoundError, ProfdeckError):
+            while not (record := read_record(path)).over:
+                if record.is_lost(path) or time.monotonic() - started_s > record.longest_s:
+                    break
+                time.sleep(_POLL_S)  # the process can be on another host
+
+
+def _parts(report: RunReport) -> Iterator[tuple[int, str, Status]]:
+    yield from ((part.first_step, part.id, part.status) for part in report.captures)
+    yield from ((part.first_step, part.id, part.status) for part in report.targets)

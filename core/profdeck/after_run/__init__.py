@@ -1,1 +1,0 @@
-"""What runs once when a capture has ended in all processes: a command and listeners."""
