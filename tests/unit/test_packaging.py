@@ -72,7 +72,6 @@ def test_importing_profdeck_imports_no_library_at_all() -> None:
         "rich",
         "numpy",
         "attrs",
-        "cattrs",
         "pluggy",
     } == set()
 

@@ -14,13 +14,13 @@ from profdeck.base.ctrl_c import StopSignal
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
-from profdeck.base.structuring import structure
 from profdeck.cli import _checked_servers
 from profdeck.cli._capture_progress import watching
 from profdeck.cli._checked_servers import CheckedServer
 from profdeck.cli.options import SETTINGS_SOURCE
 from profdeck.config.model import Config
 from profdeck.config.sources import ConfigDraft, load_draft
+from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.clusters import the_cluster
 from profdeck.lifecycle.opening import open_roles
