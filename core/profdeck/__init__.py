@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from profdeck.backends.hookspecs import HOOKSPEC_VERSION, hookimpl
     from profdeck.base.identity import Identity
     from profdeck.config.options import Activity, CommonOptions
+    from profdeck.on_demand.client import JobCapture, JobRequest, capture_job
     from profdeck.profiler import Profiler
     from profdeck.records.artifact import Artifact, ClockAnchor
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
     from profdeck.replicas.placement import PlacedEngine
+    from profdeck.server_capture import ServerCapture, ServerRequest, capture_servers
     from profdeck_traces.base.errors import ProfdeckError
 
 _HOMES = {
@@ -33,9 +35,11 @@ _HOMES = {
     "profdeck.records.capture": "Capture Step Unit",
     "profdeck.base.identity": "Identity",
     "profdeck_traces.base.errors": "ProfdeckError",
+    "profdeck.on_demand.client": "JobCapture JobRequest capture_job",
     "profdeck.profiler": "Profiler",
     "profdeck.replicas.placement": "PlacedEngine",
     "profdeck.records.status": "Status",
+    "profdeck.server_capture": "ServerCapture ServerRequest capture_servers",
 }
 
 _REPLACED = {
@@ -46,6 +50,7 @@ _REPLACED = {
 __all__ = [  # noqa: RUF022  # as a reader meets them
     "Profiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
     "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "HOOKSPEC_VERSION",
+    "capture_servers", "ServerRequest", "ServerCapture", "capture_job", "JobRequest", "JobCapture",
     "ProfdeckError",
 ]  # fmt: skip
 

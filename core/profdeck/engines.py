@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from profdeck.engine.clusters import (
         Actor as Actor,
         ActorGroup as ActorGroup,
-        ActorSelection as ActorSelection,
         AskActor as AskActor,
         Cluster as Cluster,
         FoundActor as FoundActor,
@@ -92,9 +91,7 @@ SECTIONS = {
         "profdeck.engine.server.routes": "Routes",
     },
     "Clusters of actors": {
-        "profdeck.engine.clusters": (
-            "Actor ActorGroup ActorSelection AskActor Cluster FoundActor FoundActors NoEngineError"
-        ),
+        "profdeck.engine.clusters": ("Actor ActorGroup AskActor Cluster FoundActor FoundActors NoEngineError"),
     },
     "Event loops": {
         "profdeck.base.blocking": "run_in_thread run_without_loop",

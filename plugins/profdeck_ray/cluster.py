@@ -22,10 +22,10 @@ class RayCluster(Cluster):
 
     @property
     def command_options(self) -> Mapping[str, Callable[..., object]]:
-        """Options for `profdeck capture` and `profdeck collect`."""
+        """Options for `profdeck capture servers` and `profdeck collect`."""
         from profdeck_ray import command_options
 
-        return {name: getattr(command_options, name) for name in ("capture", "collect")}
+        return {"capture servers": command_options.capture_servers, "collect": command_options.collect}
 
     def require(self, purpose: str) -> None:
         """Check that Ray is installed."""

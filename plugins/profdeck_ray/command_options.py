@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
-from profdeck.engines import Actor, ActorSelection
-from profdeck.plugin import ConfigError
+from profdeck.engines import Actor
 from profdeck_ray.actors import find_all, join
-from profdeck_ray.held_engines import ALL
 
 
-def capture(
+def capture_servers(
     *,
     ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Capture engines in actors of a running Ray job. The cluster is the one at RAY_ADDRESS, or else the "
-            "one on this host.",
-        ),
-    ] = False,
-    actor: Annotated[
         list[str] | None,
         typer.Option(
+            "--ray",
             metavar="NAME",
-            help="With --ray: capture only actors with this name; * matches any text. Repeatable. Default: all named "
-            "actors.",
+            help="Capture engines in named actors of a running Ray job; * matches any text, and --ray '*' selects all. "
+            "Repeatable. The cluster is the one at RAY_ADDRESS, or else the one on this host.",
         ),
     ] = None,
-    ray_namespace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="With --ray: the job's Ray namespace. Default: that of the only job with engines."
-        ),
-    ] = None,
-) -> ActorSelection | None:
-    """Return the actors to capture, or ``None`` without ``--ray``."""
-    if ray:
-        return ActorSelection(names=tuple(actor or [ALL]), namespace=ray_namespace)
-    for flag, value in (("--actor", actor), ("--ray-namespace", ray_namespace)):
-        if value:
-            raise ConfigError(f"{flag} requires --ray.")
-    return None
+) -> Sequence[str] | None:
+    """Return the names of the actors to capture, or ``None`` without ``--ray``."""
+    return ray
 
 
 def collect(

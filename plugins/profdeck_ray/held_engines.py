@@ -106,7 +106,9 @@ async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list
     answered, silent = +answered, +silent
     if len(answered) > 1:
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(answered.items()))
-        raise ConfigError(f"Several Ray jobs have engines. Select one with --ray-namespace: {listed}.")
+        raise ConfigError(
+            f"Several Ray jobs have engines. Select one with --set server.targets.actor_namespace=NAME: {listed}."
+        )
     if not answered:
         which = f"actors named {', '.join(names)}" if list(names) != [ALL] else "named actors"
         listed = ", ".join(f"{count} in {name}" for name, count in sorted(silent.items()))

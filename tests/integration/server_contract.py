@@ -81,7 +81,7 @@ class ServerContract:
 
     @pytest.mark.usefixtures("load")
     def test_five_decode_iterations_from_the_command_line(self, server: Any, root: Path) -> None:
-        process = command_line(server, "--batch-kind", "decode", "--iterations", "5", "--run", "five")
+        process = command_line(server, "--batch-kind", "decode", "--iterations", "5", "--set", "run=five")
         out, err = finished(process, server)
         assert process.returncode == 0, err
         assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
@@ -142,7 +142,7 @@ class ServerContract:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_signal_stops_recording_on_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:
         run = f"until-{number.name}"
-        process = command_line(server, "--run", run)
+        process = command_line(server, "--set", f"run={run}")
         wait_for_start(process, server)
         server.complete()
         process.send_signal(number)
@@ -153,7 +153,7 @@ class ServerContract:
         assert read_run(root / run).status is Status.COMPLETE
 
     def test_early_signal_leaves_a_partial_capture(self, server: Any) -> None:
-        process = command_line(server, "--iterations", "1000", "--run", "interrupted")
+        process = command_line(server, "--iterations", "1000", "--set", "run=interrupted")
         wait_for_start(process, server)
         server.complete()
         process.send_signal(signal.SIGINT)
@@ -163,12 +163,12 @@ class ServerContract:
         assert status(server)["state"] == "ended"
 
     def test_next_capture_starts_after_a_killed_command(self, server: Any) -> None:
-        process = command_line(server, "--run", "lost")
+        process = command_line(server, "--set", "run=lost")
         wait_for_start(process, server)
         process.kill()
         finished(process, server)
         with busy(server):
-            process = command_line(server, "--iterations", "2", "--run", "next")
+            process = command_line(server, "--iterations", "2", "--set", "run=next")
             _, err = finished(process, server)
         assert process.returncode == 0, err
 
@@ -180,7 +180,7 @@ class ServerContract:
         assert second.status_code == 409
         assert "Capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
         # A start that is refused ends nothing, also under the same name.
-        process = command_line(server, "--iterations", "5", "--run", "refused")
+        process = command_line(server, "--iterations", "5", "--set", "run=refused")
         _, err = finished(process, server)
         assert (process.returncode, "is armed in this engine" in err) == (1, True), err
         server.complete()

@@ -81,7 +81,7 @@ def ask(job: Path, launcher: subprocess.Popen[str], *options: str) -> Iterator[s
         assert launcher.poll() is None, launcher.communicate()
         pause.wait(0.05)
     command = subprocess.Popen(
-        [sys.executable, "-m", "profdeck", "capture", "--run", "out/run", "--json", *options],
+        [sys.executable, "-m", "profdeck", "capture", "job", "out/run", "--json", *options],
         cwd=job,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

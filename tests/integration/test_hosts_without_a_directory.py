@@ -48,7 +48,7 @@ def ask() -> Iterator[Ask]:
     with ending() as started:
 
         def run(*options: object, within: Sequence[str] = ()) -> subprocess.Popen[str]:
-            command = [*within, sys.executable, "-m", "profdeck", "capture", *map(str, options)]
+            command = [*within, sys.executable, "-m", "profdeck", "capture", "job", *map(str, options)]
             pipe = subprocess.PIPE
             process = subprocess.Popen(
                 command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"COLUMNS": "400"}
@@ -79,19 +79,19 @@ def locations(found: dict[str, Any]) -> list[tuple[str, bool]]:
 def test_both_hosts_are_captured(job: tuple[Path, int, list[int]], ask: Ask, tmp_path: Path) -> None:
     """Each host keeps its own files, and a killed requester does not block the next capture."""
     hosts, port, _ = job
-    until(lambda: "2 processes" in (ask("--run", hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1]))
-    killed = ask("--run", hosts / "host0" / "live", "--in", 100_000)
+    until(lambda: "2 processes" in (ask(hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1]))
+    killed = ask(hosts / "host0" / "live", "--in", 100_000)
     assert killed.stderr is not None
     assert any("will be captured" in line for line in killed.stderr)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    found = captured(ask("--run", hosts / "host1" / "live", "--steps", 2, "--json"))
+    found = captured(ask(hosts / "host1" / "live", "--steps", 2, "--json"))
     assert found["complete"]
     assert found["last_step"] == found["first_step"] + 1
     assert ranks(found) == [(1, "complete")]
     assert locations(found) == [(str(hosts / "host0" / "live"), False), (str(hosts / "host1" / "live"), True)]
     # The requester's run directory has no files.
-    found = captured(ask("--run", tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
+    found = captured(ask(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
     assert (found["complete"], found["ls"]) == (True, None)
     assert locations(found) == [(str(hosts / f"host{rank}" / "live"), False) for rank in range(2)]
 
@@ -101,7 +101,7 @@ def test_a_store_that_hangs_costs_a_step_once(job: tuple[Path, int, list[int]], 
     """The launcher of the first host serves it."""
     hosts, _, launchers = job
     at = hosts / "host0" / "step"
-    waiting = ask("--run", hosts / "host1" / "live", "--in", 100_000)
+    waiting = ask(hosts / "host1" / "live", "--in", 100_000)
     assert waiting.stderr is not None
     assert any("will be captured" in line for line in waiting.stderr)
     os.kill(launchers[0], signal.SIGSTOP)
@@ -112,7 +112,7 @@ def test_a_store_that_hangs_costs_a_step_once(job: tuple[Path, int, list[int]], 
         os.kill(launchers[0], signal.SIGCONT)
     waiting.send_signal(signal.SIGINT)
     waiting.communicate(timeout=60)
-    until(lambda: captured_at_last(ask("--run", hosts / "host0" / "live", "--json")), every_s=1)
+    until(lambda: captured_at_last(ask(hosts / "host0" / "live", "--json")), every_s=1)
 
 
 def captured_at_last(process: subprocess.Popen[str]) -> bool:
@@ -128,7 +128,7 @@ def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
             nodes.append(subprocess.Popen(launch(node, "127.0.0.1", port, tmp_path), text=True))
         run = tmp_path / "host0" / "live"
         until((tmp_path / "host1" / "step").exists)
-        waiting = ask("--run", run, "--in", 100_000)
+        waiting = ask(run, "--in", 100_000)
         assert waiting.stderr is not None
         assert any("will be captured" in line for line in waiting.stderr)
         for process in nodes:
@@ -151,11 +151,11 @@ def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None
         runs = [tmp_path / f"host{node}" / "live" for node in range(2)]
 
         def both_are_there() -> bool:
-            return "2 processes" in ask("--run", runs[0], within=hosts[0].enter).communicate(timeout=120)[1]
+            return "2 processes" in ask(runs[0], within=hosts[0].enter).communicate(timeout=120)[1]
 
         until(both_are_there, every_s=0.5)
         for host, run in zip(hosts, runs, strict=True):
-            found = captured(ask("--run", run, "--steps", 2, "--json", within=host.enter))
+            found = captured(ask(run, "--steps", 2, "--json", within=host.enter))
             (here,) = (process for process in found["processes"] if process["files_here"])
             assert (found["complete"], ranks(found)) == (True, [(here["rank"], "complete")])
             assert here["directory"] == str(run)
@@ -163,11 +163,11 @@ def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None
 
         # the link is cut, and comes back
         hosts[1].link("down")
-        cut = ask("--run", runs[1], within=hosts[1].enter)
+        cut = ask(runs[1], within=hosts[1].enter)
         assert "tcpstore:10.77.0.1:29500" in cut.communicate(timeout=60)[1]
         assert cut.returncode == 1
         hosts[1].link("up")
-        until(lambda: captured_at_last(ask("--run", runs[1], "--json", within=hosts[1].enter)), every_s=1)
+        until(lambda: captured_at_last(ask(runs[1], "--json", within=hosts[1].enter)), every_s=1)
 
         subprocess.run([*hosts[0].enter, "touch", str(tmp_path / "host0" / "stop")], check=True)
         assert [process.wait(60) for process in nodes] == [0, 0]
@@ -175,7 +175,7 @@ def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None
 
 def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:
     port = free_port()
-    process = ask("--run", tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
+    process = ask(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"Nothing answers at tcpstore:127.0.0.1:{port}" in error

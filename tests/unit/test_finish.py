@@ -665,7 +665,7 @@ def test_a_capture_that_is_asked_for_is_over_when_its_finish_is(build: Build, ru
     working = threading.Thread(target=job)
     working.start()
     try:
-        result = CliRunner().invoke(app, ["capture", "--run", str(run), "--json"])
+        result = CliRunner().invoke(app, ["capture", "job", str(run), "--json"])
     finally:
         over.set()
         working.join()
@@ -692,7 +692,7 @@ def test_a_capture_of_servers_is_over_when_its_finish_is(
         }
         (tmp_path / "job.yaml").write_text(json.dumps(config))
         options = ["--config", str(tmp_path / "job.yaml"), "--iterations", "5", "--json"]
-        result = CliRunner().invoke(app, ["capture", *options])
+        result = CliRunner().invoke(app, ["capture", "servers", *options])
     assert result.exit_code == 0, result.output
     listed = json.loads(result.stdout)["ls"]
     (document,) = listed["finishes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from inspect import Parameter
 from typing import Any
 
 import attrs
+import typer
 
 from profdeck.engine.clusters import installed_clusters
 
@@ -36,9 +38,15 @@ def with_cluster_options(name: str, command: Any) -> Any:
     """Replace a command's ``of_clusters`` parameter with the options of all clusters.
 
     Args:
-        name: Command name.
-        command: Function or command group. It is returned unchanged if it has no such parameter.
+        name: Command name, such as ``capture servers``.
+        command: Function, or group of functions. It is returned unchanged if no function has such a parameter.
     """
+    if isinstance(command, typer.Typer):
+        group = copy.copy(command)
+        group.registered_commands = list(map(copy.copy, command.registered_commands))
+        for subcommand in group.registered_commands:
+            subcommand.callback = with_cluster_options(f"{name} {subcommand.name}", subcommand.callback)
+        return group
     if not callable(command) or _PARAMETER not in inspect.signature(command).parameters:
         return command
     clusters = {one.name: one.command_options[name] for one in installed_clusters() if name in one.command_options}

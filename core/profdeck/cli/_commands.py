@@ -26,7 +26,7 @@ COMMANDS = "profdeck.commands"
 
 _SECTIONS = {"profdeck": "Capture", "profdeck_traces": "Read traces"}
 """Headings in the list of commands, by package. Commands of other packages come last."""
-_UNTIL_STOPPED = "Use 'profdeck capture' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
+_UNTIL_STOPPED = "Use 'profdeck capture servers' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
     "capture start": _UNTIL_STOPPED,

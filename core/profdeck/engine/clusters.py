@@ -86,16 +86,6 @@ class ActorGroup(ABC):
         """
 
 
-@attrs.frozen
-class ActorSelection:
-    """Actors selected by command-line options."""
-
-    names: tuple[str, ...]
-    """Names or patterns; see `TargetsConfig.actors`."""
-    namespace: str | None
-    """Namespace of the actors. ``None``: use the only namespace that has engines."""
-
-
 class Cluster(ABC):
     """Base class for systems that run engines in actors, and tasks on many nodes."""
 
@@ -114,7 +104,7 @@ class Cluster(ABC):
         The keyword parameters of each function, annotated for typer, become options of the command. The function is
         called with their values. It returns ``None`` if the values do not select the cluster. Otherwise, it returns:
 
-        - ``capture``: an `ActorSelection`.
+        - ``capture servers``: names or patterns of actors, as in `TargetsConfig.actors`.
         - ``collect``: a function that joins the cluster and returns its actors, keyed by their names in manifests. Its
           argument is an `ExitStack` that leaves the cluster when closed.
         """

@@ -379,13 +379,13 @@ def ray_jobs(cluster: Cluster, environ: dict[str, str]) -> Iterator[tuple[RayJob
 
 
 def captured_from_outside(
-    cluster: Cluster, environ: dict[str, str], directory: Path, *options: str
+    cluster: Cluster, environ: dict[str, str], directory: Path, *options: str, names: str = "*"
 ) -> tuple[int, dict[str, Any], str]:
-    """Run `profdeck capture --ray`; returns its exit status, its JSON and what it said."""
-    given = ["--ray", "--iterations", "3", "--output", str(directory / "profiles")]
+    """Run `profdeck capture servers --ray NAMES`. Return its exit code, its JSON document and its messages."""
+    given = ["--ray", names, "--iterations", "3", "--output", str(directory / "profiles")]
     given += ["--set", "server.options.device_options.thread_bound=false", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "profdeck", "capture", *given, *options],
+        [sys.executable, "-m", "profdeck", "capture", "servers", *given, *options],
         cwd=directory,
         env=environ | {"RAY_ADDRESS": cluster.address},
         capture_output=True,
@@ -401,7 +401,7 @@ def test_of_several_jobs_one_has_to_be_chosen(
 ) -> None:
     code, _, said = captured_from_outside(cluster, environ, tmp_path)
     assert code == 2
-    assert "Several Ray jobs have engines. Select one with --ray-namespace" in said
+    assert "Several Ray jobs have engines. Select one with --set server.targets.actor_namespace=NAME" in said
     assert {f"{job.namespace} ({len(job.names)})" in " ".join(said.split()) for job in ray_jobs} == {True}
     assert not (tmp_path / "profiles").exists()
 
@@ -411,7 +411,9 @@ def test_each_job_is_captured_by_itself(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path, which: int
 ) -> None:
     job = ray_jobs[which]
-    code, found, said = captured_from_outside(cluster, environ, tmp_path, "--ray-namespace", job.namespace)
+    code, found, said = captured_from_outside(
+        cluster, environ, tmp_path, "--set", f"server.targets.actor_namespace={job.namespace}"
+    )
     assert (code, found["complete"]) == (0, True), said
     assert [one["url"] for one in found["servers"]] == [f"Actor(AsyncActor, {name})" for name in job.names]
     assert {(one["state"], one["backend"]) for one in found["servers"]} == {("ready", "held")}
@@ -425,7 +427,7 @@ def test_each_job_is_captured_by_itself(
 def test_a_name_that_one_job_has_chooses_it(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
 ) -> None:
-    code, found, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "rollout_1*")
+    code, found, said = captured_from_outside(cluster, environ, tmp_path, names="rollout_1*")
     assert (code, found["complete"]) == (0, True), said
     assert [one["url"] for one in found["servers"]] == ["Actor(AsyncActor, rollout_1)"]
 
@@ -433,7 +435,7 @@ def test_a_name_that_one_job_has_chooses_it(
 def test_a_cluster_without_such_actors(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
 ) -> None:
-    code, _, said = captured_from_outside(cluster, environ, tmp_path, "--actor", "reward_*")
+    code, _, said = captured_from_outside(cluster, environ, tmp_path, names="reward_*")
     assert code == 1
     assert "No engine found in the actors named reward_*" in said
 

@@ -130,7 +130,7 @@ EVERYTHING = dict.fromkeys(
 def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_complete(tmp_path) -> None:
     with started(tmp_path, "--steps", "80") as job:
         job.read_until("rollout 1: process")
-        asked = profdeck("capture", "--run", job.run, "--in", "3", "--steps", "2", "--json")
+        asked = profdeck("capture", "job", job.run, "--in", "3", "--steps", "2", "--json")
         log = job.finish()
         job.assert_nothing_is_left()
     assert asked.returncode == 0, asked.stderr

@@ -140,7 +140,7 @@ def test_the_command_line_brings_the_files_of_another_host(
     server = start(directory, other_host(directory))
     with iterating(server):
         process = command_line(
-            server, "--iterations", "3", "--ranks", "all", "--run", "run", "--output", str(directory),
+            server, "--iterations", "3", "--ranks", "all", "--set", "run=run", "--output", str(directory),
             "--set", "server.options.merge=true", PYTHONPATH=python_path,
         )  # fmt: skip
         out, err = finished(process, server)
@@ -173,7 +173,7 @@ def test_a_server_at_a_unix_socket(
     (directory := tmp_path / "profiles").mkdir()
     at = tmp_path / "engine.sock"
     server = start(directory, other_host(directory) if elsewhere else [], "--uds", at)
-    own = ["--iterations", "3", "--ranks", "all", "--run", "run", "--output", str(directory)]
+    own = ["--iterations", "3", "--ranks", "all", "--set", "run=run", "--output", str(directory)]
     with iterating(server):
         process = command_line_of_many("--url", f"unix:{at}", *own, PYTHONPATH=python_path)
         out, err = finished(process, server)
@@ -193,7 +193,7 @@ def test_what_cannot_be_fetched_is_listed_with_its_host(
 ) -> None:
     (directory := tmp_path / "profiles").mkdir()
     server = start(directory, other_host(directory))
-    arguments = ["--iterations", "3", "--run", "run", "--output", str(directory), "--json"]
+    arguments = ["--iterations", "3", "--set", "run=run", "--output", str(directory), "--json"]
     with iterating(server):
         process = command_line(server, *arguments, "--set", "server.options.collect=false", PYTHONPATH=python_path)
         out, err = finished(process, server)
@@ -231,7 +231,7 @@ def engine(
 @pytest.mark.long
 def test_engines_on_another_host(engine: Server, root: Path, tmp_path: Path) -> None:
     run = f"two-hosts-{engine.url.rpartition(':')[2]}"
-    arguments = ["--iterations", "3", "--run", run]  # of all kinds, as each series of one kind is a capture
+    arguments = ["--iterations", "3", "--set", f"run={run}"]  # of all kinds, as each series of one kind is a capture
     with busy(engine):
         for output in (root, tmp_path):
             out, err = finished(process := command_line(engine, *arguments, "--output", str(output)), engine)

@@ -56,7 +56,7 @@ def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server]
     """A prefill worker would wait for decode batches for ever."""
     asked = ("--iterations", "3", "--batch-kind", "prefill", "--batch-kind", "decode")
     with busy(router):
-        process = command_line_of_many("--router", router.url, *asked, "--run", "disaggregated", "--json")
+        process = command_line_of_many("--router", router.url, *asked, "--set", "run=disaggregated", "--json")
         out, err = finished(process, pair[0])
     assert process.returncode == 0, err
     document = json.loads(out)

@@ -199,7 +199,7 @@ def test_one_capture_of_all_hosts(cluster: Cluster, job: list[subprocess.Popen[s
 
     def captured() -> dict[str, Any] | None:
         assert all(process.poll() is None for process in job)
-        process = cluster.profdeck("capture", "--run", run, "--steps", "2", "--json")
+        process = cluster.profdeck("capture", "job", run, "--steps", "2", "--json")
         out, error = process.communicate(timeout=240)
         print(out, error)  # noqa: T201  # of a failure
         return json.loads(out) if out and process.returncode == 0 else None
@@ -281,7 +281,7 @@ def away_for_a_while(host: Host) -> None:
 @pytest.mark.parametrize("fault", [lambda host: host.limit("800kbit"), away_for_a_while], ids=["slow", "cut"])
 def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fault: Fault) -> None:
     host, url = cluster.hosts[2], cluster.servers["host-2"]
-    process = cluster.profdeck("capture", "--url", url, "--iterations", "5", "--json")
+    process = cluster.profdeck("capture", "servers", "--url", url, "--iterations", "5", "--json")
     fault(host)
     try:
         cluster.await_start(host, url)
@@ -295,8 +295,8 @@ def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fa
 
 def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> None:
     host, url = cluster.hosts[2], cluster.servers["host-2"]
-    own = ("--url", url, "--iterations", "5", "--run", "cut", "--output", cluster.output)
-    process = cluster.profdeck("capture", *own, "--set", "server.options.rpc_timeout_s=10")
+    own = ("--url", url, "--iterations", "5", "--set", "run=cut", "--output", cluster.output)
+    process = cluster.profdeck("capture", "servers", *own, "--set", "server.options.rpc_timeout_s=10")
     cluster.await_start(host, url)
     host.link("down")
     cluster.generate(host, url)
@@ -314,9 +314,9 @@ def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> Non
 
 def test_a_link_that_is_away_for_longer_than_a_transfer_waits(cluster: Cluster) -> None:
     host, url, run = cluster.hosts[2], cluster.servers["host-2"], cluster.output / "away"
-    own = ("--url", url, "--iterations", "20", "--run", run.name, "--output", run.parent)
+    own = ("--url", url, "--iterations", "20", "--set", f"run={run.name}", "--output", run.parent)
     coming = [*cluster.hosts[0].enter, "find", run, "-name", ".*.trace.json.gz.*.tmp"]
-    process = cluster.profdeck("capture", *own, "--set", "server.options.rpc_timeout_s=10")
+    process = cluster.profdeck("capture", "servers", *own, "--set", "server.options.rpc_timeout_s=10")
     host.limit("100kbit")
     try:
         cluster.await_start(host, url)

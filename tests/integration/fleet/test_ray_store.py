@@ -84,7 +84,7 @@ def test_capture_of_actors_without_a_shared_directory(cluster: Cluster, start: A
     assert job.stdout.readline() == "ready\n"
     run = tmp_path / "host1" / "live"
     store = f"ray:{cluster.address}"
-    found = captured(start("-m", "profdeck", "capture", "--run", run, "--steps", 2, "--json"))
+    found = captured(start("-m", "profdeck", "capture", "job", run, "--steps", 2, "--json"))
     (capture,) = found["ls"]["captures"]
     assert (found["complete"], [(rank["rank"], rank["status"]) for rank in capture["ranks"]]) == (
         True,
@@ -94,17 +94,17 @@ def test_capture_of_actors_without_a_shared_directory(cluster: Cluster, start: A
         (str(tmp_path / "host0" / "live"), False),
         (str(run), True),
     ]
-    killed = start("-m", "profdeck", "capture", "--run", run, "--in", 100_000)
+    killed = start("-m", "profdeck", "capture", "job", run, "--in", 100_000)
     assert killed.stderr is not None
     assert any("will be captured" in line for line in killed.stderr)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     elsewhere = tmp_path / "elsewhere" / "live"
-    found = captured(start("-m", "profdeck", "capture", "--run", elsewhere, "--store", store, "--json"))
+    found = captured(start("-m", "profdeck", "capture", "job", elsewhere, "--store", store, "--json"))
     assert (found["complete"], found["ls"]) == (True, None)
     job.communicate("end\n", timeout=60)
     assert job.returncode == 0
 
-    none = start("-m", "profdeck", "capture", "--run", tmp_path / "other", "--store", store)
+    none = start("-m", "profdeck", "capture", "job", tmp_path / "other", "--store", store)
     assert "no job of the run 'other' is running" in " ".join(none.communicate(timeout=60)[1].split())
     until(lambda: start("-c", IS_THERE, cluster.address).communicate(timeout=60)[0] == "[]\n", every_s=2)

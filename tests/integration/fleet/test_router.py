@@ -196,8 +196,17 @@ def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
 def test_from_the_command_line_by_the_router(workers: tuple[Server, Server], router: Server, root: Path) -> None:
     with busy(router, clients=4):
         process = command_line_of_many(
-            *("--router", router.url, "--iterations", "5", "--batch-kind", "decode", "--policy", "all"),
-            *("--run", "by-router", "--json"),
+            *(
+                "--router",
+                router.url,
+                "--iterations",
+                "5",
+                "--batch-kind",
+                "decode",
+                "--set",
+                "server.targets.policy=all",
+            ),
+            *("--set", "run=by-router", "--json"),
         )
         out, err = finished(process, workers[0])
     assert process.returncode == 0, err
@@ -214,7 +223,7 @@ def test_from_the_command_line_by_the_router(workers: tuple[Server, Server], rou
 
 def test_from_the_command_line_by_urls_without_traffic(workers: tuple[Server, Server]) -> None:
     urls = [argument for worker in workers for argument in ("--url", worker.url)]
-    process = command_line_of_many(*urls, "--iterations", "5", "--timeout", "1", "--run", "idle")
+    process = command_line_of_many(*urls, "--iterations", "5", "--timeout", "1", "--set", "run=idle")
     out, err = finished(process, workers[0])
     assert process.returncode == 1, err
     assert "Only 0 of 5 iterations ran before the stop." in out
@@ -222,7 +231,7 @@ def test_from_the_command_line_by_urls_without_traffic(workers: tuple[Server, Se
 
 
 def test_ctrl_c_ends_the_recording_of_all(workers: tuple[Server, Server], router: Server, root: Path) -> None:
-    process = command_line_of_many("--router", router.url, "--iterations", "1000", "--run", "interrupted")
+    process = command_line_of_many("--router", router.url, "--iterations", "1000", "--set", "run=interrupted")
     wait_for_start(process, *workers)
     for worker in workers:
         worker.complete()

@@ -97,7 +97,7 @@ def test_the_trainer_and_a_real_engine_by_config_and_on_demand(job: Start, tmp_p
     running = job(PPO, "global_profiler.tool=profdeck", "trainer.total_training_steps=7", **environ)
     run = tmp_path / "profiles" / "rl"
     running.wait_for(run / "step_000002" / "rollout" / "target.step2.json")
-    asked = profdeck("capture", "--run", str(run), "--in", "2", "--steps", "1", cwd=tmp_path)
+    asked = profdeck("capture", "job", str(run), "--in", "2", "--steps", "1", cwd=tmp_path)
     log = running.wait()
     assert asked["complete"], (asked, log[-3000:])
     first = asked["first_step"]

@@ -27,7 +27,7 @@ def server(start_server: Callable[..., Any]) -> Any:
 
 def capture(server: Any, output: Path, *arguments: str) -> tuple[int, str]:
     """Capture the server. Return the exit code and all output, joined into one line."""
-    process = command_line(server, "--output", str(output), "--run", "native", *arguments)
+    process = command_line(server, "--output", str(output), "--set", "run=native", *arguments)
     out, err = finished(process, server)
     return process.returncode, " ".join((out + err).split())
 

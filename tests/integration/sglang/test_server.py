@@ -166,7 +166,7 @@ def test_detailed_annotations_name_the_attention_work(server: Any) -> None:
 def test_the_frontends_record_as_roles_of_their_own(server: Any, root: Path) -> None:
     with busy(server):
         process = command_line(
-            server, "--iterations", "3", "--run", "fronts", "--set", "server.options.ignore_frontend=false"
+            server, "--iterations", "3", "--set", "run=fronts", "--set", "server.options.ignore_frontend=false"
         )
         out, err = finished(process, server)
     assert process.returncode == 0, out + err

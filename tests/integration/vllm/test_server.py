@@ -98,7 +98,7 @@ def native(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
 
 
 def capture_natively(server: Any, directory: Path, output: Path) -> tuple[int, str]:
-    known = ["--set", f"server.options.native_directory={directory}", "--output", str(output), "--run", "native"]
+    known = ["--set", f"server.options.native_directory={directory}", "--output", str(output), "--set", "run=native"]
     with busy(server):
         process = command_line(server, "--iterations", "3", "--timeout", "3", *known)
         out, err = finished(process, server)

@@ -39,7 +39,7 @@ def start(simulated_path: str) -> Iterator[Start]:
         def run(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
             path = os.pathsep.join([simulated_path, *filter(None, sys.path)])
             process = subprocess.Popen(
-                [sys.executable, "-m", "profdeck", "capture", *map(str, arguments)],
+                [sys.executable, "-m", "profdeck", "capture", "servers", *map(str, arguments)],
                 env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -114,7 +114,7 @@ def test_signal_stops_recording_on_all_servers(
     with running(2, tmp_path) as servers:
         for server in servers:
             server.engine, server.traffic = RecordingEngine("tally-device"), 3
-        process = start(*by_url(servers), *window, "--run", "run")
+        process = start(*by_url(servers), *window, "--set", "run=run")
         until(waited_for(servers))
         process.send_signal(number)
         listed, said = process.communicate(timeout=60)
@@ -128,7 +128,7 @@ def test_signal_stops_recording_on_all_servers(
 def test_signal_during_start(start: Start, tmp_path: Path, manifest: Read, number: signal.Signals) -> None:
     with running(8, tmp_path) as servers:
         servers[3].acts["start"] = [Act(delay_s=0.5)]
-        process = start(*by_url(servers), "--run", "run")
+        process = start(*by_url(servers), "--set", "run=run")
         until(lambda: "start" in servers[3].commands())
         interrupted(process, number)
         assert all("stop" in server.commands() for server in servers)
@@ -144,7 +144,7 @@ def test_ctrl_c_while_the_files_are_written(start: Start, tmp_path: Path, manife
     with running(8, tmp_path) as servers:
         slow = engine(servers[5])
         servers[5].in_its_loop(slow.flushed.clear)
-        process = start(*by_url(servers), "--run", "run")
+        process = start(*by_url(servers), "--set", "run=run")
         until(waited_for(servers))
         if presses == 1:
             for server in servers:
@@ -173,7 +173,7 @@ def test_progress_on_a_terminal(start: Start, tmp_path: Path) -> None:
     with running(4, tmp_path) as servers:
         slow = engine(servers[2])
         servers[2].in_its_loop(slow.flushed.clear)
-        process = start(*by_url(servers), "--iterations", 5, "--run", "run", stderr=program)
+        process = start(*by_url(servers), "--iterations", 5, "--set", "run=run", stderr=program)
         see(b"0 of 4 targets have recorded 5 iterations")
         for server in servers[:3]:
             server.in_its_loop(functools.partial(engine(server).iterate, 9))

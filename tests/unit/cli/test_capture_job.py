@@ -1,4 +1,4 @@
-"""`profdeck capture --run`, against jobs that run in processes of their own and step by themselves."""
+"""`profdeck capture job`, against jobs that run in processes of their own and step by themselves."""
 
 from __future__ import annotations
 
@@ -95,10 +95,8 @@ def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 @pytest.fixture
 def ask(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start the command, which waits no longer than this for ranks that may be started again."""
-    hasty = (
-        "import profdeck.cli._capture_job as command; from profdeck.cli import main; command._RESTART_S = 0.5; main()"
-    )
-    return lambda *options: spawn("-c", hasty, "capture", "--run", tmp_path / "run", *options)
+    hasty = "import profdeck.on_demand.client as client; from profdeck.cli import main; client._RESTART_S = 0.5; main()"
+    return lambda *options: spawn("-c", hasty, "capture", "job", tmp_path / "run", *options)
 
 
 def line_with(text: str, process: subprocess.Popen[str]) -> str:
@@ -116,7 +114,7 @@ def words(text: str) -> str:
 
 def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0, 1), 2)
-    result = cli("capture", "--run", tmp_path / "run", "--in", 20, "--steps", 3)
+    result = cli("capture", "job", tmp_path / "run", "--in", 20, "--steps", 3)
     assert result.exit_code == 0, result.output
     said = result.stderr.splitlines()
     assert said[0] == "Sent the request to 2 processes of run."
@@ -136,7 +134,7 @@ def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None
 
 def test_only_what_was_asked_for_is_shown(cli: Cli, job: Start, tmp_path: Path) -> None:
     process = job(steps=[0])
-    result = cli("capture", "--run", tmp_path / "run", "--json")
+    result = cli("capture", "job", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     (capture,) = document["ls"]["captures"]
@@ -161,7 +159,7 @@ def test_only_what_was_asked_for_is_shown(cli: Cli, job: Start, tmp_path: Path) 
 
 def test_stages_of_a_discrete_job(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(mode="discrete")
-    result = cli("capture", "--run", tmp_path / "run", "--steps", 2, "--json")
+    result = cli("capture", "job", tmp_path / "run", "--steps", 2, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     first = document["first_step"]
@@ -171,7 +169,7 @@ def test_stages_of_a_discrete_job(cli: Cli, job: Start, tmp_path: Path) -> None:
 
 def test_a_rank_far_ahead_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0, 1), 2, ahead=1000)
-    result = cli("capture", "--run", tmp_path / "run", "--json")
+    result = cli("capture", "job", tmp_path / "run", "--json")
     document = json.loads(result.stdout)
     assert (result.exit_code, document["complete"]) == (1, False)
     assert [process["problem"] is None for process in document["processes"]] == [True, False]
@@ -181,7 +179,7 @@ def test_a_rank_far_ahead_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path
 def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0,), 2)
     job((1,), 2, stuck=True)
-    result = cli("capture", "--run", tmp_path / "run", "--timeout", 2)
+    result = cli("capture", "job", tmp_path / "run", "--timeout", 2)
     assert result.exit_code == 1
     assert re.search(r"trainer rank 1, process \d+ on .*: It has begun no global step since\.", words(result.stdout))
     assert re.search(r"\d+ trainer 1 missing", words(result.stdout))
@@ -191,7 +189,7 @@ def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_pat
 
 def test_a_job_that_never_steps_ends_the_request(cli: Cli, job: Start, tmp_path: Path) -> None:
     process = job(stuck=True)
-    result = cli("capture", "--run", tmp_path / "run", "--timeout", 0.3)
+    result = cli("capture", "job", tmp_path / "run", "--timeout", 0.3)
     assert result.exit_code == 1
     assert "No process has begun a global step for 0.3 seconds, so the request is withdrawn." in result.stderr
     assert f"Asked were: trainer rank 0 (process {process.pid} on " in result.stderr
@@ -201,7 +199,7 @@ def test_a_job_that_never_steps_ends_the_request(cli: Cli, job: Start, tmp_path:
 
 def test_a_step_that_is_not_reached_ends_the_request(cli: Cli, job: Start, tmp_path: Path) -> None:
     job()
-    result = cli("capture", "--run", tmp_path / "run", "--in", 1_000_000, "--timeout", 2)
+    result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000, "--timeout", 2)
     assert result.exit_code == 1
     assert (
         "Nothing was captured, and the request is withdrawn. trainer rank 0: it has not come to the end of the "
@@ -270,7 +268,7 @@ def test_a_second_command_is_told_of_the_first(cli: Cli, job: Start, ask: Start,
     job(stuck=True)
     first = ask()
     line_with("Sent the request to 1 process", first)
-    result = cli("capture", "--run", tmp_path / "run")
+    result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
     assert f"was asked for by process {first.pid} on " in result.stderr
     assert "is not over yet" in result.stderr
@@ -284,7 +282,7 @@ def test_a_command_that_was_killed_gives_way(cli: Cli, job: Start, ask: Start, t
     first.kill()
     first.wait()
     stuck.communicate("end")
-    result = cli("capture", "--run", tmp_path / "run", "--json")
+    result = cli("capture", "job", tmp_path / "run", "--json")
     document = json.loads(result.stdout)
     assert (result.exit_code, document["complete"]) == (1, False)  # rank 1 should have recorded, and is gone
     assert document["first_step"] < 1_000_000
@@ -292,7 +290,7 @@ def test_a_command_that_was_killed_gives_way(cli: Cli, job: Start, ask: Start, t
 
 def test_the_end_of_the_job_is_known(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(final_step=999_999)
-    result = cli("capture", "--run", tmp_path / "run", "--in", 1_000_000)
+    result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000)
     assert result.exit_code == 1
     assert re.search(
         r"Nothing is captured: the capture would begin at step 1\d{6}, and the job ends with step 999999\.",
@@ -302,13 +300,13 @@ def test_the_end_of_the_job_is_known(cli: Cli, job: Start, tmp_path: Path) -> No
 
 def test_warm_up_takes_time(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(**{"trainer.warmup_steps": 3})
-    result = cli("capture", "--run", tmp_path / "run", "--in", 3)
+    result = cli("capture", "job", tmp_path / "run", "--in", 3)
     assert result.exit_code == 2
     assert (
         "--in 3: the role 'trainer' warms up for 3 step(s) before a capture. Give at least 4; the default is 5, for "
         "ranks that differ by a step." in words(result.stderr)
     )
-    result = cli("capture", "--run", tmp_path / "run", "--json")
+    result = cli("capture", "job", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
     (manifest,) = (tmp_path / "run").glob("step_*/trainer/rank_0000.*[0-9].json")
     assert json.loads(manifest.read_text())["notes"] == []
@@ -318,7 +316,7 @@ def test_nobody_is_there(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper"}
     with Profiler.from_config(settings=settings) as profiler, profiler.capture(0):
         pass
-    result = cli("capture", "--run", tmp_path / "run")
+    result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 2
     assert "no process of this job is there to be asked" in result.stderr
 
@@ -328,8 +326,8 @@ def test_a_job_that_is_about_to_join_its_store_is_waited_for(
 ) -> None:
     (board := tmp_path / "board").mkdir()
     monkeypatch.setenv("PAPER_BOARD", str(board))
-    arguments = ("--run", tmp_path / "run", "--store", f"paper-board:{board}", "--json")
-    asked = spawn("-m", "profdeck", "capture", *arguments)
+    arguments = (tmp_path / "run", "--store", f"paper-board:{board}", "--json")
+    asked = spawn("-m", "profdeck", "capture", "job", *arguments)
     until((board / "looked").exists, timeout_s=60)
     job(on_demand="paper-board")
     out, err = asked.communicate(timeout=60)
@@ -356,7 +354,7 @@ def listed(document: dict[str, Any]) -> list[tuple[int, str]]:
 
 def test_files_on_another_host_are_reported(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
     run, address = tmp_path / "host0" / "run", store()
-    result = cli("capture", "--run", run, "--store", address, "--json")
+    result = cli("capture", "job", run, "--store", address, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["complete"], listed(document)) == (True, [(0, "complete")])
@@ -365,7 +363,7 @@ def test_files_on_another_host_are_reported(cli: Cli, store: Callable[..., str],
         (str(tmp_path / "host1" / "run"), False, None),
     ]
     assert not list(run.glob("step_*/trainer/rank_0001*"))
-    result = cli("capture", "--run", run, "--store", address)
+    result = cli("capture", "job", run, "--store", address)
     assert result.exit_code == 0, result.output
     directory = tmp_path / "host1" / "run"
     assert f"trainer rank 1: its files are on {ProcessId().host}, in {directory}" in words(result.stdout)
@@ -382,18 +380,17 @@ def test_files_on_another_host_are_reported(cli: Cli, store: Callable[..., str],
 
 def test_capture_from_a_host_without_run_files(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
     run = tmp_path / "elsewhere" / "run"
-    result = cli("capture", "--run", run, "--store", store(), "--json", "--report", tmp_path / "page.html")
+    result = cli("capture", "job", run, "--store", store(), "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["complete"], document["ls"]) == (True, None)
     assert [one["files_here"] for one in document["processes"]] == [False, False]
-    assert "page.html is not written: all files of this capture are on other hosts." in words(result.stderr)
     assert not run.exists()
 
 
 def test_incomplete_capture_on_another_host(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
     address = store(**{"trainer.options.fail_at": "stop"})
-    result = cli("capture", "--run", tmp_path / "run", "--store", address, "--json")
+    result = cli("capture", "job", tmp_path / "run", "--store", address, "--json")
     document = json.loads(result.stdout)
     assert (result.exit_code, document["complete"]) == (1, False)
     assert all("stop does not work" in one["problem"] for one in document["processes"])
@@ -403,29 +400,13 @@ def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper", "steps": [0], "on_demand": False}
     with Profiler.from_config(settings=settings).capture(0):
         pass
-    result = cli("capture", "--run", tmp_path / "run")
+    result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 2
     assert "this job takes no requests: its config says on_demand: false" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "No server or job specified. Use --url URL for a server, or --run RUN for the directory of a running"),
-        (["--run", "run", "--ranks", "0"], "--ranks applies only to servers and requires --url."),
-        (["--run", "run", "--set", "a=1"], "--set applies only to servers and requires --url."),
-        (["--url", "http://127.0.0.1:1", "--in", "2"], "--in is for jobs, and a server has no global steps."),
-        (["--url", "http://127.0.0.1:1", "--steps", "1"], "--steps is for jobs, and a server has no global steps."),
-    ],
-)
-def test_options_that_exclude_each_other(cli: Cli, arguments: list[str], message: str) -> None:
-    result = cli("capture", *arguments)
-    assert result.exit_code == 2
-    assert message in words(result.stderr)
-
-
 def test_a_directory_that_is_no_run(cli: Cli, tmp_path: Path) -> None:
-    result = cli("capture", "--run", tmp_path / "absent")
+    result = cli("capture", "job", tmp_path / "absent")
     assert result.exit_code == 4
     assert "absent does not exist, so it has no run.json" in result.stderr
 
@@ -438,7 +419,7 @@ def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pyt
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(stores, "write_new", refuse)
-    result = cli("capture", "--run", tmp_path / "run")
+    result = cli("capture", "job", tmp_path / "run")
     assert profiler.enabled
     assert result.exit_code == 1
     assert "demand.json cannot be written: PermissionError" in words(result.stderr)
@@ -448,6 +429,6 @@ def test_a_request_of_another_host_is_named(cli: Cli, job: Start, tmp_path: Path
     job(stuck=True)
     request = OnDemandRequest(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
     (tmp_path / "run" / "demand.json").write_bytes(requests.encode(request))
-    result = cli("capture", "--run", tmp_path / "run")
+    result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
     assert "was asked for by process 7 on another-host" in words(result.stderr)

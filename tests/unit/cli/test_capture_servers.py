@@ -1,4 +1,4 @@
-"""`profdeck capture` of servers: many at once, what is checked before, and what is said of each."""
+"""`profdeck capture servers`: many at once, what is checked before, and what is said of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from typer.testing import Result
 
 from profdeck.backends.api import TargetState
-from profdeck.cli import _capture_progress
+from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
 from simulated_servers import (
     Act,
@@ -31,7 +31,7 @@ from simulated_servers import (
 
 Cli = Callable[..., Result]
 Fleet = Callable[..., AbstractContextManager[list[SimulatedServer]]]
-FIVE = ("--iterations", 5, "--run", "run")
+FIVE = ("--iterations", 5, "--set", "run=run")
 QUIET = (*FIVE, "--json")
 """Without a summary, which starts processes for several traces."""
 
@@ -103,7 +103,7 @@ def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
 
 def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(3) as servers:
-        result = cli("capture", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *by_url(servers), *FIVE)
         assert result.exit_code == 0, result.output
         starts = [next(one for one in server.arrivals if one.command == "start") for server in servers]
     lines = list(map(words, result.stdout.splitlines()))
@@ -121,21 +121,15 @@ def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[...
     assert manifest(2).status == "complete"
 
 
-def test_renamed_stage_option_is_an_error(cli: Cli) -> None:
-    result = cli("capture", "--url", "http://127.0.0.1:1", "--stage", "decode")
-    assert result.exit_code == 2
-    assert "--stage was renamed to --batch-kind." in result.stderr
-
-
 def test_one_is_no_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
     with fleet(1) as servers:
-        result = cli("capture", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *by_url(servers), *FIVE)
         assert result.exit_code == 0, result.output
         assert (manifest().target, manifest().targets) == (servers[0].url, ())
         assert result.stderr == ""
-        result = cli("capture", *by_url(servers), *FIVE, "--replica", 3, "--role", "rollout")
+        result = cli("capture", "servers", *by_url(servers), *FIVE, "--role", "rollout")
     assert result.exit_code == 0, result.output
-    assert manifest(3, "rollout").target == servers[0].url
+    assert manifest(role="rollout").target == servers[0].url
 
 
 def test_the_name_of_the_run_is_stronger_than_the_environment(
@@ -143,20 +137,20 @@ def test_the_name_of_the_run_is_stronger_than_the_environment(
 ) -> None:
     monkeypatch.setenv("PROFDECK_RUN", "other")
     with fleet(1) as servers:
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
     assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
 
 
 def test_a_policy_makes_a_fleet_of_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(1) as servers:
-        result = cli("capture", *by_url(servers), *QUIET, "--policy", "all")
+        result = cli("capture", "servers", *by_url(servers), *QUIET, "--set", "server.targets.policy=all")
     assert result.exit_code == 0, result.output
     assert (manifest().target, manifest().policy) == ("fleet of 1", "all")
 
 
 def test_json_has_the_same_facts(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(2) as servers:
-        result = cli("capture", *by_url(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *by_url(servers), *FIVE, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["run"], document["complete"]) == (str(tmp_path / "profiles" / "run"), True)
@@ -173,7 +167,7 @@ def test_a_router_and_its_worker_types(cli: Cli, fleet: Fleet, manifest: Callabl
     with fleet(5) as (router, *servers):
         router.acts["workers"] = workers(*servers[:3], _1="decode", _2="prefill")
         where = ["--router", router.url, "--url", servers[3].url]
-        result = cli("capture", *where, "--worker-type", "regular", "--worker-type", "decode", *QUIET)
+        result = cli("capture", "servers", *where, "--set", "server.targets.worker_types=[regular, decode]", *QUIET)
         assert result.exit_code == 0, result.output
         assert "start" not in servers[2].commands()
         assert {router.commands().count(command) for command in ("start", "status")} == {0}
@@ -186,7 +180,7 @@ def test_a_worker_that_its_router_calls_unhealthy(cli: Cli, fleet: Fleet) -> Non
     with fleet(3) as (router, *servers):
         listed = [{"url": one.url, "is_healthy": one is servers[0]} for one in servers]
         router.acts["workers"] = [Act(content=json.dumps({"workers": listed}).encode())]
-        result = cli("capture", "--router", router.url, *FIVE, "--json")
+        result = cli("capture", "servers", "--router", router.url, *FIVE, "--json")
         assert result.exit_code == 1
         assert servers[1].commands() == []
     states = {one["url"]: one["state"] for one in json.loads(result.stdout)["servers"]}
@@ -198,7 +192,7 @@ def test_a_file_of_targets(cli: Cli, fleet: Fleet, manifest: Callable[..., Manif
     with fleet(2) as servers:
         listed = f"- {servers[0].url}\n- {{url: '{servers[1].url}', replica: 7, worker_type: regular}}\n"
         (tmp_path / "targets.yaml").write_text(listed)
-        result = cli("capture", "--targets", "targets.yaml", *QUIET)
+        result = cli("capture", "servers", "--targets", "targets.yaml", *QUIET)
         assert result.exit_code == 0, result.output
         assert {record.replica: record.name for record in manifest().targets} == {
             0: servers[0].url,
@@ -220,13 +214,13 @@ def test_the_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest:
             "trainer": {"backend": "paper"},
         }
         (tmp_path / "job.yaml").write_text(json.dumps({"roles": roles}))
-        result = cli("capture", "--config", "job.yaml", *FIVE, "--json")
+        result = cli("capture", "servers", "--config", "job.yaml", *FIVE, "--json")
         assert result.exit_code == 0, result.output
         assert manifest(role="reward").backend == "other"
         starts = [one.body for server in servers for one in server.arrivals if one.command == "start"]
         assert [(one["role"], one["ranks"]) for one in starts] == [("rollout", "all")] * 2 + [("reward", [0])]
         assert {server["role"] for server in json.loads(result.stdout)["servers"]} == {"rollout", "reward"}
-        result = cli("capture", "--config", "job.yaml", "--role", "reward", *FIVE)
+        result = cli("capture", "servers", "--config", "job.yaml", "--role", "reward", *FIVE)
         assert result.exit_code == 0, result.output
         assert [server.commands().count("start") for server in servers] == [1, 1, 2]
 
@@ -237,7 +231,7 @@ def test_the_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest:
 def test_servers_of_several_kinds_are_two_roles(cli: Cli, fleet: Fleet) -> None:
     with fleet(3) as servers:
         servers[1].backend = "other"
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
         assert result.exit_code == 2
         assert not any("start" in server.commands() for server in servers)
     said = words(result.stderr)
@@ -250,7 +244,7 @@ def test_servers_of_several_kinds_are_two_roles(cli: Cli, fleet: Fleet) -> None:
 def test_directories_that_differ(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(2) as servers:
         servers[1].output = str(tmp_path / "elsewhere")
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
         assert result.exit_code == 2
         assert "start" not in servers[0].commands()
     assert f"{tmp_path}/elsewhere: {servers[1].url}" in words(result.stderr)
@@ -259,7 +253,7 @@ def test_directories_that_differ(cli: Cli, fleet: Fleet, tmp_path: Path) -> None
 def test_a_server_of_another_host_has_its_own_directory(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(1) as servers:
         servers[0].host, servers[0].output = "elsewhere", "/nowhere"
-        result = cli("capture", *by_url(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *by_url(servers), *FIVE, "--json")
     assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
 
 
@@ -267,7 +261,7 @@ def test_versions_that_may_not_fit(cli: Cli, fleet: Fleet) -> None:
     with fleet(4) as servers:
         for server, version in zip(servers, ("0.1.7", "0.0.9", "0.0.9", "strange"), strict=True):
             server.version = version
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
     assert result.exit_code == 0, result.output
     said = words(result.stderr)
     assert "and 1 more: profdeck is 0.0.9 there and 0.1.0 here." in said
@@ -279,7 +273,7 @@ def test_versions_that_may_not_fit(cli: Cli, fleet: Fleet) -> None:
 def test_a_server_that_is_not_well(cli: Cli, fleet: Fleet, *, many: bool) -> None:
     with fleet(1 + many) as servers:
         servers[0].acts = {"status": [Act(status=404)], "health": [Act(status=503)]}
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
         assert [server.commands().count("health") for server in servers] == [1, 0][: 1 + many]
     assert result.exit_code == 1
     said = words(result.stderr)
@@ -295,7 +289,7 @@ def test_a_server_is_asked_how_it_is_by_the_route_of_its_backend(
         for server in servers:
             server.acts = {"status": [Act(status=404)], "cheap": [Act(status=503)]}
         servers[1].backend = "unheard-of"  # so nobody knows what to ask it
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
         assert [server.commands().count("cheap") for server in servers] == [1, 0]
         assert "health" not in servers[0].commands() + servers[1].commands()
     assert f"{servers[0].url}: Its /cheap does not answer that it is well." in words(result.stderr)
@@ -309,7 +303,7 @@ def test_a_server_that_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host
         about = json.dumps({"server": here | {"writable": False}, "answer": {"ranks": []}})
         servers[0].acts["status"] = [Act(content=about.encode()), Act()]
         servers[0].acts["start"] = [Act(status=409, error="nothing can be written")]
-        result = cli("capture", *by_url(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *by_url(servers), *FIVE, "--json")
         assert "start" in servers[0].commands()  # permissions do not tell all
     assert result.exit_code == 1
     said = words(result.stderr)
@@ -326,7 +320,7 @@ def test_a_server_that_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host
 def test_a_server_that_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].acts["status"] = [Act(status=404)]
-        result = cli("capture", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *by_url(servers), *FIVE)
         assert result.exit_code == 1
         assert f"{servers[0].url} server/" in words(result.stderr)
         assert re.search(r"simulated own profiler only", words(result.stderr))
@@ -337,7 +331,7 @@ def test_a_server_that_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
 def test_a_server_that_lets_nobody_in(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as servers:
         servers[0].token = "a secret"  # noqa: S105  # nobody's
-        result = cli("capture", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *by_url(servers), *FIVE)
         assert (result.exit_code, result.stdout) == (1, "")
         assert "answered 401: The token is missing or wrong: set PROFDECK_TOKEN" in words(result.stderr)
 
@@ -345,10 +339,10 @@ def test_a_server_that_lets_nobody_in(cli: Cli, fleet: Fleet) -> None:
 def test_what_no_backend_recognises(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
-        one = cli("capture", "--url", servers[0].url, *QUIET)
-        two = cli("capture", *by_url(servers), *QUIET)
+        one = cli("capture", "servers", "--url", servers[0].url, *QUIET)
+        two = cli("capture", "servers", *by_url(servers), *QUIET)
         servers[1].backend = "simulated"
-        some = cli("capture", *by_url(servers), *QUIET)
+        some = cli("capture", "servers", *by_url(servers), *QUIET)
     assert (one.exit_code, two.exit_code) == (3, 3)
     assert f"No backend recognises the server at {servers[0].url}. Is that its address?" in words(one.stderr)
     assert "and 1 more. Is that its address?" in words(two.stderr)
@@ -359,21 +353,20 @@ def test_what_no_backend_recognises(cli: Cli, fleet: Fleet) -> None:
 def test_the_backend_may_be_named(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
-        for given in (["--backend", "simulated"], ["--set", "server.backend=simulated"]):
-            for some in (servers, servers[:1]):
-                result = cli("capture", *by_url(some), *QUIET, *given)
-                assert result.exit_code == 0, result.output
-        result = cli("capture", *by_url(servers), *QUIET, "--backend", "paper")
+        for some in (servers, servers[:1]):
+            result = cli("capture", "servers", *by_url(some), *QUIET, "--set", "server.backend=simulated")
+            assert result.exit_code == 0, result.output
+        result = cli("capture", "servers", *by_url(servers), *QUIET, "--set", "server.backend=paper")
     assert result.exit_code == 2
     assert "The backend 'paper' records its own process and controls no server." in words(result.stderr)
 
 
-@pytest.mark.parametrize("given", [[], ["--backend", "simulated"]])
+@pytest.mark.parametrize("given", [[], ["--set", "server.backend=simulated"]])
 @pytest.mark.usefixtures("fleet")
 def test_nobody_is_there(cli: Cli, given: list[str]) -> None:
     with nobody(2) as (first, second):
-        one = cli("capture", "--url", first, *QUIET, *given)
-        two = cli("capture", "--url", first, "--url", second, *QUIET, *given, "--output", "profiles")
+        one = cli("capture", "servers", "--url", first, *QUIET, *given)
+        two = cli("capture", "servers", "--url", first, "--url", second, *QUIET, *given, "--output", "profiles")
     assert (one.exit_code, two.exit_code) == (1, 1)
     assert f"error: {first} cannot be reached: Connection refused. Is the server up?" in words(one.stderr)
     expected = "Only 0 of 2 targets are ready" if given else "None of 2 servers can be captured."
@@ -384,7 +377,7 @@ def test_nobody_is_there(cli: Cli, given: list[str]) -> None:
 def test_very_many_are_not_all_listed(cli: Cli, fleet: Fleet) -> None:
     with fleet(20) as servers:
         servers[7].backend = "unheard-of"
-        result = cli("capture", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *by_url(servers), *QUIET)
     assert result.exit_code == 0, result.output
     said = result.stderr.splitlines()
     assert {line.partition(" ")[0].rstrip(":") for line in said if line.startswith("http://")} == {servers[7].url}
@@ -400,11 +393,11 @@ def test_a_router_that_does_not_help(cli: Cli, fleet: Fleet) -> None:
             (Act(content=b"<html>"), "does not answer /workers as routers do"),
         ):
             router.acts["workers"] = [act]
-            result = cli("capture", "--router", router.url, *FIVE)
+            result = cli("capture", "servers", "--router", router.url, *FIVE)
             assert (result.exit_code, result.stdout) == (1, "")
             assert text in words(result.stderr)
     with nobody() as (absent,):
-        result = cli("capture", "--router", absent, *FIVE)
+        result = cli("capture", "servers", "--router", absent, *FIVE)
     assert result.exit_code == 1
     assert f"{absent} cannot be reached: Connection refused." in words(result.stderr)
 
@@ -413,7 +406,7 @@ def test_a_router_that_does_not_help(cli: Cli, fleet: Fleet) -> None:
 def test_a_router_is_no_server(cli: Cli, fleet: Fleet, *, many: bool) -> None:
     with fleet(2) as (router, server):
         router.acts["workers"] = workers(server)
-        result = cli("capture", *by_url([router, *[server] * many]), *QUIET)
+        result = cli("capture", "servers", *by_url([router, *[server] * many]), *QUIET)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "start" not in [*router.commands(), *server.commands()]
     assert f"{router.url}: this is a router" in words(result.stderr)
@@ -425,37 +418,48 @@ URL = "http://127.0.0.1:1"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--url", "127.0.0.1:8000"], "--url 127.0.0.1:8000: expected the URL of a server"),
-        (["--url", "ftp://host"], "--url ftp://host: expected the URL of a server"),
-        (["--url", "http://host:99999"], "--url http://host:99999: expected the URL of a server"),
-        (["--url", URL, "--url", f"{URL}/"], f"--url {URL}: this server is named twice."),
+        (["--url", "127.0.0.1:8000"], "'127.0.0.1:8000' is not the URL of a server"),
+        (["--url", "ftp://host"], "'ftp://host' is not the URL of a server"),
+        (["--url", "http://host:99999"], "'http://host:99999' is not the URL of a server"),
+        (["--url", URL, "--url", f"{URL}/"], f"{URL}: this server is specified twice."),
         (["--router", "host"], "'host' is no URL of a server"),
         (["--targets", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
-        (["--router", URL, "--worker-type", "encode"], "'encode' is not one of 'regular', 'prefill', 'decode'"),
-        (["--router", URL, "--policy", "most"], "'most' is not one of 'any', 'quorum', 'all'"),
-        (["--router", URL, "--quorum", "2"], "--quorum N requires --policy quorum"),
-        (["--router", URL, "--policy", "quorum"], "--quorum N requires --policy quorum"),
-        (["--router", URL, "--policy", "all", "--quorum", "2"], "--quorum N requires --policy quorum"),
-        (["--router", URL, "--replica", "2"], "--replica numbers a single server"),
-        (["--url", URL, "--url", f"{URL}0", "--replica", "2"], "--replica numbers a single server"),
-        (["--url", URL, "--skip", "2"], "--skip counts the iterations before those of --iterations"),
-        (["--url", URL, "--ranks", "first"], "--ranks first: expected all, or numbers"),
-        (["--url", URL, "--run", "profiles/run"], "run: 'profiles/run' is not a directory name"),
-        (["--config", "job.yaml"], "--config job.yaml: no role of it says under targets where servers are."),
-        (["--config", "job.yaml", "--role", "trainer"], "--role trainer: the config names no servers for this role"),
-        (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "it has the roles trainer."),
-        (["--run", "run", "--policy", "all"], "--policy applies only to servers and requires --url."),
         (
-            ["--url", URL, "--warmup-requests", "2"],
-            "--warmup-requests was removed: profdeck sends no requests to servers. Send your own requests",
+            ["--router", URL, "--set", "server.targets.worker_types=[encode]"],
+            "expected one of regular, prefill, decode",
         ),
-        (["start", "--url", URL], "No such command 'capture start'. Use 'profdeck capture' without --iterations"),
-        (["stop", "--run", "run"], "No such command 'capture stop'. Use 'profdeck capture' without --iterations"),
-        (["--router", URL, "--steps", "2"], "--steps is for jobs, and a server has no global steps."),
+        (["--router", URL, "--set", "server.targets.policy=most"], "expected one of any, quorum, all"),
+        (["--url", URL, "--skip", "2"], "skip counts the iterations before the recorded iterations."),
+        (["--url", URL, "--ranks", "first"], "ranks 'first': expected all, or numbers"),
+        (["--url", URL, "--set", "run=profiles/run"], "run: 'profiles/run' is not a directory name"),
+        (["--config", "job.yaml"], "no role of the config specifies servers under targets"),
+        (["--config", "job.yaml", "--role", "trainer"], "no servers under targets of the role 'trainer'"),
+        (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "It has the roles trainer."),
+        ([], "No server is specified. Use --url, --router"),
     ],
 )
 def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "job.yaml").write_text("roles: {trainer: {backend: paper}}")
+    result = cli("capture", "servers", *arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["servers", "--url", URL, "--stage", "decode"], "--stage was removed. It was renamed to --batch-kind."),
+        (["servers", "--policy=all"], "--policy was removed. Use --set server.targets.policy=POLICY."),
+        (["servers", "--run", "run"], "To capture a running job, use 'profdeck capture job RUN'."),
+        (["job", "--run", "run"], "The run directory is an argument: profdeck capture job RUN."),
+        (["job", "run", "--iterations=2"], "To capture servers without a job: profdeck capture servers"),
+        (["--url", URL, "--skip", "2"], f"For servers: 'profdeck capture servers --url {URL} --skip 2'."),
+        (["--run", "run"], "For a running job: 'profdeck capture job RUN'."),
+        (["start", "--url", URL], "No such command 'capture start'. Use 'profdeck capture servers' without"),
+        (["stop", "--run", "run"], "No such command 'capture stop'. Use 'profdeck capture servers' without"),
+    ],
+)
+def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments: list[str], message: str) -> None:
     result = cli("capture", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
@@ -464,10 +468,10 @@ def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], 
 # What goes wrong with some.
 
 POLICIES = [
-    (["--policy", "any"], True),
-    (["--policy", "quorum", "--quorum", "7"], True),
-    (["--policy", "quorum", "--quorum", "8"], False),
-    (["--policy", "all"], False),
+    (["--set", "server.targets.policy=any"], True),
+    (["--set", "server.targets.policy=quorum", "--set", "server.targets.quorum=7"], True),
+    (["--set", "server.targets.policy=quorum", "--set", "server.targets.quorum=8"], False),
+    (["--set", "server.targets.policy=all"], False),
 ]
 
 
@@ -477,7 +481,9 @@ def test_one_of_eight_cannot_be_reached(
     cli: Cli, fleet: Fleet, policy: list[str], *, goes_on: bool, json_too: bool
 ) -> None:
     with nobody() as (absent,), fleet(7) as servers:
-        result = cli("capture", *by_url(servers), "--url", absent, *policy, *FIVE, *(["--json"] if json_too else []))
+        result = cli(
+            "capture", "servers", *by_url(servers), "--url", absent, *policy, *FIVE, *(["--json"] if json_too else [])
+        )
         assert result.exit_code == 1
         started = ["start" in server.commands() for server in servers]
         assert started == [goes_on] * 7
@@ -502,7 +508,7 @@ def test_one_of_eight_cannot_be_reached(
 def test_a_window_that_is_not_full_in_time(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].traffic = 0
-        result = cli("capture", *by_url(servers), *FIVE, "--timeout", 1)
+        result = cli("capture", "servers", *by_url(servers), *FIVE, "--timeout", 1)
     assert result.exit_code == 1
     assert "Only 0 of 5 iterations ran before the stop." in words(result.stdout)
     assert "1 complete" in result.stdout
@@ -514,7 +520,7 @@ def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[
             server.engine, server.traffic = SimulatedEngine(), 0  # nothing is recorded, so no stop is needed
             server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
             server.acts["stop"] = [Act(status=500, error="dead")]
-        result = cli("capture", *by_url(servers), "--iterations", 5, "--run", "run", "--json")
+        result = cli("capture", "servers", *by_url(servers), "--iterations", 5, "--set", "run=run", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["complete"] is False
     assert manifest().problems[0].startswith("None of the 2 targets responded. http://")
@@ -532,7 +538,7 @@ def test_how_far_they_are() -> None:
         "http://ended": TargetState(ended=True, iterations=3),
     }
     say_windows, say_files, amount = (
-        getattr(_capture_progress, name) for name in ("say_windows", "say_files", "amount")
+        getattr(capture_progress, name) for name in ("say_windows", "say_files", "amount")
     )
     assert say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
     assert say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"

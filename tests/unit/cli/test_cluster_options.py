@@ -17,16 +17,16 @@ from profdeck_traces.base.errors import ConfigError, UnknownPluginError
 Cli = Callable[..., Result]
 RAY = {"group": CLUSTERS}
 YARD = """
-from profdeck.engine.clusters import ActorSelection, Cluster
+from profdeck.engine.clusters import Cluster
 
-def capture(*, yard: bool = False, crane: str = "c1") -> ActorSelection | None:
+def capture(*, yard: bool = False, crane: str = "c1") -> tuple[str, ...] | None:
     \"\"\"Select a crane.\"\"\"
-    return ActorSelection((crane,), None) if yard else None
+    return (crane,) if yard else None
 
 class Yard(Cluster):
     name = "yard"
     title = "Yard"
-    command_options = {"capture": capture}
+    command_options = {"capture servers": capture}
 
     def require(self, purpose): pass
     def as_target(self, target, attribute): return None
@@ -69,44 +69,43 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
-    text = cli("capture", "--help").stdout
-    assert text.index("--targets") < text.index("--ray") < text.index("--actor") < text.index("--worker-type")
+    text = cli("capture", "servers", "--help").stdout
+    assert text.index("--targets") < text.index("--ray") < text.index("--config")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--actor", "rollout_*"], "--actor requires --ray."),
-        (["--url", "http://127.0.0.1:1", "--ray-namespace", "jobs"], "--ray-namespace requires --ray."),
-        ([], "For several servers, repeat --url or use --router, --targets, --ray or --config."),
+        (["--actor", "rollout_*"], "--actor was removed. Give the names of actors to the option of their cluster"),
+        (["--ray-namespace", "jobs"], "--ray-namespace was removed. Use --set server.targets.actor_namespace=NAME."),
+        ([], "Use --url, --router, --targets, --ray or --config."),
     ],
 )
 def test_options_that_do_not_fit_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
-    result = cli("capture", *arguments)
+    result = cli("capture", "servers", *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
 def test_without_the_library_the_error_says_what_to_install(cli: Cli) -> None:
-    result = cli("capture", "--ray")
+    result = cli("capture", "servers", "--ray", "*")
     assert result.exit_code != 0
     assert "ray, which is not installed. Install it with: pip install 'profdeck[ray]'" in result.stderr
 
 
 @pytest.mark.usefixtures("no_cluster")
 def test_without_a_plugin_commands_have_no_options_and_actors_are_rejected(cli: Cli) -> None:
-    assert "No such option: --ray" in cli("capture", "--ray").stderr
-    assert "repeat --url or use --router, --targets or --config." in cli("capture").stderr
+    assert "No such option: --ray" in cli("capture", "servers", "--ray", "*").stderr
+    assert "Use --url, --router, --targets or --config." in cli("capture", "servers").stderr
     with pytest.raises(UnknownPluginError, match=r"targets\.actors: no cluster plugin is installed .*Install a"):
         Profiler.from_config(role="rollout", settings=ACTORS)
 
 
 @pytest.mark.usefixtures("yard")
 def test_a_package_adds_its_own_options(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
-    text = cli("capture", "--help").stdout
+    text = cli("capture", "servers", "--help").stdout
     assert "--crane" in text
-    assert "--actor" in text
     assert f"'wrong' in {CLUSTERS} must be an instance of " in caplog.text
     with pytest.raises(ConfigError, match=r"several cluster plugins are installed: ray, yard\."):
         Profiler.from_config(role="rollout", settings=ACTORS)
@@ -121,7 +120,7 @@ def test_a_selection_names_the_targets(
         return metadata.EntryPoints(point for point in of_group(**select) if (select, point.name) != (RAY, "ray"))
 
     monkeypatch.setattr(metadata, "entry_points", without_ray)
-    result = cli("capture", "--yard", "--crane", "c7")
+    result = cli("capture", "servers", "--yard", "--crane", "c7")
     assert result.stdout.startswith("joined")
     assert "The south is closed." in result.stderr
     assert "There is no target (none found); looked in: c7. asked for c7" in " ".join(result.stderr.split())

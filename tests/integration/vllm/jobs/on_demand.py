@@ -40,7 +40,7 @@ async def main() -> None:
     ]
     trainer = Profiler.from_config(settings=SETTINGS)
     pipe = asyncio.subprocess.PIPE
-    arguments = ("-m", "profdeck", "capture", "--run", str(OUTPUT / "run"), "--steps", "2", "--json")
+    arguments = ("-m", "profdeck", "capture", "job", str(OUTPUT / "run"), "--steps", "2", "--json")
     command = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=pipe, stderr=pipe)
     answer = asyncio.ensure_future(command.communicate())
     step = 0

@@ -1,11 +1,9 @@
-"""The servers that `profdeck capture` asks: what can be known of each of them before anything is started."""
+"""Survey of servers and actors before a capture: backend, version of profdeck, health and output of each."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -14,7 +12,6 @@ from typing import Self
 
 import attrs
 from packaging.version import InvalidVersion, Version
-from rich.console import Console
 
 from profdeck.backends.api import EngineBackend
 from profdeck.backends.plugins import BACKENDS, load_backend
@@ -27,9 +24,8 @@ from profdeck.replicas.discovery import Target
 from profdeck.replicas.fan_out import fan_out
 from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, UnknownPluginError
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.version import __version__
-from profdeck_traces.cli import terminal
 
 logger = logging.getLogger("profdeck")
 
@@ -37,7 +33,6 @@ _ANSWER_S = 30.0
 _CHECK_S = 60.0
 """For all questions to a server together."""
 _GONE = {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
-_MOST_ROWS = 16
 
 
 @attrs.define(kw_only=True)
@@ -195,8 +190,13 @@ class CheckedServer:
             await asked.release()
 
 
-async def check_all(servers: Sequence[CheckedServer]) -> None:
-    """Check all servers at once, with progress."""
+async def check_all(servers: Sequence[CheckedServer], on_progress: Progress) -> None:
+    """Check all servers in parallel.
+
+    Args:
+        servers: The servers. Their attributes are updated.
+        on_progress: Called with the number of checked servers and the total.
+    """
     backends = engine_backends() if any(server.backend is None for server in servers) else {}
     done = 0
 
@@ -205,9 +205,8 @@ async def check_all(servers: Sequence[CheckedServer]) -> None:
         await server.check({} if server.backend else backends)
         on_progress(done := done + 1, len(servers))
 
-    with terminal.show_progress(f"Checking {plural(len(servers), 'server')}") as on_progress:
-        on_progress(done, len(servers))
-        results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
+    on_progress(done, len(servers))
+    results = await fan_out(check, servers, timeout_s=_CHECK_S, each_timeout_s=_CHECK_S)
     for server, result in zip(servers, results, strict=True):
         if isinstance(result, BaseException):
             server.problem = target_error(result)
@@ -312,7 +311,8 @@ def common_backend(servers: Sequence[CheckedServer]) -> str:
         listed = "; ".join(f"{name}: {', '.join(urls)}" for name, urls in of.items())
         raise ConfigError(
             f"The servers are of several kinds, and a role has one backend: {listed}. Give each kind a role of its own "
-            "in a config, with the servers under targets, and capture all roles with: profdeck capture --config FILE"
+            "in a config, with the servers under targets, and capture all roles with: "
+            "profdeck capture servers --config FILE"
         )
     for name in of:
         return name
@@ -323,8 +323,8 @@ def common_backend(servers: Sequence[CheckedServer]) -> str:
         raise CaptureError(f"None of {len(servers)} servers can be captured. {problems[0]} {problems[0].fix}")
     which = servers[0].name if len(servers) == 1 else f"{servers[0].name} and {len(servers) - 1} more"
     raise UnknownPluginError(
-        f"No backend recognises the server at {which}. Is that its address? --router names a router; --backend names "
-        "the backend of a server that hides what it is."
+        f"No backend recognises the server at {which}. Is that its address? --router names a router. If the server "
+        f"hides what it is, name its backend: --set {servers[0].role}.backend=NAME"
     )
 
 
@@ -347,44 +347,17 @@ async def common_output(servers: Sequence[CheckedServer]) -> Path | None:
     return next(iter(of), None)
 
 
-def show(servers: Sequence[CheckedServer]) -> None:
-    """Print on stderr what is known of many servers; of very many, those with which something is wrong."""
-    folded = sys.stderr.isatty() or "COLUMNS" in os.environ
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
-    shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]
-    columns = {
-        "server" if any(server.is_server for server in servers) else "actor": [server.name for server in shown],
-        "role": [f"{server.role}/{server.replica}" for server in shown],
-        "worker": [server.worker_type or "" for server in shown],
-        "backend": [server.backend or "" for server in shown],
-        "profdeck": [server.about.profdeck if server.about else "" for server in shown],
-        "state": [server.state for server in shown],
-    }
-    told = {name: cells for name, cells in columns.items() if any(cells)}
-    if shown:
-        table = terminal.make_table(*told)
-        table.columns[0].no_wrap = True
-        for row in zip(*told.values(), strict=True):
-            table.add_row(*row)
-        console.print(table)
-    for server in filter(lambda server: server.reason, shown):
-        console.print(server.complaint)
-    if len(shown) < len(servers):
-        console.print(f"{len(servers) - len(shown)} of {len(servers)} servers are ready.")
-
-
-def warn_of_versions(servers: Iterable[CheckedServer]) -> None:
-    """Warn of servers whose profdeck may not understand this one."""
-    of: dict[str, list[str]] = defaultdict(list)
+def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
+    """Return a warning for each version of profdeck on the servers that may be incompatible with this one."""
+    servers_by_version: dict[str, list[str]] = defaultdict(list)
     for server in servers:
         if server.about is not None and _release(server.about.profdeck) != _release(__version__):
-            of[server.about.profdeck].append(server.name)
-    for version, names in of.items():
-        which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        terminal.warn(
-            f"{which}: profdeck is {version} there and {__version__} here. If they do not understand each "
-            "other, install the same version on both sides."
-        )
+            servers_by_version[server.about.profdeck].append(server.name)
+    return [
+        f"{names[0] if len(names) == 1 else f'{names[0]} and {len(names) - 1} more'}: profdeck is {version} there and "
+        f"{__version__} here. If they do not understand each other, install the same version on both sides."
+        for version, names in servers_by_version.items()
+    ]
 
 
 def _release(version: str) -> tuple[int, ...] | str:

@@ -1,142 +1,167 @@
-"""`profdeck capture --run`: a capture of a running job, asked for through its run directory or its store."""
+"""Requests a capture of a running job and waits for it: the Python API of `profdeck capture job`."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import attrs
-import typer
 
-from profdeck.after_run import record
 from profdeck.base.errors import CaptureError
+from profdeck.base.observer import Observer
 from profdeck.base.text import sentence
-from profdeck.cli import _after_capture, ls
 from profdeck.on_demand import requests
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
 from profdeck.on_demand.stores import Store, open_store
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
-from profdeck.records.status import Status
 from profdeck.verification.report_model import RunReport
-from profdeck.verification.run_report import read_about
+from profdeck.verification.run_report import read_about, read_run
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
-from profdeck_traces.cli import terminal
-from profdeck_traces.cli.terminal import ExitCode
 
-# Between two looks. A job takes seconds per step, and its directory may be far away.
+TIMEOUT_S = 3600.0
+"""Default time limit of a request."""
+
+# Polling interval. Steps take seconds, and the run directory may be on a slow file system.
 _POLL_S = 0.2
-# For how long a process that was killed may be on its way back: launchers start ranks again.
+# Maximum time in which a launcher restarts a killed process.
 _RESTART_S = 60.0
-# How long a process may take to say that it looks for a request, and how long it may say nothing.
+# Maximum time in which a process sees a request, and maximum time without a heartbeat.
 _JOIN_S = 10.0
 _SILENT_S = 30.0
 _MOST_NAMED = 4
 
 
 @attrs.frozen(kw_only=True)
-class OnDemandOptions:
-    """What is asked for."""
+class JobRequest:
+    """A capture to request from a running job."""
 
     run: Path
-    in_steps: int | None
-    steps: int
-    timeout_s: float
-    page: Path | None
-    """Where the page of the capture goes, if one is wanted."""
+    """Run directory of the job."""
+    steps: int = 1
+    """Number of global steps to record."""
+    in_steps: int | None = None
+    """Number of global steps before the recording begins. Default: 2, and the steps of the warm-up."""
     store: str | None = None
-    """``NAME:ADDRESS`` of the store by which the job is asked; None if the run directory tells."""
+    """``NAME:ADDRESS`` of the store of a job whose hosts share no directory. Default: that in the run directory."""
+    timeout_s: float = TIMEOUT_S
+    """Time limit. When it has passed, a request that the job has not begun is withdrawn."""
 
 
-def command(wish: OnDemandOptions, *, json: bool) -> None:
-    """Ask a job for a capture, wait for it, and show it; exit with 1 if a process left it out or is incomplete.
+@attrs.frozen(kw_only=True)
+class ProcessCapture:
+    """Captures that one process of the job made for a request."""
+
+    process: JobProcess
+    captures: tuple[str, ...]
+    """IDs of the captures."""
+    directory: PurePosixPath
+    """Run directory on the host of the process."""
+    files_here: bool | None
+    """True if its files are in the run directory on this host; ``None`` if it made no capture."""
+    problem: str | None
+    """Cause of a missing or incomplete capture."""
+
+
+@attrs.frozen(kw_only=True)
+class JobCapture:
+    """Result of a request to a job."""
+
+    run: Path
+    first_step: int
+    last_step: int
+    processes: tuple[ProcessCapture, ...]
+    is_over: bool
+    """False if the time limit passed while some processes were still recording."""
+    report: RunReport | None
+    """State of the captures on this host. ``None`` if all files of the captures are on other hosts."""
+    directories: tuple[Path, ...]
+    """Directories of the captured steps on this host."""
+
+
+def capture_job(
+    job: JobRequest, observer: Observer | None = None, read: Callable[..., RunReport] = read_run
+) -> JobCapture:
+    """Request a capture of a running job, and wait until it has ended.
+
+    Args:
+        job: The job, and what to record.
+        observer: Receives messages and progress.
+        read: Reads the run after the capture, with the arguments of `read_run`.
 
     Raises:
-        ConfigError: the job takes no such request.
-        CaptureError: nothing is captured.
+        ConfigError: The job takes no such request.
+        CaptureError: Nothing was captured, or the job cannot be reached.
     """
-    with contextlib.closing(open_store(wish.run, wish.store)) as store:
-        about = {} if store.remote else read_about(wish.run)
+    observer = observer or Observer()
+    with contextlib.closing(open_store(job.run, job.store)) as store:
+        about = {} if store.remote else read_about(job.run)
         try:
-            there = _processes(store)
+            asked = _processes(store, observer)
         except OSError as error:
             raise CaptureError(f"The job cannot be reached: {describe_error(error)}") from error
-        if not there:
-            raise _nobody(wish.run, store, about)
-        request = requests.ask(store, _in_steps(wish, there), wish.steps)
+        if not asked:
+            raise _nobody(job.run, store, about)
+        request = requests.ask(store, _in_steps(job, asked), job.steps)
         try:
-            _capture(wish, store, there, request, json=json)
+            return _capture(_Waiting(job, observer, store, request, {one.id for one in asked}), asked, read)
         except OSError as error:
             raise CaptureError(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
-                f"To list what was captured on this host: profdeck ls {terminal.short_path(wish.run)}"
+                f"To list what was captured on this host: profdeck ls {job.run}"
             ) from error
 
 
-def _capture(
-    wish: OnDemandOptions, store: Store, there: list[JobProcess], request: OnDemandRequest, *, json: bool
-) -> None:
-    waiting = _Waiting(wish, store, request, {process.id for process in there})
+def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., RunReport]) -> JobCapture:
+    job, store, request = waiting.job, waiting.store, waiting.request
     with requests.beats(store, request):
         try:
-            waiting.for_lookouts(there)
+            waiting.for_lookouts(asked)
             plan = waiting.for_plan()
             processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
         except KeyboardInterrupt:
-            _say(waiting.withdraw())
+            waiting.observer.note(waiting.withdraw())
             raise
         if plan is None or not any(_captured(process, request) for process in processes):
             if requests.withdraw(store, request):
                 raise _nothing(waiting, plan, processes)
             plan = plan or requests.read_plan(store, request)
-            assert plan is not None  # noqa: S101  # what has begun was agreed on
-        report, elsewhere = _read(wish.run, store, request, plan, processes)
-        if all(map(waiting.is_over, processes)):
+            assert plan is not None  # noqa: S101  # a capture begins after the processes have agreed
+        assert plan.first_step is not None  # noqa: S101  # as above
+        assert plan.last_step is not None  # noqa: S101  # as above
+        directories = _directories(job.run, plan.first_step, plan.last_step)
+        report, elsewhere = _read(waiting, directories, processes, read)
+        is_over = all(map(waiting.is_over, processes))
+        if is_over:
             requests.forget(store, request)
-            _await_finishes(report)
         else:
-            _say(f"The capture continues. To see it later: profdeck ls {terminal.short_path(wish.run)}")
-    problems = {process.id: problem for process in processes if (problem := _problem(process, request))}
-    complete = not problems and (bool(elsewhere) if report is None else report.status is Status.COMPLETE)
-    if json:
-        terminal.print_json(
-            {
-                "run": str(wish.run),
-                "complete": complete,
-                "first_step": plan.first_step,
-                "last_step": plan.last_step,
-                "processes": [
-                    _plain(process, request, problems.get(process.id), _directory(process, wish.run), elsewhere)
-                    for process in processes
-                ],
-                "ls": report and ls.plain(report),
-            }
-        )
-    else:
-        if report is not None:
-            ls.show(report)
-        unlisted = {process.id for process in processes if not _captures(process, request)} | elsewhere
-        _show_processes(wish.run, processes, {id_: problems[id_] for id_ in unlisted & problems.keys()}, elsewhere)
-    if report is not None:
-        _after_capture.show(report, _folders(wish.run, plan), wish.page, quiet=json)
-    elif wish.page is not None:
-        terminal.warn(f"{terminal.short_path(wish.page)} is not written: all files of this capture are on other hosts.")
-    if not complete:
-        raise typer.Exit(ExitCode.INCOMPLETE)
+            waiting.observer.note(f"The capture continues. To see it later: profdeck ls {job.run}")
+    return JobCapture(
+        run=job.run,
+        first_step=plan.first_step,
+        last_step=plan.last_step,
+        processes=tuple(
+            ProcessCapture(
+                process=process,
+                captures=(captures := _captures(process, request)),
+                directory=PurePosixPath(process.output, job.run.name),
+                files_here=process.id not in elsewhere if captures else None,
+                problem=_problem(process, request),
+            )
+            for process in processes
+        ),
+        is_over=is_over,
+        report=report,
+        directories=tuple(directories),
+    )
 
 
-def _await_finishes(report: RunReport | None) -> None:
-    if report is not None:
-        with terminal.show_progress("Waiting for the finish"):
-            record.await_finishes(report)
-
-
-def _processes(store: Store) -> list[JobProcess]:
-    """Return the processes that can be asked; those of a store join some seconds after the job has made it."""
+def _processes(store: Store, observer: Observer) -> list[JobProcess]:
+    """Return the processes that take requests. With a remote store, they appear some seconds after the job starts."""
     until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
-    with terminal.show_progress("Looking for the processes of the job") as on_progress:
+    with observer.phase("Looking for the processes of the job") as on_progress:
         while True:
             there = [process for process in requests.read_processes(store) if not process.gone]
             if there or time.monotonic() >= until_s:
@@ -158,44 +183,45 @@ def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
     )
 
 
-def _in_steps(wish: OnDemandOptions, there: list[JobProcess]) -> int:
-    """Return in how many steps the capture begins.
+def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
+    """Return the number of steps before the capture begins.
 
     Raises:
-        ConfigError: no process could warm up before.
+        ConfigError: a process would have no time to warm up.
     """
     longest = max(there, key=lambda process: process.warmup_steps)
     default = requests.default_in_steps(there)
-    if wish.in_steps is not None and wish.in_steps <= longest.warmup_steps:
+    if job.in_steps is not None and job.in_steps <= longest.warmup_steps:
         raise ConfigError(
-            f"--in {wish.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "
+            f"in_steps {job.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "
             f"capture. Give at least {longest.warmup_steps + 1}; the default is {default}, for ranks that differ by a "
             "step."
         )
-    return default if wish.in_steps is None else wish.in_steps
+    return default if job.in_steps is None else job.in_steps
 
 
 @attrs.frozen
 class _Waiting:
-    """The wait for what becomes of a request."""
+    """Waits for the capture of a request."""
 
-    wish: OnDemandOptions
+    job: JobRequest
+    observer: Observer
     store: Store
     request: OnDemandRequest
     asked: set[str]
-    """The processes that were there when it was made, by id."""
+    """IDs of the processes that took requests when the request was made."""
     dead_since_s: dict[str, float] = attrs.field(factory=dict)
-    """When processes were first seen to be dead, by id."""
+    """Monotonic time at which each process was first found dead, by ID."""
     looks: dict[str, tuple[bytes | None, float]] = attrs.field(factory=dict)
-    """By id, what a process of a store said last of how often it has looked, and since when."""
+    """Last heartbeat of each process of a remote store, and the monotonic time at which it was first seen."""
     deadline_s: float = attrs.field(init=False)
 
     @deadline_s.default
     def _deadline_s(self) -> float:
-        return time.monotonic() + self.wish.timeout_s
+        return time.monotonic() + self.job.timeout_s
 
     def for_lookouts(self, there: list[JobProcess]) -> None:
-        """Wait until all processes of a store look for the request at every boundary, and let them decide then."""
+        """With a remote store, wait until all processes have seen the request, and then let them decide."""
         if not self.store.remote:
             return
         until_s = time.monotonic() + _JOIN_S
@@ -205,17 +231,16 @@ class _Waiting:
             blind = [one for one in self.processes() if one.is_blind(self.request)]
         if blind:
             names = ", ".join(sorted(process.name for process in blind)[:_MOST_NAMED])
-            _say(f"{_count(len(blind), 'process has', 'processes have')} not seen the request yet: {names}.")
+            self.observer.note(
+                f"{_count(len(blind), 'process has', 'processes have')} not seen the request yet: {names}."
+            )
         requests.release(self.store, self.request)
 
     def for_plan(self) -> StepPlan | None:
-        """Wait until the steps are agreed on; None if the time is over before, or the job."""
+        """Wait until the processes agree on the steps. Return ``None`` if the job or the time limit ends first."""
         request = self.request
-        _say(
-            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of "
-            f"{terminal.short_path(self.wish.run)}."
-        )
-        with terminal.show_progress("Waiting for a global step to begin") as on_progress:
+        self.observer.note(f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {self.job.run}.")
+        with self.observer.phase("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
@@ -224,10 +249,12 @@ class _Waiting:
         return plan
 
     def for_processes(self, plan: StepPlan) -> list[JobProcess]:
-        """Wait until the capture is over in all processes, or the time is."""
+        """Wait until the capture has ended in all processes, or the time limit has passed. Return the processes."""
         steps = _steps(plan)
-        _say(f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}.")
-        with terminal.show_progress(f"Capturing {steps}") as on_progress:
+        self.observer.note(
+            f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}."
+        )
+        with self.observer.phase(f"Capturing {steps}") as on_progress:
             while True:
                 late, processes = self._is_late(), self.processes()
                 over = sum(map(self.is_over, processes))
@@ -237,13 +264,13 @@ class _Waiting:
                 time.sleep(_POLL_S)
 
     def processes(self) -> list[JobProcess]:
-        """Return those that were there when the request was made, or have come to be since."""
+        """Return the processes that took requests when the request was made, or that have started since."""
         token = self.request.token
         found = requests.read_processes(self.store)
         return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
 
     def is_over(self, process: JobProcess) -> bool:
-        """Tell whether nothing more will come of the request in a process, nor in one that takes its place."""
+        """Return True if the request has ended in a process, and no other process will take its place."""
         if process.ended or (process.token == self.request.token and process.done):
             return True
         if not process.gone and not self._is_silent(process):
@@ -252,17 +279,16 @@ class _Waiting:
         return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
 
     def withdraw(self) -> str:
-        """Take the request back, if its capture has not begun; returns what has come of that."""
-        run = self.wish.run
+        """Withdraw the request if its capture has not begun. Return a message for the user."""
         try:
             if requests.withdraw(self.store, self.request):
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
-        return f"The capture has begun and continues. To see it: profdeck ls {terminal.short_path(run)}"
+        return f"The capture has begun and continues. To see it: profdeck ls {self.job.run}"
 
     def _is_silent(self, process: JobProcess) -> bool:
-        """Tell whether a process of a store has not looked for too long: nothing else tells that its host is gone."""
+        """Return True if the heartbeat of a process has stopped. A remote store offers no other sign of a lost host."""
         if not self.store.remote:
             return False
         looks, now_s = self.store.read(f"alive.{process.id}"), time.monotonic()
@@ -277,7 +303,7 @@ class _Waiting:
 
 
 def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
-    """Tell whether a process has made the capture, well or badly."""
+    """Return True if a process has made the capture, complete or not."""
     return process.token == request.token and process.done and not process.problem
 
 
@@ -291,8 +317,8 @@ def _problem(process: JobProcess, request: OnDemandRequest) -> str | None:
 
 
 def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProcess]) -> CaptureError:
-    """Say why nothing has come of a request."""
-    timeout_s = waiting.wish.timeout_s
+    """Return the error for a request without any capture."""
+    timeout_s = waiting.job.timeout_s
     if plan is not None and plan.problem:
         return CaptureError(f"Nothing is captured: {plan.problem}.")
     if plan is not None:
@@ -308,7 +334,10 @@ def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProces
 
 
 def _read(
-    run: Path, store: Store, request: OnDemandRequest, plan: StepPlan, processes: list[JobProcess]
+    waiting: _Waiting,
+    directories: Sequence[Path],
+    processes: Sequence[JobProcess],
+    read: Callable[..., RunReport],
 ) -> tuple[RunReport | None, set[str]]:
     """Read the captures that were made for a request.
 
@@ -316,10 +345,11 @@ def _read(
         A report on the files in the run directory, and the IDs of the processes whose files are on other hosts. The
         report is ``None`` if a remote store is used and the run directory has no files of the request.
     """
+    store, request = waiting.store, waiting.request
     manifests = list[Manifest]()
-    for folder in _folders(run, plan):
-        for file in filter(is_manifest, folder.glob("**/*.json")):
-            with contextlib.suppress(ProfdeckError):  # reported by `ls.read`
+    for directory in directories:
+        for file in filter(is_manifest, directory.glob("**/*.json")):
+            with contextlib.suppress(ProfdeckError):  # `read` reports it
                 manifests.append(read_manifest(file))
     elsewhere = set[str]()
     if store.remote:
@@ -330,7 +360,7 @@ def _read(
     made |= {_origin(manifest) for manifest in manifests if manifest.demand == request.token}
     if store.remote and made.isdisjoint(map(_origin, manifests)):
         return None, elsewhere
-    report = ls.read(run, only=lambda manifest: _origin(manifest) in made)
+    report = read(waiting.job.run, only=lambda manifest: _origin(manifest) in made)
     return (_without_absent(report, processes) if store.remote else report), elsewhere
 
 
@@ -363,56 +393,16 @@ def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunRe
     return attrs.evolve(report, captures=tuple(captures))
 
 
-def _show_processes(run: Path, processes: list[JobProcess], problems: dict[str, str], elsewhere: set[str]) -> None:
-    """Print problems that are not in the report, and the locations of files on other hosts."""
-    console = terminal.stdout_console()
-    for process in processes:
-        if problem := problems.get(process.id):
-            console.print(f"{process.name}, {process.at}: {sentence(problem)}")
-        if process.id in elsewhere:
-            where = f"{process.at.host}, in {_directory(process, run)}"
-            console.print(f"{process.name}: its files are on {where}", soft_wrap=True)  # do not wrap the path
-    if elsewhere:
-        console.print(
-            f"To read all ranks together, copy the step_* directories from there into {terminal.short_path(run)}, or "
-            "set output to a directory that all hosts share."
-        )
-
-
-def _directory(process: JobProcess, run: Path) -> PurePosixPath:
-    """Return the run directory on the process's host."""
-    return PurePosixPath(process.output, run.name)
-
-
 def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
-    """Name the capture that a manifest is of, or for an engine's process the one that it was asked for."""
+    """Return the identity of a manifest's capture, or of the request for an engine process."""
     return manifest.role, manifest.replica, manifest.request or manifest.capture
 
 
-def _folders(run: Path, plan: StepPlan) -> list[Path]:
-    assert plan.first_step is not None  # noqa: S101  # or nothing would have been captured
-    assert plan.last_step is not None  # noqa: S101  # as above
-    numbers = {folder: folder.name.removeprefix("step_") for folder in run.glob("step_*")}
-    steps = range(plan.first_step, plan.last_step + 1)
-    return sorted(folder for folder, number in numbers.items() if number.isdecimal() and int(number) in steps)
-
-
-def _plain(
-    process: JobProcess, request: OnDemandRequest, problem: str | None, directory: PurePosixPath, elsewhere: set[str]
-) -> dict[str, Any]:
-    captures = _captures(process, request)
-    return {
-        "role": process.role,
-        "replica": process.replica,
-        "rank": process.rank,
-        "target": process.target,
-        "host": process.at.host,
-        "pid": process.at.pid,
-        "captures": captures,
-        "directory": str(directory),
-        "files_here": process.id not in elsewhere if captures else None,
-        "problem": problem,
-    }
+def _directories(run: Path, first_step: int, last_step: int) -> list[Path]:
+    """Return the directories of some steps."""
+    numbers = {directory: directory.name.removeprefix("step_") for directory in run.glob("step_*")}
+    steps = range(first_step, last_step + 1)
+    return sorted(one for one, number in numbers.items() if number.isdecimal() and int(number) in steps)
 
 
 def _steps(plan: StepPlan) -> str:
@@ -422,8 +412,3 @@ def _steps(plan: StepPlan) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def _say(text: str) -> None:
-    """Tell how it goes on stderr: stdout has the result."""
-    terminal.print_stderr(text)

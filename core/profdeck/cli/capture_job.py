@@ -1,0 +1,137 @@
+"""`profdeck capture job`: a capture of a running job, requested through its run directory or its store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from profdeck.after_run import record
+from profdeck.base.observer import Observer
+from profdeck.base.text import sentence
+from profdeck.cli import capture_report, ls
+from profdeck.on_demand.client import TIMEOUT_S, JobCapture, JobRequest, ProcessCapture, capture_job
+from profdeck.on_demand.requests import MOST_STEPS
+from profdeck.records.status import Status
+from profdeck_traces.cli import terminal
+from profdeck_traces.cli.terminal import ExitCode
+
+_SERVERS = "A job records what its config specifies. To capture servers without a job: profdeck capture servers"
+REMOVED = {
+    "--report": "After the capture, use 'profdeck report latest'.",
+    "--run": "The run directory is an argument: profdeck capture job RUN.",
+    **dict.fromkeys(("--batch-kind", "--iterations", "--output", "--ranks", "--router", "--skip", "--url"), _SERVERS),
+}
+"""Removed options, each with a message that names the replacement."""
+
+
+def command(  # noqa: PLR0913  # the options of a command line
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", parser=terminal.run_path, help="Run directory of the job, or latest.")
+    ],
+    *,
+    steps: Annotated[int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="Global steps to record.")] = 1,
+    in_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--in",
+            min=1,
+            max=MOST_STEPS,
+            metavar="N",
+            help="Begin N global steps later. Default: 2, and the steps of the warm-up.",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:ADDRESS",
+            help="Store of a job whose hosts share no directory, such as tcpstore:10.0.0.1:29500. Default: as RUN "
+            "says.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="Withdraw the request if the job has not begun the capture by then."
+        ),
+    ] = TIMEOUT_S,
+    json: terminal.JsonOption = False,
+) -> None:
+    """Capture a running job; exit with 1 if a process left it out or its capture is incomplete."""
+    request = JobRequest(run=run, steps=steps, in_steps=in_steps, store=store, timeout_s=timeout)
+    captured = capture_job(request, _Terminal(), ls.read)
+    report = captured.report
+    if report is not None and captured.is_over:
+        with terminal.show_progress("Waiting for the finish"):
+            record.await_finishes(report)
+    problems = any(one.problem for one in captured.processes)
+    files_elsewhere = any(one.files_here is False for one in captured.processes)
+    complete = not problems and (files_elsewhere if report is None else report.status is Status.COMPLETE)
+    if json:
+        terminal.print_json(
+            {
+                "run": str(run),
+                "complete": complete,
+                "first_step": captured.first_step,
+                "last_step": captured.last_step,
+                "processes": list(map(_plain, captured.processes)),
+                "ls": report and ls.plain(report),
+            }
+        )
+    else:
+        if report is not None:
+            ls.show(report)
+        _show_processes(captured)
+        if report is not None:
+            capture_report.show_summary(report, captured.directories)
+    if not complete:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+class _Terminal(Observer):
+    """Shows messages and progress on stderr."""
+
+    def note(self, text: str) -> None:
+        terminal.print_stderr(text)
+
+    def warn(self, text: str) -> None:
+        terminal.warn(text)
+
+    def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        return terminal.show_progress(text)
+
+
+def _show_processes(captured: JobCapture) -> None:
+    """Print problems that are not in the report, and the locations of files on other hosts."""
+    console = terminal.stdout_console()
+    elsewhere = [one for one in captured.processes if one.files_here is False]
+    for one in captured.processes:
+        if one.problem and not one.files_here:
+            console.print(f"{one.process.name}, {one.process.at}: {sentence(one.problem)}")
+        if one in elsewhere:
+            where = f"{one.process.at.host}, in {one.directory}"
+            console.print(f"{one.process.name}: its files are on {where}", soft_wrap=True)  # do not wrap the path
+    if elsewhere:
+        console.print(
+            "To read all ranks together, copy the step_* directories from there into "
+            f"{terminal.short_path(captured.run)}, or set output to a directory that all hosts share."
+        )
+
+
+def _plain(one: ProcessCapture) -> dict[str, Any]:
+    process = one.process
+    return {
+        "role": process.role,
+        "replica": process.replica,
+        "rank": process.rank,
+        "target": process.target,
+        "host": process.at.host,
+        "pid": process.at.pid,
+        "captures": one.captures,
+        "directory": str(one.directory),
+        "files_here": one.files_here,
+        "problem": one.problem,
+    }

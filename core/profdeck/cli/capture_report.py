@@ -1,0 +1,49 @@
+"""Summary of a capture that has just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from profdeck.verification.report_model import RunReport
+from profdeck_traces.cli import arguments, summary, terminal
+
+if TYPE_CHECKING:
+    from profdeck_traces import RunSummary
+
+_KERNELS = 8
+
+
+def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
+    """Print the summary of a capture, if it has events.
+
+    Args:
+        report: State of the capture.
+        paths: Directories of the capture.
+    """
+    if not any(rank.events for capture in report.captures for rank in capture.ranks):
+        return
+    run, problems = arguments.summarise_paths(paths)
+    run = _without_unreported(run, report)
+    terminal.stdout_console().print()
+    summary.show(run, paths, top=_KERNELS)
+    summary.tell(run, problems)
+
+
+def _without_unreported(run: RunSummary, report: RunReport) -> RunSummary:
+    """Remove captures of ranks that have no files on this host and are missing from the report."""
+    from profdeck_traces import findings_of
+
+    reported = {(one.role, one.replica, one.id, rank.rank) for one in report.captures for rank in one.ranks}
+    captures = tuple(
+        state
+        for state in run.captures
+        if state.host is not None or (state.role, state.replica, state.capture, state.rank) in reported
+    )
+    if len(captures) == len(run.captures):
+        return run
+    run = attrs.evolve(run, captures=captures)
+    return attrs.evolve(run, findings=findings_of(run))
