@@ -123,7 +123,7 @@ class _Walk:
             items = [self.convert(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(_list(data))]
             return tuple(items) if origin is tuple else items
         if origin in {dict, Mapping} or hint in {dict, Mapping}:
-            return self._mapping(data, *(arguments or (Any, Any)), path)
+            return self._mapping(data, arguments or (Any, Any), path)
         if _is_from_list(hint):
             return hint.from_list(_list(data))
         if isinstance(hint, type) and issubclass(hint, Enum):
@@ -150,9 +150,10 @@ class _Walk:
             raise _InvalidValueError(f"the type {hint} of this key is not supported.")
         return self._converted(data, others.pop(), path)
 
-    def _mapping(self, data: Any, key_type: Any, value_type: Any, path: str) -> dict[Any, Any]:
+    def _mapping(self, data: Any, hints: tuple[Any, ...], path: str) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
             raise _InvalidValueError("expected a mapping of keys to values.")
+        key_type, value_type = hints
         converted = {}
         for key, value in data.items():
             at = f"{path}.{repr(key)[1:-1]}" if isinstance(key, str) else f"{path}[{key!r}]"
@@ -163,10 +164,10 @@ class _Walk:
         fields, count = _fields(cls), len(self.errors)
         if not isinstance(data, Mapping):
             raise _InvalidValueError(f"expected a mapping, got {show(data)}. Its keys: {', '.join(fields)}.")
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for key, (field, hint) in fields.items():
             if key in data:
-                arguments[field.alias] = self.convert(data[key], hint, f"{path}.{key}")
+                arguments[str(field.alias)] = self.convert(data[key], hint, f"{path}.{key}")
             elif field.default is attrs.NOTHING:
                 self._add_error(f"{path}.{key}", "this key is required.")
         if unknown := sorted(str(key) for key in data if key not in fields):
