@@ -17,6 +17,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
@@ -29,7 +30,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import profdeck_traces as traces
-from profdeck import engines, plugin, profiler
+from profdeck import engines, plugin, profiler, server_capture
 from profdeck.backends import api, hookspecs, plugins
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
@@ -37,7 +38,9 @@ from profdeck.cli import _commands, app
 from profdeck.config import model, options, schedule
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.options import EngineOptions
+from profdeck.on_demand import client
 from profdeck.records import capture, status
+from profdeck.records.manifest import Manifest
 from profdeck_traces.analysis import (
     classes,
     diff_model,
@@ -97,7 +100,7 @@ _TYPES = {
     "tuple[str, ...]": "list of texts",
 }
 _JSON_TYPES: dict[Any, str] = {bool: "boolean", float: "number", int: "integer", str: "string", type(None): "null"}
-_SCHEMAS = {"summary": RunSummary, "diff": diff_model.RunDiff, "trend": Trend}
+_SCHEMAS = {"manifest": Manifest, "summary": RunSummary, "diff": diff_model.RunDiff, "trend": Trend}
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:\w+\.)*(\w+)`")
 
 
@@ -292,6 +295,19 @@ def docstring(function: Callable[..., Any]) -> str:
     return prose(_SECTION.sub(section, inspect.getdoc(function) or "")).strip()
 
 
+def request_functions() -> str:
+    """Describe the functions that request a capture, with their requests and results."""
+    parts = []
+    for function, *models in (
+        (server_capture.capture_servers, server_capture.ServerRequest, server_capture.ServerCapture),
+        (client.capture_job, client.JobRequest, client.JobCapture, client.ProcessCapture),
+    ):
+        parts.append(f"### `{function.__name__}`\n\n```python\n{signature(function, called=True)}\n```\n")
+        parts.append(f"{docstring(function)}\n")
+        parts += [f"#### `{cls.__name__}`\n\n{inspect.getdoc(cls)}\n\n{members_table(cls)}\n" for cls in models]
+    return "\n".join(parts)
+
+
 def members_table(cls: type) -> str:
     """List the members of a class, each with the first paragraph of its docstring."""
     rows = [(f"`{name}`", doc) for name, doc in member_docs(cls)]
@@ -340,18 +356,31 @@ def schema_of_class(cls: type) -> dict[str, Any]:
         properties[field.name] = schema_of_type(hints[field.name])
         if field.name in docs:
             properties[field.name]["description"] = prose(docs[field.name].replace("None", "null")).replace("`", "")
-    return {"type": "object", "description": inspect.getdoc(cls), "properties": properties}
+    required = [field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING]
+    return {"type": "object", "description": inspect.getdoc(cls), "properties": properties, "required": required}
 
 
 def schema_of_type(hint: Any) -> dict[str, Any]:
     """Describe the JSON of the value of a key."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    found: dict[str, Any]
     if isinstance(hint, UnionType):
-        return {"anyOf": [schema_of_type(inner) for inner in typing.get_args(hint)]}
-    if typing.get_origin(hint) is tuple:
-        return {"type": "array", "items": schema_of_type(typing.get_args(hint)[0])}
-    if typing.get_origin(hint) is typing.Literal:
-        return {"enum": list(typing.get_args(hint))}
-    return {"$ref": f"#/$defs/{hint.__name__}"} if attrs.has(hint) else {"type": _JSON_TYPES[hint]}
+        found = {"anyOf": [schema_of_type(inner) for inner in arguments]}
+    elif origin is tuple:
+        is_list = arguments[-1] is Ellipsis
+        found = {"type": "array", "items": schema_of_type(arguments[0])}
+        found |= {} if is_list else {"minItems": len(arguments), "maxItems": len(arguments)}
+    elif origin is dict:
+        found = {"type": "object", "additionalProperties": schema_of_type(arguments[1])}
+    elif origin is typing.Literal:
+        found = {"enum": list(arguments)}
+    elif hint is Any:
+        found = {}
+    elif issubclass(hint, StrEnum):
+        found = {"enum": [member.value for member in hint]}
+    else:
+        found = {"$ref": f"#/$defs/{hint.__name__}"} if attrs.has(hint) else {"type": _JSON_TYPES[hint]}
+    return found
 
 
 def within(cls: type) -> list[type]:
@@ -530,6 +559,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "kernel-classes": kernel_classes,
     "capture-class": lambda: members_table(capture.Capture),
     "engine-capture-class": lambda: members_table(capture.EngineCapture),
+    "request-functions": request_functions,
     "trace-functions": trace_names,
     "plugin-names": lambda: public_names(plugin.SECTIONS),
     "engine-names": lambda: public_names(engines.SECTIONS),

@@ -31,7 +31,7 @@ from profdeck.replicas.discovery import ReplicaNumbers, discover
 from profdeck.replicas.routers import find_router, is_to_be_found
 from profdeck.replicas.survey import CheckedServer
 from profdeck_traces.base.errors import ConfigError, describe_error, did_you_mean
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.text import plural, short_path
 
 TIMEOUT_S = 300.0
 """Default time limit of a recording."""
@@ -216,6 +216,8 @@ class _Capturing:
     async def run(self) -> ServerCapture:
         request = self.request
         draft = load_draft(request.config, settings=request.settings, settings_source=request.settings_source)
+        if request.output is not None and "output" not in request.settings:
+            draft.set("output", str(request.output), _REQUEST)
         roles = [await self._role(draft, name) for name in self._names(draft)]
         # The run contains only these roles. Other roles of the config would be reported as missing.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
@@ -236,7 +238,7 @@ class _Capturing:
         except CaptureError as error:
             run = config.output.absolute() / run_name(config.run)
             if len(servers) > 1 and (run / RUN_FILE).exists():
-                error = CaptureError(f"{error} For the result of each server: profdeck ls {_short(run)}")
+                error = CaptureError(f"{error} For the result of each server: profdeck ls {short_path(run)}")
             return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
         made = tuple(captures.values())
         first = made[0].request
@@ -424,11 +426,6 @@ class _Capturing:
             windows.cancel()
             stopped.cancel()
             await asyncio.gather(windows, stopped, return_exceptions=True)
-
-
-def _short(path: Path) -> Path:
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _set(draft: ConfigDraft, values: Mapping[str, Any]) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from profdeck_traces.base.progress import Meter as Meter, Progress as Progress
     from profdeck_traces.findings.finding import findings_of as findings_of
     from profdeck_traces.inputs.artifact_kinds import (
-        ArtifactCheck as ArtifactCheck,
         ArtifactKind as ArtifactKind,
+        FileCheck as FileCheck,
         PendingWork as PendingWork,
         StepOnDevice as StepOnDevice,
     )
@@ -76,7 +76,7 @@ SECTIONS = {
         "profdeck_traces.writing.compression": "compress_trace compress_in_child Compressed",
     },
     "Other kinds of artifacts": {
-        "profdeck_traces.inputs.artifact_kinds": "ArtifactCheck ArtifactKind PendingWork StepOnDevice",
+        "profdeck_traces.inputs.artifact_kinds": "ArtifactKind FileCheck PendingWork StepOnDevice",
         "profdeck_traces.analysis.recorder_model": "CommunicationSummary DeviceStepSummary LinkSummary RecorderTables",
         "profdeck_traces.base.progress": "Meter Progress",
     },

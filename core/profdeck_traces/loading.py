@@ -15,9 +15,11 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.findings.finding import findings_of
+from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.facts import run_records
+from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
 from profdeck_traces.inputs.file_formats import is_merged
-from profdeck_traces.inputs.sources import find_sources
+from profdeck_traces.inputs.sources import TraceSource, find_sources
 
 
 def summarise(  # noqa: PLR0913 - what to read, and where
@@ -66,6 +68,23 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         cache=cache,
         on_progress=on_progress,
     )
-    state = run_records().state(paths, {rank.path: rank.problem for rank in run.ranks if rank.problem})
+    state = run_records().state(paths, _checks(run, sources, cache))
     run = attrs.evolve(run, captures=state.captures, recordings=state.recordings, silent_roles=state.silent_roles)
     return attrs.evolve(run, findings=findings_of(run)), errors
+
+
+def _checks(run: RunSummary, sources: Sequence[TraceSource], cache: ResultCache | None) -> dict[str, FileCheck]:
+    """Return the results of reading the traces of a run. Traces that were read in part have none."""
+    kept = KeptChecks(cache)
+    facts = {str(source.path): source.facts for source in sources if source.facts is not None}
+    checks = {}
+    for rank in run.ranks:
+        if rank.path not in facts or (rank.events is None and rank.problem is None):
+            continue
+        path, sha256 = Path(rank.path), None
+        if rank.problem is None and facts[rank.path].has_digest:
+            check = kept.get(path, with_sum=True)
+            sha256 = sha256_of(path) if check is None else check.sha256
+        events = rank.events if kind_of(path) is None else None  # kinds of plugins count events in their own way
+        checks[rank.path] = FileCheck(whole=rank.problem is None, problem=rank.problem, events=events, sha256=sha256)
+    return checks

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from profdeck.plugin import TraceError, file_size
-from profdeck_traces import ArtifactCheck, ArtifactKind, PendingWork, Progress, StepOnDevice
+from profdeck_traces import ArtifactKind, FileCheck, PendingWork, Progress, StepOnDevice
 
 if TYPE_CHECKING:
     from profdeck_traces import RecorderTables
@@ -29,7 +29,7 @@ class AscendDirectoryKind(ArtifactKind):
         """Tell it by its name, also where the path is ``.``."""
         return os.path.basename(os.path.abspath(path)).endswith(self.suffix) and os.path.isdir(path)  # noqa: PTH100, PTH112, PTH119
 
-    def check(self, path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
+    def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
         """Read what its analysis wrote."""
         from profdeck_npu.traces.check import check_directory
 
@@ -102,12 +102,12 @@ class KernelTableKind(ArtifactKind):
         """Tell it by its name."""
         return path.match(_KERNEL_DETAILS)
 
-    def check(self, path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
+    def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
         """Read all of its rows."""
         from profdeck_traces.reading.reader import read_trace
 
         check = read_trace(path, devices_only=True, on_progress=on_progress).check
-        return ArtifactCheck(check.size_bytes, check.events, check.whole, check.problem)
+        return FileCheck(whole=check.whole, problem=check.problem, events=check.events)
 
     def size_to_read(self, path: Path) -> int:
         """Return its size."""

@@ -206,11 +206,11 @@ class _Cycle:
         try:
             self._call(profile.start)
         except Exception as error:
-            self._give_up()
+            self._abandon_start()
             raise CaptureError(f"The profiler of torch_npu did not start: {describe_error(error)}") from error
         self.directory = self._made()
         if self.directory is None:
-            self._give_up()
+            self._abandon_start()
             raise CaptureError(
                 f"The profiler of torch_npu did not start: it made no directory in {directory}. It was switched off "
                 "when this process began, or another thread has just built a handler of its own for it."
@@ -235,7 +235,7 @@ class _Cycle:
             if self.first is None:  # there will be no artifact to say it
                 self._capture.report_problem(self.failure)
 
-    def discard(self) -> None:
+    def abandon(self) -> None:
         made = self._made()
         if made is not None and self.failure is None:
             shutil.rmtree(made, ignore_errors=True)
@@ -299,7 +299,7 @@ class _Cycle:
                 "begin. Capture other steps than it does."
             )
 
-    def _give_up(self) -> None:
+    def _abandon_start(self) -> None:
         """Leave nothing behind of a start that failed."""
         try:
             if ProfPathCreator().is_prof_inited:  # else it failed before the driver heard of it
@@ -307,7 +307,7 @@ class _Cycle:
         except Exception as error:  # noqa: BLE001  # the start's own error is what is raised
             _unended.append(f"capture {self._capture.id}: {describe_error(error)}")
         self._profile.stopped = True
-        self.discard()
+        self.abandon()
 
 
 def missing(directory: Path, options: NpuOptions) -> str | None:

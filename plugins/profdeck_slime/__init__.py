@@ -1,1 +1,1 @@
-"""Functions for the arguments of slime and vime; docs/how-to/slime.md says which goes where."""
+"""Functions for the arguments of slime and vime; docs/how-to/frameworks.md says which goes where."""

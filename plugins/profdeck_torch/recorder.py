@@ -203,7 +203,7 @@ class _Cycle:
         # Kineto says when its session began. Where there was none the result is empty: its export ends the process.
         self.lost = result is None or not 0 < result.trace_start_ns() <= self._began_ns
 
-    def discard(self) -> None:
+    def abandon(self) -> None:
         """Nothing is left unless it is exported."""
 
     def export(self, path: Path) -> None:

@@ -135,7 +135,7 @@ def _of_worker(own: Mapping[str, Any], place: str, tool: str) -> Iterator[Settin
         if options.get("level"):
             yield Setting("trainer.options.level", options["level"], f"{where}.level")
         if options.get("analysis") is not None:
-            yield Setting("trainer.options.analysis", bool(options["analysis"]), f"{where}.analysis")
+            yield Setting("trainer.options.analyse", bool(options["analysis"]), f"{where}.analysis")
 
 
 def _of_rollout(rollout: Mapping[str, Any], profiler: Mapping[str, Any]) -> Iterator[Setting]:

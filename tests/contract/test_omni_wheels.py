@@ -1,4 +1,4 @@
-"""Tests of the vLLM-Omni interfaces that the plugin uses. docs/how-to/omni.md describes their limits."""
+"""Tests of the vLLM-Omni interfaces that the plugin uses. docs/how-to/vllm.md describes their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the verl interfaces that the adapter wraps and reads. docs/how-to/verl.md describes their limits."""
+"""Tests of the verl interfaces that the adapter wraps and reads. docs/how-to/frameworks.md describes their limits."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Notebook:
     def stop(self) -> None:
         self.ended = "stopped"
 
-    def discard(self) -> None:
+    def abandon(self) -> None:
         assert self.ended == "stopped"
         self.ended = "discarded"
 

@@ -220,7 +220,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     assert "The capture of steps 2 to 3 is missed: the request was seen here at step 4" in caplog.text
     # And so it would have been.
     running.step(5, 6, ranks=[1])
-    requests.forget(running.store, request)
+    requests.remove_request(running.store, request)
     request = requests.ask(running.store, 3, 2)
     running.step(4, 5, 6, ranks=[0])
     running.step(7, 8, ranks=[1])
@@ -367,14 +367,14 @@ class World:
             self.requests.append(self.pending)
 
     def withdraw(self, *_: int) -> None:
-        if self.pending is not None and requests.withdraw(self.job.store, self.pending):
+        if self.pending is not None and requests.abandon(self.job.store, self.pending):
             self.withdrawn.add(self.pending.token)
             self.pending = None
 
     def forget(self, *_: int) -> None:
         """As who waits does once all have answered; at other times it is harmless."""
         if self.pending is not None:
-            requests.forget(self.job.store, self.pending)
+            requests.remove_request(self.job.store, self.pending)
             self.pending = None
 
     def check(self, request: OnDemandRequest) -> None:
@@ -537,7 +537,7 @@ def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
     with pytest.raises(CaptureError, match=rf"asked for by {ProcessId()} and is not over yet.*remove .*demand.json"):
         requests.ask(running.store, 1, 1)
     running.step(0, 1)
-    requests.forget(running.store, request)
+    requests.remove_request(running.store, request)
     second = requests.ask(running.store, 1, 2)
     running.step(2, 3, 4)
     assert running.answers(second) == [(True, ("step3",), None)] * 2
@@ -581,7 +581,7 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
 def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
     running = job(1)
     other = requests.ask(running.store, 1, 1)
-    requests.forget(running.store, OnDemandRequest(in_steps=1, steps=1))
+    requests.remove_request(running.store, OnDemandRequest(in_steps=1, steps=1))
     assert json.loads((running.run / "demand.json").read_text())["token"] == other.token
     assert not list(running.run.glob(".*"))
 
@@ -593,7 +593,7 @@ def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
     request = requests.ask(running.store, 1, 1)
-    assert requests.withdraw(running.store, request)
+    assert requests.abandon(running.store, request)
     running.step(1, 2, 3)
     assert (running.steps(), running.answers(request)) == ({}, [])
     assert not (running.run / "demand.json").exists()
@@ -604,7 +604,7 @@ def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> 
     running = job(1)
     request = requests.ask(running.store, 1, 1)
     text = (running.run / "demand.json").read_bytes()
-    assert requests.withdraw(running.store, request)
+    assert requests.abandon(running.store, request)
     (running.run / "demand.json").write_bytes(text)
     running.step(0, 1, 2)
     assert running.steps() == {}
@@ -616,7 +616,7 @@ def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]
     running.step(0)
     request = requests.ask(running.store, 3, 1)
     running.step(1, 2, 3)
-    assert requests.withdraw(running.store, request)
+    assert requests.abandon(running.store, request)
     running.step(4, 5)
     assert running.steps() == {}
     assert running.answers(request) == [(True, (), f"it was withdrawn by {ProcessId()}")] * 2
@@ -628,7 +628,7 @@ def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable
     request = requests.ask(running.store, 2, 1)
     text = (running.run / "demand.json").read_bytes()
     running.step(1, ranks=[0])
-    assert requests.withdraw(running.store, request)
+    assert requests.abandon(running.store, request)
     (running.run / "demand.json").write_bytes(text)  # as a client of NFS may still see it
     running.step(7, ranks=[1])
     assert running.manifests() == {}
@@ -641,7 +641,7 @@ def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job])
     request = requests.ask(running.store, 2, 2)
     running.step(1, 2)
     running.step(3, ranks=[0])
-    assert not requests.withdraw(running.store, request)
+    assert not requests.abandon(running.store, request)
     running.step(4, ranks=[0])
     running.step(3, 4, ranks=[1])
     assert running.answers(request) == [(True, ("step3",), None)] * 2
@@ -653,7 +653,7 @@ def test_to_warm_up_is_to_begin(job: Callable[..., Job]) -> None:
     request = requests.ask(running.store, 3, 1)
     running.step(1)
     running.step(2)
-    assert not requests.withdraw(running.store, request)
+    assert not requests.abandon(running.store, request)
 
 
 # Modes, windows, warm-up, the end of the job.

@@ -78,7 +78,7 @@ def test_warmup_and_skipped_step() -> None:
 def test_configured_warmup_is_withdrawn_only_without_a_failure() -> None:
     for reason, schedule, end in (
         (None, "5..8", End("the profiler was closed in mid-capture")),
-        (None, "every 5", End("the profiler was closed in mid-capture", withdraw=True)),
+        (None, "every 5", End("the profiler was closed in mid-capture", remove_empty=True)),
         ("a failure", "every 5", End("a failure")),
     ):
         captures = machine(schedule, warmup=1)
@@ -88,22 +88,22 @@ def test_configured_warmup_is_withdrawn_only_without_a_failure() -> None:
 
 def test_default_warmup_is_always_withdrawn() -> None:
     for reason, action in (
-        (None, End("the profiler was closed in mid-capture", withdraw=True)),
-        ("a failure", End("a failure", withdraw=True)),
+        (None, End("the profiler was closed in mid-capture", remove_empty=True)),
+        ("a failure", End("a failure", remove_empty=True)),
     ):
         captures = machine("5..8", warmup=1, default_warmup=True)
-        assert perform(captures, captures.start(4)) == [Begin(4, 5, withdraw=True)]
+        assert perform(captures, captures.start(4)) == [Begin(4, 5, remove_empty=True)]
         assert perform(captures, captures.close(reason)) == [action, EndStep()]
     captures = machine("5..8", warmup=1, default_warmup=True)
     perform(captures, captures.start(4))
-    skipped = End("the host went from step 4 to step 6", withdraw=True)
+    skipped = End("the host went from step 4 to step 6", remove_empty=True)
     assert perform(captures, captures.start(6)) == [skipped, Begin(6, 6)]
     assert perform(captures, captures.close("a failure")) == [End("a failure"), EndStep()]
 
 
 def test_cold_start_after_failed_default_warmup() -> None:
     captures = machine("5..8", warmup=1, default_warmup=True)
-    assert perform(captures, captures.start(4), fails=True) == [Begin(4, 5, withdraw=True)]
+    assert perform(captures, captures.start(4), fails=True) == [Begin(4, 5, remove_empty=True)]
     assert perform(captures, captures.start(5), fails=True) == [Begin(5, 5)]
 
 
@@ -116,7 +116,7 @@ def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None
     captures.capture.problems.append("Another profiler began.")
     passed = Step(Unit.GLOBAL_STEP, 4)
     actions = perform(captures, captures.step(passed) if reports_step else captures.start(5))
-    restarted: list[Action] = [End("it starts again without warm-up", withdraw=True), Begin(5, 5)]
+    restarted: list[Action] = [End("it starts again without warm-up", remove_empty=True), Begin(5, 5)]
     looked: list[Action] = [LookForRequests(5)] if reports_step else []
     assert actions == looked + (restarted if default_warmup else [Pass(passed)])
     if reports_step:
@@ -141,7 +141,7 @@ def test_stages_are_counted() -> None:
     assert perform(captures, captures.start(1)) == []
     assert perform(captures, captures.enter_stage("other")) == []
     assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update")]
-    assert perform(captures, captures.end(None)) == [End(None)]
+    assert perform(captures, captures.stop_capture(None)) == [End(None)]
     assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update", count=2)]
 
 
@@ -206,7 +206,7 @@ def test_every_begin_has_one_end(
             "stop": captures.stop,
             "close": lambda: captures.close(None),
             "stage": lambda: captures.enter_stage("work"),
-            "end": lambda: captures.end("reason"),
+            "end": lambda: captures.stop_capture("reason"),
         }[name]()
         for action in perform(captures, actions, fails=fails):
             if isinstance(action, Begin):

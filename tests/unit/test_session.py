@@ -41,7 +41,7 @@ import importlib
 from typing import ClassVar
 
 from profdeck import Backend, hookimpl
-from profdeck.base.errors import MissingLibraryError
+from profdeck_traces.base.errors import MissingLibraryError
 
 IMPORTS = []
 FAILURES = []  # of the quill's preflight, one for each call

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 
 from profdeck import Profiler, Status
@@ -25,6 +26,8 @@ from profdeck_traces.base.errors import ConfigError
 
 Build = Callable[..., Profiler]
 ROLE = "rollout"
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "manifest.schema.json").read_text())
 
 
 @pytest.fixture
@@ -53,7 +56,10 @@ def engine(tally: ModuleType) -> Any:
 
 def manifests(path: Path, pattern: str = "rank_*") -> list[dict[str, Any]]:
     files = sorted(path.glob(f"run/step_*/**/{pattern}.json"))
-    return [json.loads(file.read_text()) for file in files if not file.name.endswith(".trace.json")]
+    found = [json.loads(file.read_text()) for file in files if not file.name.endswith(".trace.json")]
+    for document in found:
+        jsonschema.validate(document, SCHEMA)
+    return found
 
 
 def the_target(path: Path) -> TargetReport:

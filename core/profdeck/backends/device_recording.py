@@ -37,7 +37,7 @@ class RecordingCycle(Protocol):
     def stop(self) -> None:
         """End."""
 
-    def discard(self) -> None:
+    def abandon(self) -> None:
         """Throw away what it left, as nothing that was asked for is in it. Called after `stop`, instead of a write."""
 
 
@@ -167,7 +167,7 @@ class CaptureCycles(Generic[C]):
         cycle.stop()
         counts = self._capture.unit is not Unit.GLOBAL_STEP
         if cycle.first is None or (counts and last < cycle.first and self._outputs):
-            cycle.discard()  # it only warmed up, or began and the host was done
+            cycle.abandon()  # it only warmed up, or began and the host was done
             return
         iterations = (cycle.first, max(last, cycle.first)) if counts else None
         name = None

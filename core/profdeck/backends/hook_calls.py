@@ -168,7 +168,7 @@ class Invocation:
 
     def __exit__(self, *_: object) -> None:
         for awaitable in self.returned.pending if self.returned else ():
-            awaitable.discard()
+            awaitable.abandon()
 
     def describe(self, error: BaseException) -> str:
         """Return the reason of a failure. It names the plugin whose implementation or wrapper failed."""

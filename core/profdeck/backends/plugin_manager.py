@@ -81,7 +81,7 @@ class ObservedAwaitable:
     def close(self) -> None:
         """Do nothing: wrappers may close a coroutine that they discard, but ``profile_stop`` must run."""
 
-    def discard(self) -> None:
+    def abandon(self) -> None:
         """Close the coroutine if it was not awaited."""
         if inspect.iscoroutine(self.awaitable) and inspect.getcoroutinestate(self.awaitable) == inspect.CORO_CREATED:
             self.awaitable.close()

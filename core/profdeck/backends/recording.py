@@ -296,12 +296,12 @@ class Recording:
             finally:
                 self._publishing = False
 
-    def end(self, reason: str | None, *, withdraw: bool = False) -> Operation[bool]:
+    def close(self, reason: str | None, *, remove_empty: bool = False) -> Operation[bool]:
         """Stop every plugin, set the capture's status and write the manifest. Plugin failures are not raised.
 
         Args:
             reason: the reason for an early end; None if the capture ends as scheduled.
-            withdraw: whether to remove the manifest if nothing was recorded.
+            remove_empty: whether to remove the manifest if nothing was recorded.
 
         Returns:
             True if the manifest was removed.
@@ -310,31 +310,31 @@ class Recording:
             return False
         if not self.waiting:
             yield from self.stop_recording(reason)
-        elif not withdraw:
+        elif not remove_empty:
             self.abandon(reason)
             yield from self._stop_listeners()
             self._raise_interruption()
             return False
-        if not withdraw or self._outputs:
+        if not remove_empty or self._outputs:
             yield from self.write()
             return False
-        self._withdraw()
+        self._remove()
         yield from self._stop_listeners()
         self._raise_interruption()
         return True
 
-    def _withdraw(self) -> None:
+    def _remove(self) -> None:
         """Remove the manifest of a capture that has recorded nothing."""
         self.cancel_timer()
         self._turn.release()
         self.capture.move_to(CaptureState.ENDED)
         try:
-            run_directory.withdraw(self.capture)
+            run_directory.remove_capture(self.capture)
         except OSError as error:
             logger.warning("The manifest %s cannot be removed: %s", self.capture.manifest_path, error)
         else:
             problems = " ".join(self.capture.problems)
-            logger.info("Capture %s only warmed up and was withdrawn. %s", self.capture.id, problems)
+            logger.info("Capture %s only warmed up, and was removed. %s", self.capture.id, problems)
 
     def stop_recording(self, reason: str | None) -> Operation[None]:
         """Stop the ``tryfirst`` listeners and the backend, on the thread that started; `write` must follow."""

@@ -122,7 +122,7 @@ class Turn:
 
     def wait_for(self, error: LeaseError) -> None:
         """Let others have the devices, as they or something that is needed besides is held."""
-        self._give_back()
+        self._release()
         if self._since_s is None:
             self._since_s = time.monotonic()
         self._held = (*(held for held in self._held if held != error.held), error.held)
@@ -138,10 +138,10 @@ class Turn:
 
     def release(self) -> None:
         """Give the devices back if they are held, and wait for them no longer."""
-        self._give_back()
+        self._release()
         self.waited()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()

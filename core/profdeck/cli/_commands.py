@@ -85,11 +85,20 @@ class Commands(TyperGroup):
             ctx.exit(ExitCode.INTERRUPTED)
 
 
+def is_built_in(point: metadata.EntryPoint) -> bool:
+    """Return True for the entry point of a command that does not belong to a plugin."""
+    return point.group == COMMANDS and _package(point) in _SECTIONS
+
+
+def _package(point: metadata.EntryPoint) -> str:
+    return point.module.partition(".")[0]
+
+
 def _by_section() -> dict[str, list[str]]:
     """Return the names of all commands by section heading."""
     sections: dict[str, list[str]] = {heading: [] for heading in (*_SECTIONS.values(), "Plugins")}
     for name, point in installed(COMMANDS).items():
-        sections[_SECTIONS.get(point.module.partition(".")[0], "Plugins")].append(name)
+        sections[_SECTIONS.get(_package(point), "Plugins")].append(name)
     return {heading: names for heading, names in sections.items() if names}
 
 

@@ -25,7 +25,7 @@ from profdeck.backends.plugins import (
     require_libraries,
 )
 from profdeck.base.launchers import LAUNCHERS, Launcher
-from profdeck.cli._commands import COMMANDS
+from profdeck.cli._commands import COMMANDS, is_built_in
 from profdeck.cli.check import HOSTS
 from profdeck.config.options import COMMON_OPTIONS, OptionDoc, describe, json_schema
 from profdeck.engine.clusters import CLUSTERS, Cluster
@@ -152,7 +152,12 @@ def command(
     json: terminal.JsonOption = False,
 ) -> None:
     """List the installed plugins, or print the options of one."""
-    points = [(kind, point) for kind, group in GROUPS.items() for point in entry_points.installed(group).values()]
+    points = [
+        (kind, point)
+        for kind, group in GROUPS.items()
+        for point in entry_points.installed(group).values()
+        if not is_built_in(point)
+    ]
     names = {point.name for _, point in points}
     if name is not None and name not in names:
         raise UnknownPluginError(f"There is no plugin '{name}'.{did_you_mean(name, names)} List all: profdeck plugins")

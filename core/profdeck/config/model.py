@@ -142,7 +142,7 @@ class Config:
     """The global steps to capture, each entry as `profdeck.config.schedule.GRAMMAR` says. Default: none."""
 
     on_demand: bool | str = True
-    """How `profdeck capture --run RUN` requests captures while the job runs. ``true`` (default): through the run
+    """How `profdeck capture job RUN` requests captures while the job runs. ``true`` (default): through the run
     directory, which all processes must share and check once per global step. Name of a store, as listed by
     ``profdeck plugins``: for hosts without a shared directory. ``false``: disabled."""
 

@@ -33,7 +33,7 @@ class Begin:
     stage: str | None = None
     count: int = 1
     """Sequence number among the captures of the same stage and step, starting at 1."""
-    withdraw: bool = False
+    remove_empty: bool = False
     """True to remove the manifest if the capture cannot start."""
 
 
@@ -51,7 +51,7 @@ class End:
 
     reason: str | None
     """The reason for an early end; None if the capture ends as scheduled."""
-    withdraw: bool = False
+    remove_empty: bool = False
     """True to remove the manifest if nothing was recorded."""
 
 
@@ -165,16 +165,16 @@ class CaptureMachine:
         if self.capture is not None and (self.announced is not None or self._continues(self.capture)):
             self.between = True
         else:
-            yield from self.end(None)
+            yield from self.stop_capture(None)
         yield EndStep()
 
     def close(self, reason: str | None) -> Actions:
         """End the capture at the host's request. `reason` is None if the host has finished."""
         self.armed = None
-        yield from self.end(reason or CLOSED, host_is_done=reason is None)
+        yield from self.stop_capture(reason or CLOSED, host_is_done=reason is None)
         yield EndStep()
 
-    def end(self, reason: str | None, *, host_is_done: bool = False) -> Actions:
+    def stop_capture(self, reason: str | None, *, host_is_done: bool = False) -> Actions:
         """End the capture. Defer the end if only another thread can end it, or if an operation is in progress."""
         if self.capture is None and not self.busy:
             return
@@ -214,9 +214,9 @@ class CaptureMachine:
             continues = self._continues(capture)
             if not continues or step != capture.current_step + 1:
                 skipped = f"the host went from step {capture.current_step} to step {step}"
-                yield from self._end(PendingEnd(skipped if continues else None))
+                yield from self._stop(PendingEnd(skipped if continues else None))
             elif self._starts_cold(capture):
-                yield from self._end(PendingEnd(_COLD))
+                yield from self._stop(PendingEnd(_COLD))
             else:
                 yield Pass(Step(Unit.GLOBAL_STEP, capture.current_step))
                 capture.current_step = step
@@ -231,8 +231,8 @@ class CaptureMachine:
     def _begin(self, step: int) -> Actions:
         if (begun := self.steps.begins(step)) is not None:
             first_step, demand = begun
-            withdraw = self.default_warmup and step < first_step and demand is None
-            yield Begin(step, first_step, demand, withdraw=withdraw)
+            remove_empty = self.default_warmup and step < first_step and demand is None
+            yield Begin(step, first_step, demand, remove_empty=remove_empty)
 
     def _begin_stage(self, step: int, name: str) -> Actions:
         self._counts[step, name] += 1
@@ -252,7 +252,7 @@ class CaptureMachine:
         if not self._continues(capture):  # `stop` ends the capture after its last step
             return
         if self._starts_cold(capture):
-            yield from self._end(PendingEnd(_COLD))
+            yield from self._stop(PendingEnd(_COLD))
             yield from self._begin(step.index + 1)
         else:
             yield Pass(step)
@@ -277,21 +277,21 @@ class CaptureMachine:
             yield Note(f"{operation} was called while another operation was in progress.")
             return
         try:
-            yield from self._end_if_pending()
+            yield from self._stop_if_pending()
             yield from actions
-            yield from self._end_if_pending()
+            yield from self._stop_if_pending()
         finally:
             self.busy = False
 
-    def _end_if_pending(self) -> Actions:
+    def _stop_if_pending(self) -> Actions:
         if self.pending is not None:
-            yield from self._end(self.pending)
+            yield from self._stop(self.pending)
 
-    def _end(self, end: PendingEnd) -> Actions:
+    def _stop(self, end: PendingEnd) -> Actions:
         if (capture := self.capture) is None:
             self.pending = None
             return
-        withdraw = self._may_withdraw(capture, end)
+        remove_empty = self._may_remove(capture, end)
         reason = end.reason
         if reason is None and (why := self._requested_next(capture)) is not None:
             following, steps = capture.current_step + 1, self.steps
@@ -300,9 +300,9 @@ class CaptureMachine:
                 reason = why
             elif current is None and steps.configures(following):
                 yield Note(f"It ended after step {capture.current_step}: {why}.")
-        yield End(reason, withdraw)
+        yield End(reason, remove_empty)
 
-    def _may_withdraw(self, capture: CaptureRecord, end: PendingEnd) -> bool:
+    def _may_remove(self, capture: CaptureRecord, end: PendingEnd) -> bool:
         """Return whether a capture that is still warming up for a configured step can be removed.
 
         With the default warm-up, such a capture is always removed. With a configured warm-up, the capture is removed if
@@ -321,7 +321,7 @@ class CaptureMachine:
 
         A restart is necessary if a problem, such as another profiler, occurred during the default warm-up.
         """
-        return bool(capture.problems) and self._may_withdraw(capture, PendingEnd(_COLD))
+        return bool(capture.problems) and self._may_remove(capture, PendingEnd(_COLD))
 
     def _requested_next(self, capture: CaptureRecord) -> str | None:
         """Return the reason to end the capture if a requested capture begins at the next step."""

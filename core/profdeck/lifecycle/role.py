@@ -154,7 +154,7 @@ class Role:
             from profdeck.on_demand.standing import StandingCaptures  # imported only if needed
 
             for wanted in self.config.steps.timed:
-                weakref.finalize(self, StandingCaptures(store, wanted).leave)
+                weakref.finalize(self, StandingCaptures(store, wanted).close)
 
     # Operations.
 
@@ -174,9 +174,9 @@ class Role:
         """End the capture. `reason` is None if the host has finished."""
         return self._perform(self.machine.close(reason))
 
-    def end(self, reason: str | None) -> Operation[None]:
+    def stop_capture(self, reason: str | None) -> Operation[None]:
         """End the capture of a stage."""
-        return self._perform(self.machine.end(reason))
+        return self._perform(self.machine.stop_capture(reason))
 
     def enter_stage(self, name: str) -> Operation[tuple[Role, AbstractContextManager[object] | None]]:
         """Begin a stage.
@@ -206,8 +206,8 @@ class Role:
                     if not (yield from recording.start()):
                         recording.publish()
                 except BaseException as error:
-                    if action.withdraw and isinstance(error, CaptureError):
-                        self._withdraw(capture, error)
+                    if action.remove_empty and isinstance(error, CaptureError):
+                        self._remove_capture(capture, error)
                         self._drop()
                         continue
                     self._conclude(capture, describe_error(error))
@@ -230,7 +230,7 @@ class Role:
             case Pass(), Recording() as recording:
                 yield from self._pass(recording, action)
             case End(), Recording() as recording:
-                yield from self._end(recording, action)
+                yield from self._stop_recording(recording, action)
             case Note(), _:
                 self._note(action.text)
             case LookForRequests(), _:
@@ -313,13 +313,13 @@ class Role:
             if not self._excuses(error):
                 raise
 
-    def _end(self, recording: Recording, action: End) -> Operation[None]:
-        capture, withdrawn = recording.capture, False
+    def _stop_recording(self, recording: Recording, action: End) -> Operation[None]:
+        capture, removed = recording.capture, False
         try:
-            withdrawn = yield from recording.end(action.reason, withdraw=action.withdraw)
+            removed = yield from recording.close(action.reason, remove_empty=action.remove_empty)
         finally:
-            self._over(recording, withdrawn=withdrawn)
-        if withdrawn:
+            self._over(recording, removed=removed)
+        if removed:
             return
         if capture.status is Status.COMPLETE:
             logger.info("Captured %s in %s.", capture.id, capture.directory)
@@ -329,9 +329,9 @@ class Role:
         else:
             logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
 
-    def _over(self, recording: Recording, *, withdrawn: bool = False) -> None:
+    def _over(self, recording: Recording, *, removed: bool = False) -> None:
         capture = recording.capture
-        if not withdrawn:
+        if not removed:
             self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
         self._drop()
 
@@ -364,11 +364,11 @@ class Role:
         if capture.stage is None:
             self.finishes.begin()
 
-    def _withdraw(self, capture: CaptureRecord, error: CaptureError) -> None:
+    def _remove_capture(self, capture: CaptureRecord, error: CaptureError) -> None:
         """Remove the manifest of a capture whose warm-up could not start."""
         logger.info("Capture %s starts without warm-up: %s", capture.id, error)
         with contextlib.suppress(OSError):
-            run_directory.withdraw(capture)
+            run_directory.remove_capture(capture)
 
     def _miss(self, demand: OnDemandSteps, reason: str) -> None:
         """Write a manifest for a requested capture that this process missed."""

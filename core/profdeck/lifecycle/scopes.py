@@ -118,7 +118,7 @@ class Scope(Generic[T_co]):
         operations: dict[Role, Operation[None]] = {}
         for role, annotation in entered:
             if annotation is None:
-                operations[role] = role.end(reason)
+                operations[role] = role.stop_capture(reason)
             else:
                 annotation.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         return operations

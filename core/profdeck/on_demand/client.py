@@ -20,6 +20,7 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.report_model import RunReport
 from profdeck.verification.run_report import read_about, read_run
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
+from profdeck_traces.base.text import short_path
 
 TIMEOUT_S = 3600.0
 """Default time limit of a request."""
@@ -110,7 +111,7 @@ def capture_job(
         except OSError as error:
             raise CaptureError(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
-                f"To list what was captured on this host: profdeck ls {job.run}"
+                f"To list what was captured on this host: profdeck ls {short_path(job.run)}"
             ) from error
 
 
@@ -122,10 +123,10 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
             plan = waiting.for_plan()
             processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
         except KeyboardInterrupt:
-            waiting.observer.note(waiting.withdraw())
+            waiting.observer.note(waiting.abandon())
             raise
         if plan is None or not any(_captured(process, request) for process in processes):
-            if requests.withdraw(store, request):
+            if requests.abandon(store, request):
                 raise _nothing(waiting, plan, processes)
             plan = plan or requests.read_plan(store, request)
             assert plan is not None  # noqa: S101  # a capture begins after the processes have agreed
@@ -135,9 +136,9 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
         report, elsewhere = _read(waiting, directories, processes, read)
         is_over = all(map(waiting.is_over, processes))
         if is_over:
-            requests.forget(store, request)
+            requests.remove_request(store, request)
         else:
-            waiting.observer.note(f"The capture continues. To see it later: profdeck ls {job.run}")
+            waiting.observer.note(f"The capture continues. To see it later: profdeck ls {short_path(job.run)}")
     return JobCapture(
         run=job.run,
         first_step=plan.first_step,
@@ -193,9 +194,9 @@ def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
     default = requests.default_in_steps(there)
     if job.in_steps is not None and job.in_steps <= longest.warmup_steps:
         raise ConfigError(
-            f"in_steps {job.in_steps}: the role '{longest.role}' warms up for {longest.warmup_steps} step(s) before a "
-            f"capture. Give at least {longest.warmup_steps + 1}; the default is {default}, for ranks that differ by a "
-            "step."
+            f"The capture cannot begin in {job.in_steps} steps: the role '{longest.role}' warms up for "
+            f"{longest.warmup_steps} step(s) before a capture. Give at least {longest.warmup_steps + 1}; the default "
+            f"is {default}, for ranks that differ by a step."
         )
     return default if job.in_steps is None else job.in_steps
 
@@ -239,7 +240,9 @@ class _Waiting:
     def for_plan(self) -> StepPlan | None:
         """Wait until the processes agree on the steps. Return ``None`` if the job or the time limit ends first."""
         request = self.request
-        self.observer.note(f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {self.job.run}.")
+        self.observer.note(
+            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {short_path(self.job.run)}."
+        )
         with self.observer.phase("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
@@ -278,14 +281,14 @@ class _Waiting:
         now_s = time.monotonic()
         return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
 
-    def withdraw(self) -> str:
+    def abandon(self) -> str:
         """Withdraw the request if its capture has not begun. Return a message for the user."""
         try:
-            if requests.withdraw(self.store, self.request):
+            if requests.abandon(self.store, self.request):
                 return "The request is withdrawn, and nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
-        return f"The capture has begun and continues. To see it: profdeck ls {self.job.run}"
+        return f"The capture has begun and continues. To see it: profdeck ls {short_path(self.job.run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
         """Return True if the heartbeat of a process has stopped. A remote store offers no other sign of a lost host."""

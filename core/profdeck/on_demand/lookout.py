@@ -40,7 +40,7 @@ class Entry(Protocol):
     def say(self, **changes: object) -> None:
         """Change what it says."""
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Say that it takes none any more."""
 
 
@@ -66,12 +66,12 @@ class Lookout:
         self._thread = threading.Thread(target=self._watch, name="profdeck requests", daemon=True)
         self._thread.start()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Look no more. Never raises."""
         if self._entry.process.at.pid != os.getpid():  # a forked child, in which another thread may hold the store
             return
         self._left.set()
-        self._entry.leave()
+        self._entry.close()
         self._store.close()
 
     def _watch(self) -> None:
@@ -114,5 +114,5 @@ class Lookout:
             self._beat, self._beat_s = beat, now_s
         elif now_s - self._beat_s > LOST_S:
             logger.warning("The request of %s is taken back: that process does not wait for it any more.", request.by)
-            if not requests.withdraw(self._store, request, f"its processes, as {request.by} was gone"):
-                requests.forget(self._store, request)
+            if not requests.abandon(self._store, request, f"its processes, as {request.by} was gone"):
+                requests.remove_request(self._store, request)

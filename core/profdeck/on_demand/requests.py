@@ -249,7 +249,7 @@ def read_processes(store: Store) -> list[JobProcess]:
     return [process for process in found if process.rank < sizes[process.role, process.replica]]
 
 
-def withdraw(store: Store, request: OnDemandRequest, why: str | None = None) -> bool:
+def abandon(store: Store, request: OnDemandRequest, why: str | None = None) -> bool:
     """Take a request back.
 
     Args:
@@ -269,11 +269,11 @@ def withdraw(store: Store, request: OnDemandRequest, why: str | None = None) -> 
         start = decide(store, start_name(token), StartDecision(token=token, begun=False, by=by))
         if start is None or start.begun:
             return False
-    forget(store, request)
+    remove_request(store, request)
     return True
 
 
-def forget(store: Store, request: OnDemandRequest) -> None:
+def remove_request(store: Store, request: OnDemandRequest) -> None:
     """Remove a request that is over, so that there can be another one. What was decided of it stays.
 
     Raises:
@@ -288,8 +288,8 @@ def forget(store: Store, request: OnDemandRequest) -> None:
 def _remove_abandoned(store: Store) -> None:
     """Withdraw the pending request if nobody waits for its capture any more."""
     found = read_note(store, REQUEST, OnDemandRequest)
-    if found is not None and found.by.alive is False and not withdraw(store, found):
-        forget(store, found)
+    if found is not None and found.by.alive is False and not abandon(store, found):
+        remove_request(store, found)
 
 
 def _pending(store: Store, request: OnDemandRequest | None) -> CaptureError:
@@ -358,6 +358,6 @@ def start_name(token: str) -> str:
     return f"demand.{token}.start.json"
 
 
-def withdrawal(start: StartDecision) -> str:
+def abandonment(start: StartDecision) -> str:
     """Say who withdrew a request."""
     return f"it was withdrawn by {start.by}"

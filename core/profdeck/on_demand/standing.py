@@ -1,5 +1,5 @@
 """Captures every so many minutes. One process of the job asks for them, beside its steps, as somebody would by
-`profdeck capture --run`: so all processes agree on the steps, whatever their clocks say.
+`profdeck capture job`: so all processes agree on the steps, whatever their clocks say.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StandingCaptures:
         """What it asked for last."""
         threading.Thread(target=self._ask, name="profdeck standing captures", daemon=True).start()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Ask no more. What is under way goes on."""
         self._left.set()
 
@@ -79,8 +79,8 @@ class StandingCaptures:
     def _forget(self) -> None:
         """End the last request, so that there can be another one."""
         request = self._request
-        if request is not None and not requests.withdraw(self._store, request):
-            requests.forget(self._store, request)
+        if request is not None and not requests.abandon(self._store, request):
+            requests.remove_request(self._store, request)
         self._request = None
 
     def _read(self, asked: set[str], request: OnDemandRequest) -> list[JobProcess]:

@@ -40,13 +40,13 @@ from profdeck.on_demand.requests import (
     OnDemandRequest,
     StartDecision,
     StepPlan,
+    abandonment,
     decide,
     decode,
     encode,
     plan_name,
     read_note,
     start_name,
-    withdrawal,
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import CaptureRecord
@@ -94,7 +94,7 @@ class _OwnAnswer:
             if self._speaking.get(self._place) is self:
                 self._store.put(self._name, encode(self.process))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Say that requests are not taken any more. Never raises."""
         if self.process.at.pid != os.getpid():  # a forked child
             return
@@ -168,12 +168,12 @@ class RequestWatch:
         if store.remote:
             self._lookout = lookout = Lookout(store, self._entry)
             self._is_asked = lambda: lookout.is_asked
-            weakref.finalize(self, lookout.leave)  # at the end of the process at the latest
+            weakref.finalize(self, lookout.close)  # at the end of the process at the latest
         else:
             # Unlike stat it raises nothing while there is nothing, and takes half the time.
             self._is_asked = functools.partial(os.access, os.fspath(run / REQUEST), os.F_OK)
             self._entry.join()
-            weakref.finalize(self, self._entry.leave)
+            weakref.finalize(self, self._entry.close)
 
     def look(self, step: int, capture: CaptureRecord | None) -> None:
         """Look for a request at the boundary into a global step, unless that was just done. Never raises.
@@ -225,7 +225,7 @@ class RequestWatch:
     def pause(self) -> None:
         """Take no requests until the next step. Never raises."""
         with self._mutex:
-            self._entry.leave()
+            self._entry.close()
             self._step = None
             self._busy = True  # the next boundary has something to say
 
@@ -282,7 +282,7 @@ class RequestWatch:
         if step <= demand.first:
             self._agreed.append(demand)
         elif (start := read_note(self._store, start_name(demand.token), StartDecision)) is not None and not start.begun:
-            self.answer(demand, withdrawal(start))
+            self.answer(demand, abandonment(start))
         elif not self._take_from_config(demand, capture):
             reason = f"the request was seen here at step {step}, after step {demand.first} had begun"
             if plan.at_step is not None:
@@ -309,7 +309,7 @@ class RequestWatch:
         if start is None:
             return  # the next boundary tries again, or it is too late
         if not start.begun:
-            self.answer(demand, withdrawal(start))
+            self.answer(demand, abandonment(start))
             return
         self._agreed = [other for other in self._agreed if other is not demand]
         self._steps.add(demand)

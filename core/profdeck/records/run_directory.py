@@ -179,7 +179,7 @@ class RunDirectory:
             )
 
 
-def withdraw(capture: CaptureRecord) -> None:
+def remove_capture(capture: CaptureRecord) -> None:
     """Remove the first manifest of a capture that recorded nothing, and the directories that are empty without it.
 
     Raises:

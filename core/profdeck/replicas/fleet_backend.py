@@ -194,7 +194,7 @@ class FleetBackend(EngineBackend):
                 logger.warning("Capture %s goes on without %s targets. %s", capture.id, left_out, listed(others))
         except BaseException as error:
             # Not ended by a second interrupt: what has started is stopped.
-            await asyncio.shield(self._give_up(error))
+            await asyncio.shield(self._abandon(error))
             raise
         finally:
             self._tell(capture, skew_s)
@@ -304,7 +304,7 @@ class FleetBackend(EngineBackend):
         for member, result in zip(ready, results, strict=True):
             if isinstance(result, BaseException):
                 member.failed(result, late)
-        await self._end_others("it did not start")
+        await self._stop_others("it did not start")
         return [member for member in ready if member.recording is not None]
 
     def _judge(self, there: Sequence[Member], what: str) -> None:
@@ -321,16 +321,16 @@ class FleetBackend(EngineBackend):
     def _needed(self) -> int:
         return len(self._members) if self.config.needed is None else self.config.needed
 
-    async def _give_up(self, error: BaseException) -> None:
+    async def _abandon(self, error: BaseException) -> None:
         """Stop what has started, and end the captures of the others."""
         if self._reserving is not None:
             await asyncio.wait([self._reserving])  # otherwise, a manifest reserved later would never be completed
         why = "the start of the fleet was given up"
         reason = f"{why}: too few targets took part" if isinstance(error, CaptureError) else why
         await self._stop_all(reason)
-        await self._end_others(reason)
+        await self._stop_others(reason)
 
-    async def _end_others(self, reason: str) -> None:
+    async def _stop_others(self, reason: str) -> None:
         """End the captures whose names are reserved and that nothing records."""
         others = [member for member in self._members if member.recording is None]
         reserved = [member for member in others if member.capture.state is Life.STARTING]

@@ -97,7 +97,7 @@ class Member:
             self.recording = recording
             self.outcome, self.started_ns = Outcome.STARTED, time.time_ns()
         finally:
-            gate_pass.leave()
+            gate_pass.abandon()
             if gate_pass.passed_ns is not None:
                 self.sent_ns = time.time_ns() - (time.monotonic_ns() - gate_pass.passed_ns)
 
@@ -108,7 +108,7 @@ class Member:
             return
         problems = self.capture.problems
         try:
-            await run(recording.end(reason))
+            await run(recording.close(reason))
             found = self.asked.outcome or Outcome.FLUSHED
             self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
             self.fix = self.asked.fix or self.outcome.fix or None

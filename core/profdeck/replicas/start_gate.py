@@ -68,11 +68,11 @@ class GatePass:
 
     async def __call__(self) -> None:
         """Arrive, and wait until the gate opens."""
-        self.leave()
+        self.abandon()
         await self._gate._wait()  # noqa: SLF001  # they are one
         self.passed_ns = time.monotonic_ns()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Let the others not wait for it any more, as it failed. Harmless when it has arrived."""
         if self._awaited:
             self._awaited = False

@@ -1,4 +1,4 @@
-"""Proves files by reading them, several at a time, or finds that they were proved before and did not change since."""
+"""Checks of the files in a run: each file is read to its end, or its cached check is used."""
 
 from __future__ import annotations
 
@@ -15,46 +15,50 @@ from profdeck_traces.base.files import file_size
 from profdeck_traces.base.parallel import map_traces
 from profdeck_traces.base.progress import Meter, Progress
 from profdeck_traces.base.result_cache import ResultCache
-from profdeck_traces.inputs.artifact_kinds import TRACE, ArtifactKind
-from profdeck_traces.inputs.file_checks import KeptProofs, Proof, sha256_of
+from profdeck_traces.inputs.artifact_kinds import TRACE, ArtifactKind, FileCheck
+from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
 
 
 @attrs.frozen
-class TraceToProve:
-    """A trace, and what to find of it."""
+class TraceToCheck:
+    """A trace to read."""
 
     path: Path
     with_sum: bool
-    """Whether to compute its SHA-256, too."""
+    """True to also compute its SHA-256."""
 
     def __str__(self) -> str:
         return str(self.path)
 
 
 @attrs.frozen
-class KnownProblems:
-    """Problems that another reader found in files. Files without a problem are not read."""
+class KnownChecks:
+    """Checks by another reader. Files without a check are not read."""
 
-    by_path: Mapping[str, str]
+    by_path: Mapping[str, FileCheck]
 
-    def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:  # noqa: ARG002  # as in Prover
-        """Add the known problem of a file to its report."""
-        problem = self.by_path.get(str(report.path))
-        return report if problem is None else attrs.evolve(report, whole=False, problem=problem)
+    def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:  # noqa: ARG002  # as in FileChecker
+        """Add the check of a file to its report."""
+        check = self.by_path.get(str(report.path))
+        if check is None:
+            return report
+        events = report.events if check.events is None else check.events
+        return attrs.evolve(report, events=events, whole=check.whole, problem=check.problem)
 
-    def is_original(self, path: Path, sha256: str) -> bool:  # noqa: ARG002  # as in Prover
-        """Return True: the file is not read."""
-        return True
+    def is_original(self, path: Path, sha256: str) -> bool:
+        """Return False if a file is known to have another SHA-256."""
+        check = self.by_path.get(str(path))
+        return check is None or check.sha256 in {None, sha256}
 
 
-class Prover:
-    """Reads the files of a run.
+class FileChecker:
+    """Reads the files of a run to their ends.
 
     Args:
-        total_bytes: The size of all of them.
-        cache: Where it is kept what was found.
-        processes: How many traces are read at the same time.
-        on_progress: Told of the bytes read, of all.
+        total_bytes: Total size of the files.
+        cache: Cache of results; ``None`` to read all files.
+        processes: Number of traces to read in parallel.
+        on_progress: Called with the number of bytes read so far and the total.
     """
 
     def __init__(
@@ -62,40 +66,40 @@ class Prover:
     ) -> None:
         self._meter = Meter(total_bytes, on_progress)
         self._cache, self._processes = cache, processes
-        self._proofs: dict[Path, Proof] = {}
+        self._checks: dict[Path, FileCheck] = {}
 
-    def read_traces(self, traces: Sequence[TraceToProve]) -> None:
-        """Read all traces to their ends that were not, or not as they are now."""
-        proofs = KeptProofs(self._cache)
+    def read_traces(self, traces: Sequence[TraceToCheck]) -> None:
+        """Read all traces whose checks are not cached, or that have changed since."""
+        cached = KeptChecks(self._cache)
         left = []
         for trace in traces:
-            if (kept := proofs.get(trace.path, with_sum=trace.with_sum)) is None:
+            if (kept := cached.get(trace.path, with_sum=trace.with_sum)) is None:
                 left.append(trace)
             else:
-                self._proofs[trace.path] = kept
+                self._checks[trace.path] = kept
         if not left:
             return
         sizes = [file_size(trace.path) for trace in left]
-        prove = functools.partial(_prove, proofs=proofs)
-        found = map_traces(prove, left, sizes, processes=self._processes, on_progress=self._meter.within)
-        for trace, proof in zip(left, found, strict=True):
-            self._proofs[trace.path] = _unreadable(proof) if isinstance(proof, TraceError) else proof
+        check = functools.partial(_check, cached=cached)
+        found = map_traces(check, left, sizes, processes=self._processes, on_progress=self._meter.within)
+        for trace, result in zip(left, found, strict=True):
+            self._checks[trace.path] = _unreadable(result) if isinstance(result, TraceError) else result
         self._meter.passed(sum(sizes))
-        proofs.tidy_up()
+        cached.tidy_up()
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:
-        """Say what was found of a trace, or read an artifact of another kind to its end, if it is known how."""
+        """Add the check of a file to its report. Artifacts of plugins, which are not traces, are read now."""
         if kind is not None:
             found = self._of_kind(report, kind)
             self._meter.passed(report.size_bytes)
             return found
-        if report.kind != TRACE or (proof := self._proofs.get(report.path)) is None:
+        if report.kind != TRACE or (check := self._checks.get(report.path)) is None:
             return report
-        return attrs.evolve(report, events=proof.events, whole=proof.whole, problem=proof.problem, kept=proof.kept)
+        return attrs.evolve(report, events=check.events, whole=check.whole, problem=check.problem, kept=check.kept)
 
     def is_original(self, path: Path, sha256: str) -> bool:
         """Return True if a file has this SHA-256."""
-        return sha256 == (self._proofs[path].sha256 if path in self._proofs else sha256_of(path))
+        return sha256 == (self._checks[path].sha256 if path in self._checks else sha256_of(path))
 
     def _of_kind(self, report: ArtifactReport, kind: ArtifactKind) -> ArtifactReport:
         try:
@@ -109,25 +113,24 @@ class Prover:
         return attrs.evolve(
             report,
             events=found.events,
-            # The recorder may have seen what cannot be told any more.
+            # The recorder may have seen a problem that is not visible in the files.
             whole=report.whole and found.whole,
             problem=" ".join(filter(None, [report.problem, found.problem])) or None,
             notes=found.notes,
         )
 
 
-def _prove(trace: TraceToProve, on_progress: Progress | None, *, proofs: KeptProofs) -> Proof:
-    before = proofs.before(trace.path)
+def _check(trace: TraceToCheck, on_progress: Progress | None, *, cached: KeptChecks) -> FileCheck:
+    before = cached.before(trace.path)
     try:
-        check = check_trace(trace.path, on_progress=on_progress)
+        found = check_trace(trace.path, on_progress=on_progress)
     except (OSError, ProfdeckError) as error:
         return _unreadable(error)
-    # Of what is damaged nobody asks whether it is the file that was written.
-    sha256 = sha256_of(trace.path) if trace.with_sum and check.whole else None
-    proof = Proof(whole=check.whole, problem=check.problem, events=check.events, sha256=sha256)
-    proofs.put(before, trace.path, proof, with_sum=trace.with_sum)
-    return proof
+    sha256 = sha256_of(trace.path) if trace.with_sum and found.whole else None
+    check = FileCheck(whole=found.whole, problem=found.problem, events=found.events, sha256=sha256)
+    cached.put(before, trace.path, check, with_sum=trace.with_sum)
+    return check
 
 
-def _unreadable(error: Exception) -> Proof:
-    return Proof(whole=False, problem=f"cannot be read: {error}", events=None, sha256=None)
+def _unreadable(error: Exception) -> FileCheck:
+    return FileCheck(whole=False, problem=f"cannot be read: {error}", events=None, sha256=None)

@@ -18,10 +18,10 @@ from profdeck.records.host_clock import HostClock
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, run_of, runs_below
 from profdeck.records.status import Status
-from profdeck.verification.file_checks import KnownProblems
+from profdeck.verification.file_checks import KnownChecks
 from profdeck.verification.run_report import is_in_place, judge
 from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.inputs.artifact_kinds import TRACE, files_below, kind_named, kind_of
+from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, files_below, kind_named, kind_of
 from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout, RunState, TraceFacts
 
 
@@ -47,15 +47,15 @@ class Records:
                     facts[trace] = _facts(file, manifest, artifact, clock)
         return facts
 
-    def state(self, paths: Sequence[Path], problems: Mapping[str, str]) -> RunState:
+    def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
         """Return the state of all captures in some directories.
 
         Args:
             paths: The directories.
-            problems: Problems found while reading the traces, by path.
+            checks: Results of reading the traces, by path.
         """
         manifests = _manifests_below(paths)
-        captures = _captures(manifests, problems)
+        captures = _captures(manifests, KnownChecks(checks))
         return RunState(
             captures=captures,
             recordings=_recordings(manifests.values()),
@@ -133,7 +133,7 @@ def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
     return tuple(found)
 
 
-def _captures(manifests: Mapping[Path, Manifest], problems: Mapping[str, str]) -> tuple[CaptureStatus, ...]:
+def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[CaptureStatus, ...]:
     """Return the state of each rank of each capture, and of each target that is not complete."""
     runs: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
     run_above = functools.cache(_run_above)
@@ -141,7 +141,7 @@ def _captures(manifests: Mapping[Path, Manifest], problems: Mapping[str, str]) -
         run = run_above(file.parent)
         if run is None or is_in_place(file, manifest, run):
             runs[run_of(file, manifest.replica)].append((file, manifest))
-    states = [state for run, group in runs.items() for state in _states(str(run), group, KnownProblems(problems))]
+    states = [state for run, group in runs.items() for state in _states(str(run), group, checks)]
     return tuple(sorted(states, key=_order))
 
 
@@ -150,7 +150,7 @@ def _run_above(directory: Path) -> Path | None:
     return next((parent for parent in (directory, *directory.parents) if (parent / RUN_FILE).exists()), None)
 
 
-def _states(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownProblems) -> Iterator[CaptureStatus]:
+def _states(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownChecks) -> Iterator[CaptureStatus]:
     captures, targets = judge(manifests, checks)
     for capture in captures:
         for rank in capture.ranks:

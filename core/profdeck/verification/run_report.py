@@ -18,7 +18,7 @@ from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, rea
 from profdeck.records.pruned import PrunedStep, read_pruned
 from profdeck.records.run_directory import RUN_FILE, replica_directory, runs_below
 from profdeck.records.status import Status
-from profdeck.verification.file_checks import KnownProblems, Prover, TraceToProve
+from profdeck.verification.file_checks import FileChecker, KnownChecks, TraceToCheck
 from profdeck.verification.report_model import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import directory_size
@@ -78,13 +78,13 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
             problems.append(f"{file.relative_to(path)} is a copy: it is the manifest of another rank, step or role.")
             continue
         manifests.append((file, manifest))
-    checks: Prover | KnownProblems = KnownProblems({})
+    checks: FileChecker | KnownChecks = KnownChecks({})
     if contents:
         total = sum(_size(file.parent / record.name) for file, manifest in manifests for record in manifest.artifacts)
-        checks = Prover(total, cache=cache, processes=processes, on_progress=on_progress)
+        checks = FileChecker(total, cache=cache, processes=processes, on_progress=on_progress)
         checks.read_traces(
             [
-                TraceToProve(trace, record.sha256 is not None)
+                TraceToCheck(trace, record.sha256 is not None)
                 for file, manifest in manifests
                 for record in manifest.artifacts
                 if record.kind == TRACE and not (trace := file.parent / record.name).is_symlink() and trace.is_file()
@@ -113,7 +113,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
 
 
 def judge(
-    manifests: Iterable[tuple[Path, Manifest]], checks: Prover | KnownProblems
+    manifests: Iterable[tuple[Path, Manifest]], checks: FileChecker | KnownChecks
 ) -> tuple[tuple[CaptureReport, ...], tuple[TargetReport, ...]]:
     """Return the state of all captures and targets of a run.
 
@@ -207,7 +207,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def _capture(
-    group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], checks: Prover | KnownProblems
+    group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], checks: FileChecker | KnownChecks
 ) -> CaptureReport:
     manifest = group[0][1]
     # An engine knows no global steps. Without a window it has recorded to the end of those that its target was asked
@@ -238,7 +238,7 @@ def _target(
     manifest: Manifest,
     ranks: Mapping[_Place, set[int]],
     places: set[_Place],
-    checks: Prover | KnownProblems,
+    checks: FileChecker | KnownChecks,
 ) -> TargetReport:
     artifacts = tuple(_artifact(file.parent, record, checks) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
@@ -282,7 +282,7 @@ def _absent(rank: int) -> RankReport:
     )
 
 
-def _rank(file: Path, manifest: Manifest, checks: Prover | KnownProblems) -> RankReport:
+def _rank(file: Path, manifest: Manifest, checks: FileChecker | KnownChecks) -> RankReport:
     artifacts = tuple(_artifact(file.parent, record, checks) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
     return RankReport(
@@ -316,7 +316,7 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
     return manifest.status, problems
 
 
-def _artifact(directory: Path, record: ArtifactRecord, checks: Prover | KnownProblems) -> ArtifactReport:
+def _artifact(directory: Path, record: ArtifactRecord, checks: FileChecker | KnownChecks) -> ArtifactReport:
     path = directory / record.name
     kind, size_bytes = kind_named(record.kind), _size(path)
     report = ArtifactReport(

@@ -18,7 +18,8 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.parallel import map_traces
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
-from profdeck_traces.inputs.file_checks import KeptProofs, Proof, sha256_of
+from profdeck_traces.inputs.artifact_kinds import FileCheck
+from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 from profdeck_traces.inputs.sources import TraceSource
 
@@ -135,7 +136,7 @@ class _How:
         if before is not None:
             self._keep(before, source, reading)
             if found.whole:
-                self._keep_proof(before, source, found)
+                self._keep_check(before, source, found)
         return reading
 
     def _keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
@@ -148,12 +149,12 @@ class _How:
     def _about(self, source: TraceSource, *, with_pictures: bool) -> list[Any]:
         return [*cached_reading.about(source), self.buckets if with_pictures else 0]
 
-    def _keep_proof(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
+    def _keep_check(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
         """Keep for `profdeck ls` that a trace was read to its end."""
         with_sum = source.facts is not None and source.facts.has_digest
         sha256 = sha256_of(source.path) if with_sum else None
-        proof = Proof(whole=True, problem=None, events=found.events, sha256=sha256)
-        KeptProofs(self.cache).put(before, source.path, proof, with_sum=with_sum)
+        check = FileCheck(whole=True, problem=None, events=found.events, sha256=sha256)
+        KeptChecks(self.cache).put(before, source.path, check, with_sum=with_sum)
 
 
 def _without_pictures(reading: RankReading) -> RankReading:

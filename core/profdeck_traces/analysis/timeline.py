@@ -20,7 +20,6 @@ from profdeck_traces.reading.time_slices import Slice
 
 OVERLAPPED = "compute and communication"
 """The states of a device, before the causes of its idle time."""
-DEVICE_STATES = ("compute", OVERLAPPED, "communication", "copies")
 
 _NS_PER_US = 1000
 _STATES = tuple(CAUSES)

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
+from profdeck_traces.base import text
 from profdeck_traces.base.errors import ProfdeckError
 
 if TYPE_CHECKING:
@@ -201,8 +202,7 @@ def short_path(path: Path) -> str:
     for copy, url in _copied.items():
         if path.is_relative_to(copy):
             return "/".join([url.rstrip("/"), *path.relative_to(copy).parts])
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return text.short_path(path)
 
 
 def size(size_bytes: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
+import msgspec
 
 from profdeck_traces.base.entry_points import installed, load
 from profdeck_traces.base.errors import ProfdeckError, TraceError
@@ -32,18 +33,20 @@ ASIDE = ".pruned."
 """What manifests call a Chrome trace."""
 
 
-@attrs.frozen
-class ArtifactCheck:
-    """The result of checking an artifact that is not a Chrome trace."""
+class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of reading a file or an artifact to its end."""
 
-    size_bytes: int
-    """Of all its files."""
-    events: int | None
     whole: bool
     problem: str | None
-    """Why it is not whole."""
+    """Damage of the file; ``None`` if it is whole."""
+    events: int | None
+    """Number of trace events; ``None`` if the file has none, or cannot be read."""
     notes: tuple[str, ...] = ()
-    """What is worth telling although it is whole."""
+    """Remarks about a whole artifact."""
+    sha256: str | None = None
+    """SHA-256 of the file in hexadecimal digits, if it was requested."""
+    kept: bool = False
+    """True if the result comes from the cache, because the file has not changed."""
 
 
 @attrs.frozen
@@ -82,7 +85,7 @@ class ArtifactKind(ABC):
         """Tell by the name and the type of a path whether it is such an artifact. Never raises."""
 
     @abstractmethod
-    def check(self, path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
+    def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
         """Read the artifact to its end.
 
         Raises:

@@ -10,6 +10,7 @@ from typing import Protocol
 import attrs
 
 from profdeck_traces.base import entry_points
+from profdeck_traces.inputs.artifact_kinds import FileCheck
 
 CLOCK_ANCHOR = "profdeck.clock_anchor"
 """Name of the marker event of a clock anchor. Statistics exclude this event."""
@@ -109,12 +110,12 @@ class RunRecords(Protocol):
     def facts(self, path: Path) -> Mapping[Path, TraceFacts]:
         """Return the facts of a trace, or of all traces in a directory, by path."""
 
-    def state(self, paths: Sequence[Path], problems: Mapping[str, str]) -> RunState:
+    def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
         """Return the state of all captures in some directories.
 
         Args:
             paths: The directories.
-            problems: Problems found while reading the traces, by path.
+            checks: Results of reading the traces, by path.
         """
 
     def newest_run(self, output: Path) -> Path | None:
@@ -131,7 +132,7 @@ class NoRecords:
         """Return no facts."""
         return {}
 
-    def state(self, paths: Sequence[Path], problems: Mapping[str, str]) -> RunState:  # noqa: ARG002
+    def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:  # noqa: ARG002
         """Return an empty state."""
         return RunState()
 

@@ -1,4 +1,4 @@
-"""What reading a trace file to its end proved, and where that is kept."""
+"""Cache of the results of checks, and checksums of files."""
 
 from __future__ import annotations
 
@@ -8,41 +8,28 @@ from pathlib import Path
 import msgspec
 
 from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.inputs.artifact_kinds import FileCheck
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 
-
-class Proof(msgspec.Struct):
-    """What reading a trace to its end found."""
-
-    whole: bool
-    problem: str | None
-    events: int | None
-    """``None`` where it cannot be read."""
-    sha256: str | None
-    """Of the file, as far as somebody wants to compare it."""
-    kept: bool = False
-    """Whether it was found before, and the file did not change since."""
+_decode = msgspec.json.Decoder(FileCheck).decode
 
 
-_decode = msgspec.json.Decoder(Proof).decode
-
-
-class KeptProofs:
-    """Proofs in a cache.
+class KeptChecks:
+    """FileChecks in a cache.
 
     Args:
-        cache: Where they are kept; ``None`` keeps nothing.
+        cache: The cache; ``None`` disables caching.
     """
 
     def __init__(self, cache: ResultCache | None) -> None:
         self._results = KeptResults(cache, "whole")
 
-    def get(self, path: Path, *, with_sum: bool) -> Proof | None:
-        """Return what was proved of a trace, if nothing changed since.
+    def get(self, path: Path, *, with_sum: bool) -> FileCheck | None:
+        """Return the cached check of a trace, if the file has not changed.
 
         Args:
             path: The trace.
-            with_sum: Whether its SHA-256 is wanted, too.
+            with_sum: True if the check must include the SHA-256.
         """
         content = self._results.get(path, with_sum)
         try:
@@ -54,9 +41,9 @@ class KeptProofs:
         """Return what a trace is before it is read; ``None`` if nothing will be kept of it."""
         return self._results.before(path)
 
-    def put(self, before: FileIdentity | None, path: Path, proof: Proof, *, with_sum: bool) -> None:
-        """Keep what was proved, if the file is still what it was before that."""
-        self._results.put(before, path, msgspec.json.encode(proof), with_sum)
+    def put(self, before: FileIdentity | None, path: Path, check: FileCheck, *, with_sum: bool) -> None:
+        """Cache a check, if the file has not changed since `before`."""
+        self._results.put(before, path, msgspec.json.encode(check), with_sum)
 
     def tidy_up(self) -> None:
         """Keep the cache within its bounds."""

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from profdeck.plugin import TraceError, directory_size, file_size
+from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck_npu.traces.communication import read_communication
 from profdeck_npu.traces.directory import AscendDirectory, unfinished
 from profdeck_npu.traces.info import CPU, NPU, Info, read_info
 from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
 from profdeck_npu.traces.step_times import read_step_times
-from profdeck_traces import ArtifactCheck, Meter, Progress
+from profdeck_traces import FileCheck, Meter, Progress
 from profdeck_traces.reading.column_builder import ColumnBuilder
 from profdeck_traces.reading.columns import Tables
 from profdeck_traces.reading.integrity import CountingHandler, check_trace
@@ -33,7 +33,7 @@ _STEP = re.compile(rb'"ProfilerStep#([0-9]{1,18})"')
 _MAX_STEPS = 100_000
 
 
-def check_directory(path: Path, on_progress: Progress | None = None) -> ArtifactCheck:
+def check_directory(path: Path, on_progress: Progress | None = None) -> FileCheck:
     """Read what the analysis of a directory wrote, and say whether the directory is whole.
 
     Args:
@@ -60,8 +60,7 @@ def check_directory(path: Path, on_progress: Progress | None = None) -> Artifact
             found.look_for_output(directory)
             found.read(_files(directory), on_progress)
             found.compare_steps()
-    return ArtifactCheck(
-        size_bytes=directory_size(path),
+    return FileCheck(
         events=found.events,
         whole=not found.problems,
         problem=" ".join(found.problems) or None,

@@ -138,7 +138,7 @@ def test_an_engine_that_generates_in_the_trainers_process(tmp_path: Path) -> Non
 
 def test_the_page_works(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
-    script, console, *_ = blocks(ROOT / "docs" / "how-to" / "trainers.md")  # of other trainers
+    script, console, *_ = blocks(ROOT / "docs" / "how-to" / "frameworks.md")  # of other frameworks
     (shell.directory / "finetune.py").write_text(script.text)
     shell.environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     for command, _ in console.commands():

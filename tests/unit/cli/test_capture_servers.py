@@ -144,6 +144,13 @@ def test_one_is_no_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifes
     assert manifest(role="rollout").target == servers[0].url
 
 
+def test_the_output_directory_can_be_chosen(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    with fleet(1) as servers:
+        result = cli("capture", "servers", *by_url(servers), *QUIET, "--output", tmp_path / "elsewhere")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["run"] == str(tmp_path / "elsewhere" / "run")
+
+
 def test_the_name_of_the_run_is_stronger_than_the_environment(
     cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ LISTENERS = """
 import attrs
 from attrs import validators
 from profdeck import Activity, hookimpl
-from profdeck.base.errors import MissingLibraryError
+from profdeck_traces.base.errors import MissingLibraryError
 
 @attrs.frozen
 class Options:
@@ -121,7 +121,9 @@ def test_table(cli: Cli) -> None:
 
 
 def test_none_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: metadata.EntryPoints())
+    command = metadata.EntryPoint("plugins", "profdeck.cli.plugins:command", "profdeck.commands")
+    points = {"profdeck.commands": metadata.EntryPoints([command])}
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points.get(group, metadata.EntryPoints()))
     assert cli("plugins").stdout.startswith("No plugins are installed.")
     assert json.loads(cli("plugins", "--json").stdout) == {"plugins": []}
 

@@ -1,13 +1,22 @@
-"""The summary and `ls` agree on the state of every rank of every capture."""
+"""`ls` and the commands that read traces agree on the state of every rank of every capture."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from typer.testing import Result
+
+from profdeck.records.manifest import is_manifest
+from profdeck.verification.run_report import read_run
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.file_checks import sha256_of
+from profdeck_traces.loading import summarise
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
@@ -23,12 +32,24 @@ def states(cli: Cli, run: Path) -> tuple[dict[tuple[str, int], str], dict[tuple[
     return by_ls, by_summary
 
 
-@pytest.mark.parametrize("damage", ["none", "cut", "gone", "empty", "manifest gone", "dead"])
+def add_digests(run: Path) -> None:
+    for file in run.rglob("rank_*.json"):
+        if is_manifest(file):
+            document = json.loads(file.read_text())
+            for artifact in document["artifacts"]:
+                artifact["sha256"] = sha256_of(file.parent / artifact["name"])
+            file.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("damage", ["none", "other content", "cut", "gone", "empty", "manifest gone", "dead"])
 def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     trace = next(run.rglob("rank_0001*step3.trace.json*"))
     manifest = next(run.rglob("rank_0001*step3.json"))
+    add_digests(run)
     match damage:
+        case "other content":
+            change_content(trace)
         case "cut":
             trace.write_bytes(trace.read_bytes()[:-20])
         case "gone":
@@ -44,3 +65,67 @@ def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
     assert by_summary == by_ls
     assert (by_ls["step3", 1] == "complete") is (damage == "none")
     assert by_ls["step5", 1] == "complete"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def change_content(path: Path) -> None:
+    """Rename events, so that the file is a different, whole trace."""
+    packed = path.read_bytes().startswith(b"\x1f\x8b")
+    text = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+    text = text.replace(b"paper::fold", b"paper::tear")
+    path.write_bytes(gzip.compress(text) if packed else text)
+
+
+def remove_events(path: Path) -> None:
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}')
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def copy_to_other_rank(path: Path) -> None:
+    shutil.copy(path, path.with_name(path.name.replace("rank_", "rank_9")))
+
+
+DAMAGES: list[Callable[[Path], None]] = [
+    cut,
+    change_content,
+    remove_events,
+    replace_by_link,
+    copy_to_other_rank,
+    Path.unlink,
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(b"{}"),
+]
+
+
+@given(
+    damages=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(DAMAGES)), min_size=1, max_size=4),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_states_agree_for_all_damages(
+    record: Record, tmp_path: Path, damages: list[tuple[int, Callable[[Path], None]]]
+) -> None:
+    recorded = tmp_path / "profiles" / "job"
+    if not recorded.exists():
+        add_digests(record(3, 5, ranks=(0, 1), world_size=2))
+    run = tmp_path / "damaged"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(recorded, run)
+    files = sorted(path for path in run.rglob("rank_*") if path.is_file())
+    assert len(files) == 8
+    for number, damage in damages:
+        if files[number].is_file():
+            damage(files[number])
+    report = read_run(run)
+    by_ls = {(capture.id, rank.rank): str(rank.status) for capture in report.captures for rank in capture.ranks}
+    try:
+        summary, _ = summarise([run])
+    except TraceError:  # no trace is left
+        return
+    assert {(one.capture, one.rank): one.status for one in summary.captures} == by_ls

@@ -44,8 +44,8 @@ def test_who_leaves_is_not_waited_for() -> None:
         first, failed, second = (gate.issue() for _ in range(3))
         tasks = [asyncio.create_task(party()) for party in (first, second)]
         await asyncio.sleep(0)
-        failed.leave()
-        failed.leave()
+        failed.abandon()
+        failed.abandon()
         await asyncio.gather(*tasks)
         assert failed.passed_ns is None
 
@@ -62,9 +62,9 @@ def test_leaving_after_having_arrived_lets_nobody_else_in() -> None:
         await asyncio.sleep(0)
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
-        cancelled.leave()
+        cancelled.abandon()
         assert gate.opened_ns is None
-        last.leave()
+        last.abandon()
         await tasks[1]
         assert (cancelled.passed_ns, last.passed_ns) == (None, None)
 
@@ -75,7 +75,7 @@ def test_all_may_leave() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
         for party in [gate.issue() for _ in range(2)]:
-            party.leave()
+            party.abandon()
         assert gate.opened_ns is not None
 
     asyncio.run(main())

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from profdeck import Profiler
-from profdeck.base import files
 from profdeck.replicas.manifest_writer import ManifestBatch
+from profdeck_traces.base import files
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 Build = Callable[..., Profiler]

@@ -334,7 +334,7 @@ def test_a_start_waits_for_the_gate_and_nothing_else_does(ray: SimulatedRay) -> 
         starting = asyncio.create_task(engine.command("start", {}))
         await asyncio.sleep(0)
         sent = len(handle.sent)
-        other.leave()
+        other.abandon()
         await starting
         assert mine.passed_ns is not None
         assert len(handle.sent) == sent + 1

@@ -16,7 +16,7 @@ from profdeck.verification.run_report import read_run
 from profdeck_traces.inputs import artifact_kinds
 
 OFFERED = """
-from profdeck_traces.inputs.artifact_kinds import ArtifactCheck, ArtifactKind
+from profdeck_traces.inputs.artifact_kinds import FileCheck, ArtifactKind
 
 
 class Notes(ArtifactKind):
@@ -30,8 +30,7 @@ class Notes(ArtifactKind):
         if (path / "odd").exists():
             raise ZeroDivisionError("odd")
         whole = (path / "end").exists()
-        size = sum(file.stat().st_size for file in path.iterdir())
-        return ArtifactCheck(size, 7, whole, None if whole else "its end is missing")
+        return FileCheck(whole=whole, problem=None if whole else "its end is missing", events=7)
 
     def size_to_read(self, path):
         return 0

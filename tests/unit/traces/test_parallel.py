@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 WAITING = """
 import sys
 from parallel_jobs import obey
-from profdeck_traces import parallel
+from profdeck_traces.base import parallel
 if __name__ == "__main__":
     parallel._start_method = lambda: sys.argv[2]
     parallel.map_traces(obey, [f"wait {sys.argv[1]}"] * 3, [1, 1, 1], processes=2)

@@ -68,16 +68,15 @@ def test_what_its_manifest_says_counts(folder: Path) -> None:
     for path in (folder, folder / NAME):
         source = find_sources([path])[-1]
         assert source.path == folder / NAME
-        assert source.manifest is not None
-        assert source.artifact is not None
-        assert (source.label, source.rank, source.artifact.kind) == ("rollout/2 rank 1", 1, "ascend_pt")
+        assert source.facts is not None
+        assert (source.label, source.rank, source.facts.capture) == ("rollout/2 rank 1", 1, "step10")
 
 
 @pytest.mark.parametrize("name", ["gone_1_1_ascend_pt", "../escaped_ascend_pt", "a.trace.json", "x" * 300])
 def test_an_artifact_that_is_no_such_directory_is_none(folder: Path, name: str) -> None:
     tell(folder, ascend(name))
 
-    assert [source.manifest for source in find_sources([folder])] == [None, None]
+    assert [source.facts for source in find_sources([folder])] == [None, None]
 
 
 def test_files_inside_that_look_like_traces_or_manifests_are_none(folder: Path) -> None:

@@ -108,7 +108,7 @@ class Downloader:
         found = await asyncio.gather(*(self._artifact(place.parent, record, path, fresh) for record in records))
         outcomes = {record.name: outcome for record, outcome in zip(records, found, strict=True)}
         left = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
-        await run_in_thread(copy.end, left)
+        await run_in_thread(copy.close, left)
         return Downloaded(manifest, tuple(size for size in outcomes.values() if isinstance(size, int) and size), left)
 
     async def _ended(self, place: PurePosixPath, is_it: Callable[[Manifest], bool]) -> tuple[bytes, Manifest] | None:
@@ -216,7 +216,7 @@ class _Copy:
             return False
         return True
 
-    def end(self, left: Mapping[str, str]) -> None:
+    def close(self, left: Mapping[str, str]) -> None:
         """Write it as it is.
 
         Args:

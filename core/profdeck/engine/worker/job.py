@@ -165,7 +165,7 @@ class CaptureJob:
             self._finish()
             shutdown.unwatch(self)
             raise
-        self.end_if_due()
+        self.stop_if_due()
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
         """Report that an iteration begins."""
@@ -252,7 +252,7 @@ class CaptureJob:
         for capture in [running.capture] if running else self.ended[-1:]:  # the last one is being written
             capture.notes.append(text)
 
-    def end_here_or_later(self, reason: str | None) -> None:
+    def stop_here_or_later(self, reason: str | None) -> None:
         """End on this thread, or ask the one that records to do so at its next iteration."""
         recording = self._recording
         bound = self._backend.thread_bound and self._iterates
@@ -272,15 +272,15 @@ class CaptureJob:
                 call()
             except Exception as error:  # noqa: BLE001  # the engine serves on
                 self._fail(error)
-        self.end_if_due()
+        self.stop_if_due()
 
-    def end_if_due(self) -> None:
+    def stop_if_due(self) -> None:
         """In the recording thread, stop the capture if a stop was deferred or ``max_capture_s`` has passed."""
         here = self._thread == threading.get_ident()
         if here and self._mark is None and not self.over and self._due():
             self.guarded(functools.partial(self.stop, None))
         if self._exiting and self.over:
-            self._give_back()
+            self._release()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -393,10 +393,10 @@ class CaptureJob:
             self._exiting = True
             return False
         self.guarded(lambda: self.stop(reason))
-        self._give_back()
+        self._release()
         return True
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         """Wait until the files are whole; a signal that waited for them is delivered then."""
         self._writer.wait()
         shutdown.unwatch(self)

@@ -56,7 +56,7 @@ class EngineRecorder:
             ProfdeckError: it is refused; what ran before goes on untouched.
         """
         if self._job is not None:
-            self._job.end_if_due()
+            self._job.stop_if_due()
         if self._job is not None and self._job.state is not RequestState.ENDED:
             self._job.note(f"A second start ({request.id}) was refused.")
             raise TargetError(
@@ -106,7 +106,7 @@ class EngineRecorder:
         until the next iteration, and so does the manifest.
         """
         if self._job is not None:
-            self._job.end_here_or_later(reason)
+            self._job.stop_here_or_later(reason)
 
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
         """Return the state of the recorder and, if a command was rejected, the message and the reason code.
@@ -116,7 +116,7 @@ class EngineRecorder:
         """
         job = self._job
         if job is not None:
-            job.end_if_due()
+            job.stop_if_due()
             job.release_if_ended()
         return Reply(
             rank=self.identity.rank,
