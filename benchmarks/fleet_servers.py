@@ -27,7 +27,7 @@ import msgspec
 import profdeck
 from profdeck.base.identity import Identity
 from profdeck.base.processes import allow_files
-from profdeck.base.structuring import unstructure
+from profdeck.config.structuring import unstructure
 from profdeck.engine.transport.http_engine import About
 from profdeck.records.manifest import SCHEMA, Manifest
 from profdeck.records.request import Answer, Recorded, Reply, RequestState

@@ -21,7 +21,7 @@ STATEMENTS = {
     "import profdeck": ("torch", "typer", "rich"),
     "from profdeck import Profiler; Profiler.from_config()": (),
 }
-LIBRARIES = ("torch", "typer", "rich", "numpy", "cattrs", "yaml", "pluggy")
+LIBRARIES = ("torch", "typer", "rich", "numpy", "attrs", "yaml", "pluggy")
 MAX_MS = 60.0
 
 

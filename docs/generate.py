@@ -136,11 +136,10 @@ def keys(cls: type, prefix: str = "") -> str:
 def entry(doc: options.OptionDoc, name: str) -> str:
     """Describe one key or option under a heading of its own."""
     required = " Required." if doc.default == "required" else ""
-    kind = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", doc.type)  # qualified once a class has been used by cattrs
-    if kind not in _TYPES:
-        raise SystemExit(f"{name} has the type {kind}: say in _TYPES of {__file__} how readers write it")
+    if doc.type not in _TYPES:
+        raise SystemExit(f"{name} has the type {doc.type}: say in _TYPES of {__file__} how readers write it")
     text = doc.text.replace("as `profdeck.config.schedule.GRAMMAR` says", "as under [Steps](#steps)")
-    return f"### `{name}`\n\nType: {_TYPES[kind]}.{required}\n\n{prose(text)}\n\n"
+    return f"### `{name}`\n\nType: {_TYPES[doc.type]}.{required}\n\n{prose(text)}\n\n"
 
 
 def step_grammar() -> str:

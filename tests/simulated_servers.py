@@ -27,7 +27,7 @@ import profdeck
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
+from profdeck.config.structuring import structure, unstructure
 from profdeck.engine.control.control_backend import ControlBackend, EngineProfiler
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions

@@ -35,11 +35,6 @@ if TYPE_CHECKING:
         process_started as process_started,
         start_detached as start_detached,
     )
-    from profdeck.base.structuring import (
-        duration_validator as duration_validator,
-        structure as structure,
-        unstructure as unstructure,
-    )
     from profdeck.cli.options import SETTINGS_SOURCE as SETTINGS_SOURCE, SettingsOption as SettingsOption
     from profdeck.config.model import Config as Config, Mode as Mode, RoleConfig as RoleConfig
     from profdeck.config.schedule import WindowPhase as WindowPhase
@@ -49,6 +44,11 @@ if TYPE_CHECKING:
         load_draft as load_draft,
         parse_setting as parse_setting,
         settings_environ as settings_environ,
+    )
+    from profdeck.config.structuring import (
+        duration_validator as duration_validator,
+        structure as structure,
+        unstructure as unstructure,
     )
     from profdeck.config.targets import TargetsConfig as TargetsConfig
     from profdeck.lifecycle.last_word import suppress_exit_message as suppress_exit_message
@@ -101,7 +101,7 @@ SECTIONS = {
         "profdeck.config.targets": "TargetsConfig",
         "profdeck.config.schedule": "WindowPhase",
         "profdeck.config.sources": "ConfigDraft load_config load_draft parse_setting settings_environ",
-        "profdeck.base.structuring": "duration_validator structure unstructure",
+        "profdeck.config.structuring": "duration_validator structure unstructure",
         "profdeck.records.run_directory": "run_name",
     },
     "Backends": {

@@ -17,9 +17,9 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.observer import Observer
 from profdeck.base.processes import allow_files
-from profdeck.base.structuring import structure
 from profdeck.config.model import Config
 from profdeck.config.sources import ConfigDraft, load_draft
+from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.clusters import the_cluster
 from profdeck.lifecycle.opening import open_roles

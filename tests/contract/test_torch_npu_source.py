@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profdeck.base.structuring import structure
+from profdeck.config.structuring import structure
 from profdeck_npu import NpuOptions, experimental
 from profdeck_traces.base.errors import ConfigError
 

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-THIRD_PARTY = {"torch", "pluggy", "attrs", "attr", "cattrs", "yaml", "numpy", "profdeck", "vllm", "sglang"}
+THIRD_PARTY = {"torch", "pluggy", "attrs", "attr", "yaml", "numpy", "profdeck", "vllm", "sglang"}
 
 
 @pytest.mark.parametrize("environ", [{}, {"VLLM_PLUGINS": "other"}, {"SGLANG_PLUGINS": "other"}])

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from profdeck.backends.building import build_backend
-from profdeck.base.structuring import structure, unstructure
 from profdeck.config.model import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.config.options import CommonOptions
 from profdeck.config.sources import load_config, parse_setting
+from profdeck.config.structuring import structure, unstructure
 from profdeck_traces.base.errors import ConfigError
 
 ROLE = {"backend": "torch"}

@@ -21,8 +21,8 @@ import pytest
 
 from profdeck.base import shutdown
 from profdeck.base.identity import Identity
-from profdeck.base.structuring import unstructure
 from profdeck.config.schedule import Iterations
+from profdeck.config.structuring import unstructure
 from profdeck.engine.worker import device
 from profdeck.engine.worker.frontend import FrontendRecorder
 from profdeck.engine.worker.recorder import EngineRecorder

@@ -23,8 +23,8 @@ from profdeck import Status
 from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
-from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
+from profdeck.config.structuring import structure
 from profdeck.engine.worker import file_writer
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.recorder import EngineRecorder, reply_data

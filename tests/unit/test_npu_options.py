@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from profdeck import Activity
-from profdeck.base.structuring import structure, unstructure
 from profdeck.config.options import describe
+from profdeck.config.structuring import structure, unstructure
 from profdeck_npu import NpuBackend, NpuOptions
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
 from profdeck_traces.base.errors import ConfigError

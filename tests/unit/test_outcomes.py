@@ -17,8 +17,8 @@ import pytest
 from profdeck import Capture, Identity
 from profdeck.base.errors import CaptureError, LeaseError, TargetError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
 from profdeck.config.schedule import Iterations
+from profdeck.config.structuring import structure, unstructure
 from profdeck.engine.control import control_backend, engine_profiler as natives, outcomes
 from profdeck.engine.control.control_backend import ControlBackend
 from profdeck.engine.control.engine_profiler import OwnProfilerCapture, TraceOrigin

@@ -39,10 +39,16 @@ def test_the_version_is_said_once_in_effect() -> None:
 
 
 def test_there_is_an_extra_per_library_and_none_for_all() -> None:
-    features = {"tables", "upload", "view"}
+    features = {"tables", "traces", "upload", "view"}
     libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl", "s3"}
     trackers = {"mlflow", "swanlab", "tensorboard", "wandb"}
     assert set(PROJECT["project"]["optional-dependencies"]) == libraries | trackers | features
+
+
+def test_extras_that_read_traces_include_the_extra_traces() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    including = {name for name, requirements in extras.items() if "profdeck[traces]" in requirements}
+    assert including == {"torch", "ray", "tables", "view", "mlflow", "swanlab", "tensorboard", "wandb"}
 
 
 def test_every_entry_point_leads_somewhere() -> None:
@@ -72,7 +78,6 @@ def test_importing_profdeck_imports_no_library_at_all() -> None:
         "rich",
         "numpy",
         "attrs",
-        "cattrs",
         "pluggy",
     } == set()
 

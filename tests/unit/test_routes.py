@@ -11,7 +11,7 @@ import pytest
 
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure
+from profdeck.config.structuring import structure
 from profdeck.engine.server import routes
 from profdeck.engine.server.routes import Routes
 from profdeck.engine.transport.http_engine import About

@@ -19,7 +19,7 @@ from profdeck import Profiler
 from profdeck.base.errors import TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
+from profdeck.config.structuring import structure, unstructure
 from profdeck.engine.control.engine_profiler import TraceOrigin
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import Answer, BatchKind, CaptureRequest, Reply, RequestState

@@ -17,8 +17,8 @@ import pytest
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
-from profdeck.base.structuring import structure
 from profdeck.cli import ls
+from profdeck.config.structuring import structure
 from profdeck.records.request import CaptureRequest, RequestState
 from profdeck.verification.report_model import TargetReport
 from profdeck.verification.run_report import read_run

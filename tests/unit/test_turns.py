@@ -17,8 +17,8 @@ from profdeck import Profiler, Status
 from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError, LeaseError
 from profdeck.base.identity import Identity
-from profdeck.base.structuring import structure
 from profdeck.config.schedule import Iterations
+from profdeck.config.structuring import structure
 from profdeck.engine.worker.recorder import EngineRecorder, reply_data
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.request import BatchKind, CaptureRequest, Reply, RequestState

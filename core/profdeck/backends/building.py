@@ -16,10 +16,10 @@ from profdeck.backends.plugins import (
 )
 from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import launcher_identity
-from profdeck.base.structuring import structure
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
+from profdeck.config.structuring import structure
 from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
 

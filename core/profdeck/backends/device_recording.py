@@ -15,9 +15,9 @@ from typing import Generic, Protocol, TypeVar
 import attrs
 
 from profdeck.base.errors import LeaseError
-from profdeck.base.structuring import unstructure
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import WindowPhase
+from profdeck.config.structuring import unstructure
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import Capture, Unit
 

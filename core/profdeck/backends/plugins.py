@@ -12,8 +12,8 @@ import pluggy
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hookspecs import HOOKSPEC_VERSION, NAMESPACE, SUPPORTED_VERSIONS, Hooks
-from profdeck.base.structuring import structure
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
+from profdeck.config.structuring import structure
 from profdeck_traces.base.entry_points import installed, load
 from profdeck_traces.base.errors import (
     BrokenPluginError,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from profdeck.verification.report_model import RunReport
+from profdeck_traces.base.errors import MissingLibraryError
 from profdeck_traces.cli import arguments, summary, terminal
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
     """
     if not any(rank.events for capture in report.captures for rank in capture.ranks):
         return
-    run, problems = arguments.summarise_paths(paths)
+    try:
+        run, problems = arguments.summarise_paths(paths)
+    except MissingLibraryError as error:  # the capture itself is complete
+        terminal.warn(str(error))
+        return
     run = _without_unreported(run, report)
     terminal.stdout_console().print()
     summary.show(run, paths, top=_KERNELS)

@@ -11,9 +11,9 @@ import attrs
 import typer
 
 from profdeck.backends.building import build_backend
-from profdeck.base.structuring import unstructure
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.sources import Loaded, load_config, parse_setting
+from profdeck.config.structuring import unstructure
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.cli import terminal
 

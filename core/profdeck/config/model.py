@@ -16,9 +16,9 @@ import attrs
 from attrs import validators
 
 from profdeck.base.identity import NAME
-from profdeck.base.structuring import duration_validator
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.schedule import Iterations, Schedule, Window
+from profdeck.config.structuring import duration_validator
 from profdeck.config.targets import TargetsConfig
 from profdeck_traces.base.errors import did_you_mean
 

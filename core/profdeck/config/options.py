@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration_validator, unstructure
+from profdeck.config.structuring import duration_validator, unstructure
 
 
 class Activity(StrEnum):
@@ -200,7 +200,7 @@ def _field_docstrings(cls: type) -> dict[str, str]:
 
 def _type_name(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)  # cattrs resolves names to where they are defined
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)  # the types of classes are qualified
 
 
 def _default_text(default: Any) -> str:

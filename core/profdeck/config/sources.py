@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from profdeck.base.structuring import structure, unstructure
 from profdeck.config.model import TOP_LEVEL_KEYS, Config
+from profdeck.config.structuring import structure, unstructure
 from profdeck_traces.base.documents import parse_yaml, read_document, shortened, show
 from profdeck_traces.base.errors import ConfigError
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration_validator
+from profdeck.config.structuring import duration_validator
 
 SOCKET = "unix:"
 """What the URL of a server begins with that listens at a Unix socket; the path follows."""

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.base.structuring import duration_validator, unstructure
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
+from profdeck.config.structuring import duration_validator, unstructure
 from profdeck.records.request import CaptureRequest
 
 

@@ -12,9 +12,9 @@ from profdeck.backends.api import Backend, EngineBackend
 from profdeck.backends.building import build_backend, resolve_identity, run_preflight, warmup_steps
 from profdeck.backends.plugins import require_libraries
 from profdeck.base.identity import Identity
-from profdeck.base.structuring import unstructure
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import PlannedSteps
+from profdeck.config.structuring import unstructure
 from profdeck.config.targets import TargetsConfig
 from profdeck.lifecycle import last_word
 from profdeck.lifecycle.listeners import is_notified_at_the_finish, role_hooks

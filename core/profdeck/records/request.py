@@ -16,9 +16,9 @@ from attrs import validators
 from profdeck.base.identity import NAME
 from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
-from profdeck.base.structuring import LEFT_OUT
 from profdeck.config.batch_kinds import BatchKind as BatchKind  # noqa: PLC0414  # re-exported
 from profdeck.config.schedule import Iterations
+from profdeck.config.structuring import LEFT_OUT
 from profdeck.records.status import Status
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

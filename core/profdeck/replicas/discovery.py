@@ -20,7 +20,7 @@ import msgspec
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure
+from profdeck.config.structuring import structure
 from profdeck.config.targets import SOCKET, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.clusters import ActorGroup, AskActor, FoundActor, the_cluster
 from profdeck.engine.transport.http_client import HttpClient

@@ -10,7 +10,7 @@ import attrs
 
 from profdeck.verification.report_model import ArtifactReport
 from profdeck_traces import check_trace
-from profdeck_traces.base.errors import ProfdeckError, TraceError, describe_error
+from profdeck_traces.base.errors import MissingLibraryError, ProfdeckError, TraceError, describe_error
 from profdeck_traces.base.files import file_size
 from profdeck_traces.base.parallel import map_traces
 from profdeck_traces.base.progress import Meter, Progress
@@ -104,6 +104,8 @@ class FileChecker:
     def _of_kind(self, report: ArtifactReport, kind: ArtifactKind) -> ArtifactReport:
         try:
             found = kind.check(report.path, self._meter.within)
+        except MissingLibraryError:
+            raise  # the environment's problem, not the artifact's
         except (OSError, ProfdeckError) as error:
             return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
         except Exception as error:  # noqa: BLE001 - a plugin's kind may raise anything, and costs its own artifact only

@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Sequence
 
+from profdeck_traces.base.errors import MissingLibraryError
+
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\b(?:at::native|at::detail|at::cuda|c10|cub::CUB_\w+|std)::")
 # What elementwise kernels of torch all have at their end.
 _POINTERS = re.compile(r", Array<char ?\*, \d+\w*>(?= ?>)")
@@ -21,7 +23,10 @@ def full_name(name: str) -> str:
     """Return a name as C++ writes it, where it is mangled."""
     if not name.startswith("_Z") or len(name) > _MOST_MANGLED:
         return name
-    from itanium_demangler import parse
+    try:
+        from itanium_demangler import parse
+    except ImportError:
+        raise MissingLibraryError.of("Names of C++ kernels need", "itanium-demangler", "traces") from None
 
     try:
         found = parse(name)

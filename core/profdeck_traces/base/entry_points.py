@@ -29,6 +29,7 @@ def load(group: str, name: str) -> Any:
 
     Raises:
         UnknownPluginError: no distribution offers that name.
+        MissingLibraryError: a library that the module requires is not installed.
         BrokenPluginError: the import fails.
     """
     found = installed(group)
@@ -66,6 +67,8 @@ def check_instance(point: metadata.EntryPoint, value: object, cls: type[T]) -> T
 def _load(point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
+    except PluginError:
+        raise
     except Exception as error:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
         raise BrokenPluginError(

@@ -18,8 +18,8 @@ from typing import Any
 
 import attrs
 import msgspec
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.merge.event_texts import Event, members_of, metadata, number_of, text_of, value_of
 from profdeck_traces.reading.phases import any_with

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 import msgspec
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.merge.event_texts import (
     Event,

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import attrs
 import msgspec
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.merge.ids import ASYNC_PHASES, FLOW_PHASES, Ids
 from profdeck_traces.reading.phases import PHASES, any_of, phase_type
 

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-import stringzilla
+
+from profdeck_traces.base.byte_search import stringzilla
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,8 +7,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.reading.column_builder import (
     MAX_NAME_LENGTH,
     ColumnBuilder,

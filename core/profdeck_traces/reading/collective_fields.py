@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import msgspec
 import numpy as np
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH, MAX_NAMES
 from profdeck_traces.reading.columns import DEVICE_CATEGORIES, Columns
 from profdeck_traces.reading.identifiers import Id

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable
 
 import numpy as np
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.reading.all_events import PROCESS_NAME, AllEvents, KinetoForm, named
 from profdeck_traces.reading.columns import DEVICE_CATEGORIES, MARKS, Columns, Tables
 from profdeck_traces.reading.kineto_events import Complete, CompleteOnDevice

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, Columns
 from profdeck_traces.reading.identifiers import Id

@@ -11,8 +11,8 @@ from decimal import Decimal
 
 import msgspec
 import numpy as np
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.times import exact_nanoseconds
 

@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
-import stringzilla
 
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck_traces.reading.columns import OPERATOR
 from profdeck_traces.reading.intervals import Int

@@ -5,9 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from profdeck_traces.analysis.detail_model import StackFrame
+from profdeck_traces.report.rendering import Markup
 
 _WIDTH, _ROW, _MOST_ROWS, _COLORS = 1100, 17, 60, 6
 _LEAST_PIXELS, _MOST_BOXES = 2.0, 500

@@ -6,13 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import of_run, runs_of
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.overview import about, first_of, not_complete, teams_of
-from profdeck_traces.report.rendering import render
+from profdeck_traces.report.rendering import Markup, render
 from profdeck_traces.report.role_section import role_section
 from profdeck_traces.report.run_sections import captures, changes, recordings, skew_section
 from profdeck_traces.report.timeline_data import timeline_data
@@ -68,7 +66,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend |
         "recording_columns": recording_columns,
         "trend": trend_section(trend) if trend is not None and has_trend(trend) else None,
         # What could end the element is written as an escape of JSON.
-        "data": Markup(json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")),  # noqa: S704
+        "data": Markup(json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")),
     }
     context["sections"] = [
         ("findings", "Findings"),

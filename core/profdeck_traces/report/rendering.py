@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
+from profdeck_traces.base.errors import MissingLibraryError
 from profdeck_traces.base.version import __version__
+
+try:
+    import jinja2
+    from markupsafe import Markup as Markup, escape as escape  # noqa: PLC0414  # re-exported
+except ImportError:
+    raise MissingLibraryError.of("Pages need", "jinja2", "traces") from None
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:

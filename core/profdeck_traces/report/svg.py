@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup, escape
-
 from profdeck_traces.analysis.detail_model import DurationBin, MemorySummary
 from profdeck_traces.findings.overview import TimeRow
+from profdeck_traces.report.rendering import Markup, escape
 
 _ROW, _LABEL, _BAR, _NUMBER = 18, 190, 260, 130
 _PLOT_WIDTH, _PLOT_HEIGHT, _MOST_POINTS = 900, 110, 1200

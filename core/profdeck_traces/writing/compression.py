@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 import msgspec
-import stringzilla
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import new_file, write_all
@@ -62,8 +61,9 @@ class _AnchorHandler(CountingHandler):
 
     def batch(self, text: memoryview) -> int | None:
         count = super().batch(text)
-        if count is not None and stringzilla.find(text, self._needle) >= 0:
-            self._take(bytes(text))
+        # Recording processes may lack the libraries that read traces, so this copies the batch and uses `in`.
+        if count is not None and self._needle in (array := bytes(text)):
+            self._take(array)
         return count
 
     def event(self, text: bytes) -> None:

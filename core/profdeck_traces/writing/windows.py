@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 import numpy as np
-import stringzilla
 
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, find_steps
+from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.inputs.artifact_kinds import chrome_trace, kind_of

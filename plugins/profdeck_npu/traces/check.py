@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import stringzilla
-
 from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck_npu.traces.communication import read_communication
@@ -242,5 +240,5 @@ class _StepHandler(CountingHandler):
         self._find(text)
 
     def _find(self, text: memoryview | bytes) -> None:
-        if stringzilla.find(text, _STEP_NEEDLE) >= 0 and len(self.steps) < _MAX_STEPS:
+        if len(self.steps) < _MAX_STEPS and _STEP_NEEDLE in bytes(text):
             self.steps.update(int(found[1]) for found in _STEP.finditer(text))

@@ -43,15 +43,26 @@ def cli() -> Cli:
 @pytest.fixture
 def python() -> Program:
     """Run a Python program in which the distribution in `SITE` is installed."""
+    return lambda *arguments: run_python([SITE], *arguments)
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(SITE), *filter(None, sys.path)])
-        command = [sys.executable, "-W", "error", *map(str, arguments)]
-        return subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, check=False
-        )
+
+@pytest.fixture
+def python_without(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """Run a Python program in which some modules cannot be imported. This includes its child processes."""
+
+    def run(modules: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
+        blocked = tmp_path_factory.mktemp("blocked")
+        program = f"import sys\nsys.modules.update(dict.fromkeys({modules!r}))\n"
+        (blocked / "sitecustomize.py").write_text(program)
+        return run_python([blocked, SITE], *arguments)
 
     return run
+
+
+def run_python(first_paths: list[Path], *arguments: object) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([*map(str, first_paths), *filter(None, sys.path)])
+    command = [sys.executable, "-W", "error", *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, check=False)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +31,7 @@ from simulated_servers import (
 )
 
 Cli = Callable[..., Result]
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Fleet = Callable[..., AbstractContextManager[list[SimulatedServer]]]
 FIVE = ("--iterations", 5, "--set", "run=run")
 QUIET = (*FIVE, "--json")
@@ -99,6 +101,16 @@ def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
 
 
 # What works.
+
+
+def test_capture_without_the_libraries_that_read_traces(fleet: Fleet, python_without: Program) -> None:
+    libraries = ("stringzilla", "itanium_demangler", "jinja2", "markupsafe")
+    with fleet(1) as servers:
+        done = python_without(libraries, "-m", "profdeck", "capture", "servers", *by_url(servers), *FIVE)
+    assert done.returncode == 0, done.stderr
+    assert "0 server 0 complete" in words(done.stdout)
+    assert "warning: Reading traces needs stringzilla" in done.stderr
+    assert "pip install 'profdeck[traces]'" in done.stderr
 
 
 def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:

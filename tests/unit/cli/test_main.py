@@ -32,7 +32,7 @@ from profdeck.cli import app
 try:
     app(["--version"])
 except SystemExit:
-    print(sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "torch", "cattrs", "msgspec", "attrs"}))
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "torch", "msgspec", "attrs"}))
 """
     assert python("-c", code).stdout.splitlines()[1:] == ["[]"]
 

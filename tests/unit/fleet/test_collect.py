@@ -22,8 +22,8 @@ from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
 from profdeck.cli import app
+from profdeck.config.structuring import structure, unstructure
 from profdeck.engine.control import downloads
 from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine

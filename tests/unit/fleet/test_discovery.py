@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure
+from profdeck.config.structuring import structure
 from profdeck.config.targets import Policy, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.clusters import Actor
 from profdeck.records.manifest import Manifest

@@ -14,7 +14,7 @@ from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
-from profdeck.base.structuring import unstructure
+from profdeck.config.structuring import unstructure
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import CaptureRequest, RequestState
 from profdeck.verification.run_report import read_run

@@ -18,7 +18,7 @@ from profdeck import __version__
 from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure
+from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.clusters import Actor, NoEngineError
 from profdeck.engine.control.control_backend import ControlBackend

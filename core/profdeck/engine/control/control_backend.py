@@ -19,9 +19,9 @@ from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.blocking import run_without_loop
 from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import unstructure
 from profdeck.config.model import RoleConfig
 from profdeck.config.options import COMMON_OPTIONS
+from profdeck.config.structuring import unstructure
 from profdeck.engine.clusters import Actor, as_cluster_target
 from profdeck.engine.control.abandoned import end_abandoned
 from profdeck.engine.control.merging import merge_ranks

@@ -22,7 +22,7 @@ from profdeck.backends.recording import adopt, reserve
 from profdeck.base.errors import CaptureError, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import unstructure
+from profdeck.config.structuring import unstructure
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact

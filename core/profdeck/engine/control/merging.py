@@ -8,23 +8,15 @@ from pathlib import Path
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import read_manifest
-from profdeck_traces import MergeSource, merge_traces
+from profdeck_traces import TraceCheck
 from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 
 def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
     """Merge the traces that manifests name into one file of the capture; what fails is the file's problem."""
-    sources: list[MergeSource] = []
-    for path in manifests:
-        manifest = read_manifest(path)
-        place = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
-        label = " ".join(filter(None, [manifest.role_and_replica, f"rank {manifest.rank}", place, manifest.stage]))
-        for record in manifest.artifacts:
-            if record.kind == "trace" and record.size_bytes and (path.parent / record.name).exists():
-                sources.append(MergeSource(path.parent / record.name, label, len(sources)))
     destination = capture.artifact_path(".merged.json.gz")
     try:
-        check = merge_traces(sources, destination)
+        check = _merge(manifests, destination)
     except (OSError, ProfdeckError) as error:
         problem = f"The ranks are not merged: {describe_error(error)}"
         return [Artifact(path=destination, kind="merged_trace", whole=False, problem=problem)]
@@ -38,3 +30,18 @@ def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[A
             problem=check.problem,
         )
     ]
+
+
+def _merge(manifests: Sequence[Path], destination: Path) -> TraceCheck:
+    # Merging requires the extra `traces`, which the environment of an engine may lack.
+    from profdeck_traces import MergeSource, merge_traces
+
+    sources: list[MergeSource] = []
+    for path in manifests:
+        manifest = read_manifest(path)
+        place = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
+        label = " ".join(filter(None, [manifest.role_and_replica, f"rank {manifest.rank}", place, manifest.stage]))
+        for record in manifest.artifacts:
+            if record.kind == "trace" and record.size_bytes and (path.parent / record.name).exists():
+                sources.append(MergeSource(path.parent / record.name, label, len(sources)))
+    return merge_traces(sources, destination)

@@ -17,7 +17,7 @@ import attrs
 
 from profdeck.base.errors import target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import unstructure
+from profdeck.config.structuring import unstructure
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import Engine
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply

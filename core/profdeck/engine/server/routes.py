@@ -37,7 +37,7 @@ import attrs
 from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import CaptureError, target_error
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
+from profdeck.config.structuring import structure, unstructure
 from profdeck.engine.control.outcomes import AT_REST
 from profdeck.engine.engine import Engine
 from profdeck.engine.engine_config import EngineConfig

@@ -16,7 +16,7 @@ import attrs
 
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import LEFT_OUT, structure
+from profdeck.config.structuring import LEFT_OUT, structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token

@@ -23,8 +23,8 @@ from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.operations import run_without_waiting
-from profdeck.base.structuring import unstructure
 from profdeck.base.text import sentence
+from profdeck.config.structuring import unstructure
 from profdeck.engine.worker.file_writer import FileWriter
 from profdeck.engine.worker.iteration_window import IterationWindow
 from profdeck.records import manifest, run_directory

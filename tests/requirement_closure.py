@@ -1,0 +1,30 @@
+"""The distributions that an installed distribution requires, directly and indirectly."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def required(name: str) -> set[str]:
+    """Return the names of a distribution's requirements without extras. Ignore what a missing requirement requires."""
+    closure: set[str] = set()
+    pending = [(name, "")]
+    visited: set[tuple[str, str]] = set()
+    while pending:
+        item = current, extra = pending.pop()
+        if item in visited:
+            continue
+        visited.add(item)
+        try:
+            texts = metadata.requires(current) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for requirement in map(Requirement, texts):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                found = canonicalize_name(requirement.name)
+                closure.add(found)
+                pending += [(found, wanted) for wanted in ("", *requirement.extras)]
+    return closure

@@ -1,0 +1,85 @@
+"""Commands in an environment without the extra `traces`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+Record = Callable[..., Path]
+LIBRARIES = ("stringzilla", "itanium_demangler", "jinja2", "markupsafe")
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from profdeck.cli import app
+
+for command in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, command, prog_name="profdeck")
+    print(json.dumps([result.exit_code, result.stdout, result.stderr]))
+"""
+CAPTURE = """
+import sys
+from pathlib import Path
+from profdeck import Profiler
+from profdeck_traces import compress_in_child
+
+settings = {"output": ".", "run": "run", "steps": [1], "trainer.backend": "paper", "on_error": "raise"}
+with Profiler.from_config(settings=settings) as profiler, profiler.capture(1):
+    pass
+done = compress_in_child(Path(sys.argv[1]), Path("packed.json.gz"), gzip=True, anchor_name="clock")
+print(done.check.whole, len(done.anchors))
+"""
+
+
+def run_without(python: Program, modules: tuple[str, ...], *commands: tuple[object, ...]) -> list[tuple[int, str, str]]:
+    """Run commands in one process and return their exit codes and outputs."""
+    done = python(modules, "-c", COMMANDS, json.dumps([[*map(str, command)] for command in commands]))
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_commands_that_read_traces_name_the_extra(python_without: Program, record: Record) -> None:
+    run = record(3)
+    (trace,) = run.rglob("*.trace.json")
+    commands = (
+        ("summary", run),
+        ("report", run, "-o", "page.html"),
+        ("diff", run, run),
+        ("trend", run),
+        ("merge", run, "-o", "merged.json"),
+        ("trim", trace, "--steps", "3"),
+        ("export", run, "--speedscope", "stacks.json"),
+        ("view", run, "--no-browser"),
+        ("baseline", "save", "good", run),
+    )
+    how = "Install it with: pip install 'profdeck[traces]'\n"
+    error = f"error: Reading traces needs stringzilla, which is not installed. {how}"
+    results = run_without(python_without, LIBRARIES, *commands)
+    assert {command[0]: result for command, result in zip(commands, results, strict=True)} == {
+        command[0]: (3, "", error) for command in commands
+    }
+
+
+def test_each_library_is_named(python_without: Program, record: Record) -> None:
+    run = record(3)
+    (trace,) = run.rglob("*.trace.json")
+    trace.write_text(trace.read_text().replace("void [press]<int, 2>", "_Z5pressIiLi2EEvT_"))
+    ((code, _, error),) = run_without(python_without, ("jinja2",), ("report", run, "-o", "page.html"))
+    assert (code, error.startswith("error: Pages need jinja2, which is not installed.")) == (3, True), error
+    ((code, _, error),) = run_without(python_without, ("itanium_demangler",), ("summary", run))
+    assert (code, error.startswith("error: Names of C++ kernels need itanium-demangler, which")) == (3, True), error
+
+
+def test_captures_are_compressed_and_checked(python_without: Program, tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": "clock", "ts": 1.5, "dur": 1}, {"ph": "X", "name": "op", "ts": 3, "dur": 1}]
+    (tmp_path / "raw.json").write_text(json.dumps({"traceEvents": events}))
+    captured = python_without(LIBRARIES, "-c", CAPTURE, "raw.json")
+    assert captured.stdout == "True 1\n", captured.stderr
+    assert json.loads(gzip.decompress((tmp_path / "packed.json.gz").read_bytes()))["traceEvents"] == events
+    others = ("--help",), ("summary", "--help"), ("plugins",), ("config", "show")
+    listed, *results = run_without(python_without, LIBRARIES, ("ls", "run", "--json"), *others)
+    assert (listed[0], json.loads(listed[1])["status"]) == (0, "complete"), listed
+    assert [result[0] for result in results] == [0, 0, 0, 0], results
