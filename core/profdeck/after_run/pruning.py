@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from profdeck.after_run.at_work import artifact_at_work, finish_at_work, is_reco
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import PrunedStep, read_pruned, write_pruned
 from profdeck.records.run_directory import step_directories
-from profdeck.records.uploaded import UploadedPart, is_uploaded_somewhere, read_uploaded
 from profdeck.verification.run_report import read_about
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error, did_you_mean
 from profdeck_traces.base.files import directory_size
@@ -79,8 +78,6 @@ def prune(run: Path, limits: Limits, *, role: str | None = None, is_trial: bool 
     if not is_trial:
         _complete(run)
     steps = list(_steps(run, role))
-    if is_uploaded_somewhere(run):
-        steps = list(_kept_until_uploaded(steps, read_uploaded(run)))
     chosen, over = _choose(steps, limits)
     for step in chosen if not is_trial else ():
         try:
@@ -152,13 +149,6 @@ def _look(directory: Path, role: str | None = None, step: Path | None = None) ->
     )
     ended_ns = max([one.ended_ns or one.started_ns for one in manifests], default=time.time_ns())
     return StepOnDisk(directory=directory, pruned=pruned, ended_ns=ended_ns, stays_because=why[0] if why else None)
-
-
-def _kept_until_uploaded(steps: Iterable[StepOnDisk], uploaded: Mapping[str, UploadedPart]) -> Iterator[StepOnDisk]:
-    for step in steps:
-        part = uploaded.get(step.pruned.step_name)
-        is_there = part is not None and part.whole
-        yield step if is_there or step.stays_because else attrs.evolve(step, stays_because="it is not uploaded yet")
 
 
 def _delete(run: Path, step: StepOnDisk) -> None:
