@@ -29,7 +29,7 @@ from profdeck_traces.base.files import lock_directory
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.artifact_kinds import files_below
-from profdeck_traces.inputs.urls import RemoteError, RemotePath, is_url, redact
+from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
 """Environment variable with the URL of a directory for runs."""
@@ -126,7 +126,7 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
             callback = Callback()
             if on_progress:
                 callback.hooks["progress"] = lambda _, done, **__: on_progress(done, len(sent))
-            for files in changed:
+            for files in itertools.chain(*map(batches, changed)):
                 targets = [(remote / file.relative_to(run).as_posix()).path for file in files]
                 try:
                     remote.files.put(list(map(str, files)), targets, callback=callback)

@@ -24,12 +24,11 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 from profdeck_traces.base.files import directory_size, file_size, lock_directory, replace_file
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
-from profdeck_traces.inputs.urls import RemoteError, RemotePath, is_url, redact
+from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
 
 MAX_BYTES = 50_000_000_000
 """Size limit of all copies together. Copies used on the last day are kept."""
 _DAY_S = 86_400
-_AT_ONCE = 32
 _RUN_FILE = "run.json"
 _RETRY = "Files copied so far are kept. Repeat the command to continue."
 
@@ -99,7 +98,7 @@ def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
             f"{remote} holds {len(runs)} run(s): {', '.join(runs[:5])}. Name one, such as {remote / runs[0]}; "
             f"{remote / 'latest'} is the newest."
         )
-    listed = {}
+    listed: dict[str, Mapping[str, Any]] = {}
     with suppress(FileNotFoundError):
         for path, info in remote.read("find", remote.path, detail=True).items():
             name = path.removeprefix(f"{remote.path}/")
@@ -169,7 +168,7 @@ def _update(
         shutil.rmtree(interrupted, ignore_errors=True)
     # The directory has a unique name, because fsspec may still write other files after an error.
     with tempfile.TemporaryDirectory(prefix="partial-", dir=directory, ignore_cleanup_errors=True) as partial:
-        for batch in (changed[start : start + _AT_ONCE] for start in range(0, len(changed), _AT_ONCE)):
+        for batch in batches(changed):
             temporary = [Path(partial, str(number)) for number in range(len(batch))]
             try:
                 remote.files.get([listed[name]["name"] for name in batch], list(map(str, temporary)), callback=callback)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import attrs
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _SECRETS = re.compile(r"(?<=://)[^/@]*@|[?#].*$")
+_BATCH = 8
+_Item = TypeVar("_Item")
 
 
 class RemoteError(ProfdeckError):
@@ -97,6 +100,11 @@ def is_url(text: str) -> bool:
 def redact(url: str) -> str:
     """Return a URL without user, password, query and fragment."""
     return _SECRETS.sub("", url)
+
+
+def batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Split the items of a transfer. Asynchronous file systems transfer all files of a call at the same time."""
+    return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
 
 
 def _message(error: BaseException, url: str) -> str:
