@@ -1,4 +1,4 @@
-"""`profdeck upload`: sends a run to a URL."""
+"""`profdeck upload`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ def command(
     *,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Send what has ended of a run to a URL.
+    """Send the finished captures of a run to a URL.
 
-    Each file is compared with the one there, and what is there is not sent again. Nothing is deleted here.
+    Files that the store already has are not sent again. Local files are not deleted.
     """
-    from profdeck.remote import listener
-    from profdeck.remote.upload import upload
+    from profdeck.remote.upload import configured_url, upload
     from profdeck_traces.base.text import plural
 
     with terminal.show_progress("Sending") as on_progress:
-        done = upload(Path(run), url or listener.url(), on_progress=on_progress)
+        done = upload(Path(run), url or configured_url(), on_progress=on_progress)
     if json:
         terminal.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})
         return
-    for why in done.waits_for:
-        terminal.warn(f"{why}: stays here.")
+    for reason in done.waits_for:
+        terminal.warn(f"{reason}. Not sent; repeat the upload later.")
     before = f"; {done.there} {'was' if done.there == 1 else 'were'} there" if done.there else ""
     typer.echo(
         f"Sent {plural(done.files, 'file')}, {terminal.size(done.size_bytes)}{before}. Next: profdeck ls {done.place}"

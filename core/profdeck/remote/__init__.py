@@ -1,1 +1,1 @@
-"""Runs at URLs: sent there by `profdeck.remote.upload`, read from there by `profdeck_traces.inputs.url_copies`."""
+"""Upload of runs to URLs. `profdeck_traces.inputs.url_copies` reads runs there."""

@@ -188,12 +188,12 @@ def source_path(text: str | Path) -> Path:
     if not _is_url(text):
         return run_path(text)
     from profdeck_traces.inputs.url_copies import fetch
-    from profdeck_traces.inputs.urls import shown
+    from profdeck_traces.inputs.urls import redact
 
     url = str(text)
     with show_progress("Fetching") as on_progress:
         path = fetch(url, on_progress=on_progress)
-    _copied[path] = f"{shown(url).rstrip('/').rpartition('/')[0]}/{path.name}"
+    _copied[path] = f"{redact(url).rstrip('/').rpartition('/')[0]}/{path.name}"
     return path
 
 

@@ -1,226 +1,193 @@
-"""Copies of what is at URLs, for the commands that read: kept in the user's cache, brought up to date by each command.
+"""Local copies of runs at URLs, for commands that read. Each command copies the files that changed into the cache.
 
-What is at the other end may be written by anybody: a name that would lead out of the copy is refused.
+The server may be hostile, so a file name that leads out of the copy is an error. `fsspec.generic.rsync` writes such
+files, and fsspec's caching file systems provide no directory tree.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
+import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Container, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
-import attrs
 import msgspec
 
 from profdeck_traces.base.errors import ProfdeckError, describe_error
 from profdeck_traces.base.files import directory_size, file_size, lock_directory, replace_file
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
-from profdeck_traces.inputs.urls import Place, RemoteError
+from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
 
 MAX_BYTES = 50_000_000_000
-"""What all copies may have together; those that were used longest ago go."""
-_AT_ONCE = 4
-_INDEX = "index.json"
+"""Size limit of all copies together. Copies used on the last day are kept."""
+_DAY_S = 86_400
 _RUN_FILE = "run.json"
-_LATEST = "latest"
-# By which file systems tell one version of a file from another.
-_VERSION = ("ETag", "etag", "md5Hash", "generation", "version_id", "LastModified", "last_modified", "mtime", "updated")
-
-
-@attrs.frozen
-class _Index:
-    """What is in a copy."""
-
-    files: dict[str, str] = attrs.field(factory=dict)
-    """The version of each file, by its path in the copy."""
-
-
-_decode_index = msgspec.json.Decoder(_Index).decode
+_RETRY = "Files copied so far are kept. Repeat the command to continue."
 
 
 def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
-    """Copy a run, a capture or a trace from a URL; what is here and did not change is not fetched again.
+    """Copy a run, a capture or a trace from a URL. Files that did not change since the last copy are not copied again.
 
     Args:
-        url: of a file or a directory; ``latest`` at its end means the newest run beside it.
-        on_progress: told of bytes.
+        url: URL of a file or directory. ``latest`` as its last component is the newest run in that directory.
+        on_progress: called with the numbers of copied files and of files to copy.
 
     Raises:
-        ProfdeckError: it cannot be read, is nothing that could be copied, or there is no room.
+        ProfdeckError: the URL cannot be read, or the copy cannot be written.
     """
-    place = Place.of(url)
-    place.files.invalidate_cache()
-    if place.name == _LATEST and not place.ask("exists", place.path):
-        place = _newest(place.parent)
-    found = _listed(place)
-    directory = _directory(place)
-    with lock_directory(directory):
-        _copy(place, found, directory, on_progress)
-    return directory / place.name
-
-
-def _newest(above: Place) -> Place:
-    """Return the newest run in a directory.
-
-    Raises:
-        RemoteError: there is none.
-    """
-    begun = []
-    for name in _runs(above):
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
-            about = msgspec.json.decode(above.ask("cat_file", f"{above.path}/{name}/{_RUN_FILE}"))
-            begun.append((int(about.get("created_ns", 0)), name))
-    if not begun:
-        raise RemoteError(f"There is no run in {above}, so 'latest' cannot be resolved.")
-    return above / max(begun)[1]
-
-
-def _runs(above: Place) -> list[str]:
+    remote = RemotePath.from_url(url)
+    remote.files.invalidate_cache()
+    if _name(remote) == "latest" and not remote.read("exists", remote.path):
+        remote = _newest_run(RemotePath.from_url(remote.url.rpartition("/")[0]))
     try:
-        found = above.ask("glob", f"{above.path}/*/{_RUN_FILE}")
+        directory = _copy_directory(remote.url)
+        with lock_directory(directory):
+            _update(directory, remote, _list_files(remote), on_progress)
+    except (OSError, ValueError) as error:  # ValueError: the server has a name that no local file can have
+        advice = "Set PROFDECK_CACHE to a writable directory with enough space."
+        raise ProfdeckError(f"{remote} cannot be copied: {describe_error(error)}. {advice}") from error
+    return directory / "files" / _name(remote)
+
+
+def _name(remote: RemotePath) -> str:
+    """Return the last component of a path. Paths of HTTP are URLs."""
+    return (redact(remote.path) if is_url(remote.path) else remote.path).rpartition("/")[2]
+
+
+def _newest_run(output: RemotePath) -> RemotePath:
+    created_ns = {}
+    for run in _runs(output):
+        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+            about = msgspec.json.decode(output.read("cat_file", f"{output.path}/{run}/{_RUN_FILE}"))
+            created_ns[run] = int(about.get("created_ns", 0))
+    if not created_ns:
+        raise RemoteError(f"There is no run in {output}, so 'latest' cannot be resolved.")
+    return output / max(created_ns, key=lambda run: (created_ns[run], run))
+
+
+def _runs(output: RemotePath) -> list[str]:
+    """Return the names of the runs in a directory."""
+    try:
+        entries = output.read("ls", output.path, detail=True)
     except FileNotFoundError:
         return []
-    return sorted(path.split("/")[-2] for path in found)
+    names = sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory")
+    return [name for name in names if output.read("exists", f"{output.path}/{name}/{_RUN_FILE}")]
 
 
-def _listed(place: Place) -> dict[str, Mapping[str, Any]]:
-    """Return what is known of each file to copy, by its path in the copy.
+def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
+    """Return information about the files to copy, by their path in the copy.
 
     Raises:
-        RemoteError: there is nothing, or several runs, or a name leads elsewhere.
+        RemoteError: nothing exists at the URL, it is a directory of runs, or a file name leads out of the copy.
     """
-    try:
-        if place.ask("isfile", place.path):
-            return {place.name: place.ask("info", place.path)}
-        if not place.ask("exists", f"{place.path}/{_RUN_FILE}") and (runs := _runs(place)):
-            raise RemoteError(
-                f"{place} holds {len(runs)} run(s): {', '.join(runs[:5])}. Name one, such as {place / runs[0]}; "
-                f"{place / _LATEST} is the newest."
-            )
-        found = place.ask("find", place.path, detail=True)
-    except FileNotFoundError:
-        found = {}
-    listed = {}
-    for path, info in found.items():
-        below = PurePosixPath(str(path).removeprefix(f"{place.path}/"))
-        if below.is_absolute() or ".." in below.parts or "\0" in str(below):
-            raise RemoteError(
-                f"{place} has a file named {str(path)!r}, which is no place below it. Nothing was copied."
-            )
-        if not str(path).endswith("/"):  # what some tools make for a directory
-            listed[f"{place.name}/{below}"] = info
+    with suppress(FileNotFoundError):  # over HTTP, this can also mean that the server does not reply
+        info = remote.read("info", remote.path)
+        if info["type"] == "file" and info.get("mimetype") != "text/html":  # over HTTP, a directory is an HTML page
+            return {_name(remote): {**info, "name": remote.path}}
+    if not remote.read("exists", f"{remote.path}/{_RUN_FILE}") and (runs := _runs(remote)):
+        raise RemoteError(
+            f"{remote} holds {len(runs)} run(s): {', '.join(runs[:5])}. Name one, such as {remote / runs[0]}; "
+            f"{remote / 'latest'} is the newest."
+        )
+    listed: dict[str, Mapping[str, Any]] = {}
+    with suppress(FileNotFoundError):
+        for path, info in remote.read("find", remote.path, detail=True).items():
+            name = path.removeprefix(f"{remote.path}/")
+            name = f"{_name(remote)}/{unquote(name) if is_url(path) else name}"
+            if PurePosixPath(name).as_posix() != name.rstrip("/") or ".." in PurePosixPath(name).parts:
+                raise RemoteError(f"{remote} has a file {path!r}, which is not a path below it. Nothing was copied.")
+            if not name.endswith("/"):  # some tools create an empty object for a directory
+                listed[name] = {**info, "name": path}
     if not listed:
-        raise RemoteError(f"{place} does not exist, or there is no file in it.")
+        raise RemoteError(f"{remote} does not exist, or there is no file in it.")
     return listed
 
 
-def _directory(place: Place) -> Path:
-    """Return the directory of the copy, and make it."""
+def _copy_directory(url: str) -> Path:
+    """Create the directory of a copy, in the cache or else as a temporary directory of this process."""
     cache = ResultCache.of_user()
-    try:
-        if cache is None:
-            directory = Path(tempfile.mkdtemp(prefix="profdeck-"))
-            atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    if cache is not None:
+        directory = cache.directory / "copies" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.is_dir():
+            with suppress(OSError):  # another process deletes the same copies, or the cache is read-only
+                _delete_old_copies(directory)
             return directory
-        directory = cache.directory / "copies" / hashlib.sha256(place.url.encode()).hexdigest()[:16]
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProfdeckError(f"{error.filename} cannot be made: {describe_error(error)}") from None
+    directory = Path(tempfile.mkdtemp(prefix="profdeck-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
 
 
-def _copy(place: Place, found: Mapping[str, Mapping[str, Any]], directory: Path, on_progress: Progress | None) -> None:
-    versions = {name: _version(info) for name, info in found.items()}
-    try:
-        known = _decode_index((directory / _INDEX).read_bytes()).files
-    except (OSError, ValueError):
-        known = {}
-    left = [
-        name
-        for name, info in found.items()
-        if known.get(name) != versions[name] or file_size(directory / name) != info.get("size")
-    ]
-    total = sum(int(found[name].get("size") or 0) for name in left)
-    _make_room(directory, total)
-    done, lock = 0, threading.Lock()
-
-    def copy(name: str) -> None:
-        nonlocal done
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        source = place if name == place.name else place / name.removeprefix(f"{place.name}/")
-        _get(source, path, found[name].get("size"))
-        with lock:
-            known[name] = versions[name]
-            done += int(found[name].get("size") or 0)
-            if on_progress:
-                on_progress(done, total)
-
-    try:
-        for name in set(known) - set(found):
-            (directory / name).unlink(missing_ok=True)
-            del known[name]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(copy, left):
-                pass
-    except OSError as error:
-        raise ProfdeckError(f"{directory} cannot be written: {describe_error(error)}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            replace_file(directory / _INDEX, msgspec.json.encode(attrs.asdict(_Index(known))), durable=False)
+def _delete_old_copies(current: Path) -> None:
+    """Delete the least recently used copies if all copies exceed `MAX_BYTES`."""
+    os.utime(current)
+    total_bytes = 0
+    for used_s, directory in sorted(((path.stat().st_mtime, path) for path in current.parent.iterdir()), reverse=True):
+        total_bytes += directory_size(directory)
+        if total_bytes > MAX_BYTES and used_s < time.time() - _DAY_S:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
-def _get(source: Place, path: Path, size_bytes: int | None) -> None:
-    part = path.with_name(f".{path.name[:128]}.part")
-    try:
-        source.files.get_file(source.path, str(part))
-    except Exception as error:  # as in `Place.ask`
-        part.unlink(missing_ok=True)
-        advice = "What was fetched before is kept; call again to go on."
-        raise source.failed("cannot be fetched", error, advice) from error
-    if size_bytes is not None and file_size(part) != size_bytes:
-        part.unlink(missing_ok=True)
-        raise RemoteError(f"{source} changed while it was fetched. Call again.")
-    part.replace(path)
+def _update(
+    directory: Path, remote: RemotePath, listed: Mapping[str, Mapping[str, Any]], on_progress: Progress | None
+) -> None:
+    """Make the directory ``files`` of a copy equal to the remote files.
 
-
-def _version(info: Mapping[str, Any]) -> str:
-    return repr([info.get("size"), *(str(info.get(key)) for key in _VERSION)])
-
-
-def _make_room(directory: Path, needed_bytes: int) -> None:
-    """Delete copies that were used longest ago where all would have too much.
-
-    Raises:
-        RemoteError: the disk has no room.
+    A file is complete if ``index.json`` has its version.
     """
-    others = sorted(_other_copies(directory))
-    total = needed_bytes + sum(size_bytes for _, _, size_bytes in others)
-    for _, other, size_bytes in others:
-        if total <= MAX_BYTES:
-            break
-        shutil.rmtree(other, ignore_errors=True)
-        total -= size_bytes
-    free_bytes = shutil.disk_usage(directory).free
-    if needed_bytes > free_bytes:
-        raise RemoteError(
-            f"{needed_bytes:,} bytes are to be fetched, and {directory} has room for {free_bytes:,}. PROFDECK_CACHE "
-            "names another directory."
-        )
+    from fsspec.callbacks import Callback
+    from fsspec.utils import tokenize
 
-
-def _other_copies(directory: Path) -> Iterator[tuple[float, Path, int]]:
-    if directory.parent.name != "copies":  # one of its own, that goes at the end
+    files, index = directory / "files", directory / "index.json"
+    versions: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        versions = msgspec.json.decode(index.read_bytes(), type=dict[str, str])
+    _delete_missing(files, listed)
+    changed = [
+        name
+        for name, info in listed.items()
+        # A listing over HTTP has neither sizes nor versions.
+        if versions.get(name) != tokenize(info) or file_size(files / name) != info["size"]
+    ]
+    if not changed:
         return
-    for other in directory.parent.iterdir():
-        if other != directory:
-            with contextlib.suppress(OSError):
-                yield (other / _INDEX).stat().st_mtime, other, directory_size(other)
+    callback = Callback()
+    if on_progress:
+        callback.hooks["progress"] = lambda _, done, **__: on_progress(done, len(changed))
+    for interrupted in directory.glob("partial-*"):
+        shutil.rmtree(interrupted, ignore_errors=True)
+    # The directory has a unique name, because fsspec may still write other files after an error.
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=directory, ignore_cleanup_errors=True) as partial:
+        for batch in batches(changed):
+            temporary = [Path(partial, str(number)) for number in range(len(batch))]
+            try:
+                remote.files.get([listed[name]["name"] for name in batch], list(map(str, temporary)), callback=callback)
+            except Exception as error:  # as in `RemotePath.read`
+                raise remote.error("cannot be copied", error, _RETRY) from error
+            for name, path in zip(batch, temporary, strict=True):
+                if listed[name]["size"] not in {None, file_size(path)}:
+                    raise RemoteError(f"{remote} changed while it was copied: {name}. {_RETRY}")
+                (files / name).parent.mkdir(parents=True, exist_ok=True)
+                path.replace(files / name)
+                versions[name] = tokenize(listed[name])
+            replace_file(index, msgspec.json.encode(versions), durable=False)
+
+
+def _delete_missing(files: Path, listed: Container[str]) -> None:
+    """Delete the files that are not listed, and empty directories."""
+    for path in sorted(files.rglob("*"), reverse=True):
+        if path.is_dir():
+            with suppress(OSError):  # the directory is not empty
+                path.rmdir()
+        elif path.relative_to(files).as_posix() not in listed:
+            path.unlink()

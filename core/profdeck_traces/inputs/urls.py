@@ -1,9 +1,11 @@
-"""URLs of runs, such as ``s3://bucket/profiles/job``, opened with fsspec. What is secret in one is never shown."""
+"""URLs of runs, such as ``s3://bucket/profiles/job``, opened with fsspec. Messages do not contain a URL's secrets."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import attrs
 
@@ -14,105 +16,102 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _SECRETS = re.compile(r"(?<=://)[^/@]*@|[?#].*$")
+_BATCH = 8
+_Item = TypeVar("_Item")
 
 
 class RemoteError(ProfdeckError):
-    """A place at a URL cannot be read or written."""
+    """A file or directory at a URL cannot be read or written."""
 
 
 @attrs.frozen
-class Place:
-    """A directory or file at a URL."""
+class RemotePath:
+    """A file or directory at a URL."""
 
     url: str
     files: AbstractFileSystem
     path: str
-    """As `files` calls it."""
+    """Path in `files`."""
 
     @classmethod
-    def of(cls, url: str) -> Place:
-        """Open a URL; nothing is asked of its host yet, by most file systems.
+    def from_url(cls, url: str) -> RemotePath:
+        """Open a URL. Most file systems connect at the first request.
 
         Raises:
-            MissingLibraryError: fsspec, or what it needs for this kind of URL, is not installed.
-            ConfigError: there is no such kind of URL.
-            RemoteError: it cannot be opened.
+            MissingLibraryError: fsspec, or its library for this protocol, is not installed.
+            ConfigError: the protocol is unknown.
+            RemoteError: the URL cannot be opened.
         """
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise MissingLibraryError.of(f"{shown(url)}: URLs need", "fsspec", "upload") from None
+            raise MissingLibraryError.of(f"{redact(url)}: URLs need", "fsspec", "upload") from None
+        # Other file systems create parent directories automatically, or have none.
+        options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         try:
-            files, path = url_to_fs(url)
+            files, path = url_to_fs(url, **options)
         except ImportError as error:
-            raise MissingLibraryError(f"{shown(url)}: {describe_error(error)}") from None
+            raise MissingLibraryError(f"{redact(url)}: {describe_error(error)}") from None
         except ValueError as error:
-            raise ConfigError(f"{shown(url)} is no URL that fsspec knows: {_without_secrets(error, url)}") from None
+            raise ConfigError(f"{redact(url)} is not a URL that fsspec supports: {_message(error, url)}") from None
         except Exception as error:
-            raise RemoteError(f"{shown(url)} cannot be opened: {_without_secrets(error, url)}") from error
-        return cls(url, files, path.rstrip("/"))
+            raise RemoteError(f"{redact(url)} cannot be opened: {_message(error, url)}") from error
+        return cls(url.rstrip("/"), files, path.rstrip("/"))
 
-    def __truediv__(self, name: str) -> Place:
-        """Return a place below, by a path with slashes."""
-        bare, mark, query = self.url.partition("?")
-        return Place(f"{bare.rstrip('/')}/{name}{mark}{query}", self.files, f"{self.path}/{name}")
+    def __truediv__(self, name: str) -> RemotePath:
+        """Return a path below this directory. `name` may contain slashes."""
+        return RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
 
     def __str__(self) -> str:
-        """Write it without what is secret."""
-        return shown(self.url)
+        """Return the URL without secrets."""
+        return redact(self.url)
 
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def parent(self) -> Place:
-        """The directory that it is in."""
-        bare, mark, query = self.url.partition("?")
-        above = bare.rstrip("/").rpartition("/")[0]
-        return Place(f"{above}{mark}{query}", self.files, self.path.rpartition("/")[0])
-
-    def failed(self, what: str, error: BaseException, advice: str = "") -> RemoteError:
-        """Return the error to raise for one of the file system's.
+    def error(self, problem: str, cause: BaseException, advice: str = "") -> RemoteError:
+        """Return an error for an exception of the file system.
 
         Args:
-            what: what cannot be done, as in ``cannot be read``.
-            error: why.
-            advice: what to do, in sentences.
+            problem: the end of a sentence about this path, such as ``cannot be read``.
+            cause: the exception.
+            advice: sentences that say what to do.
         """
-        text = f"{self} {what}: {_without_secrets(error, self.url)}"
+        text = f"{self} {problem}: {_message(cause, self.url)}"
         return RemoteError(f"{text.rstrip('.')}. {advice}" if advice else text)
 
-    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the file system that reads.
+    def read(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the file system that only reads.
 
         Raises:
-            FileNotFoundError: nothing is there.
-            RemoteError: it does not answer, or refuses.
+            FileNotFoundError: the file or directory does not exist.
+            RemoteError: the request fails.
         """
         try:
             return getattr(self.files, method)(*arguments, **options)
         except FileNotFoundError:
             raise
-        except Exception as error:  # libraries of all kinds have errors of their own
-            raise self.failed("cannot be read", error) from error
+        except Exception as error:  # each file system has its own exceptions
+            raise self.error("cannot be read", error) from error
 
 
 def is_url(text: str) -> bool:
-    """Tell a URL from a path."""
+    """Return whether a text is a URL and not a path."""
     return _URL.match(text) is not None
 
 
-def shown(url: str) -> str:
-    """Return a URL as it may be shown and recorded: without a user, a password and a query."""
+def redact(url: str) -> str:
+    """Return a URL without user, password, query and fragment."""
     return _SECRETS.sub("", url)
 
 
-def _without_secrets(error: BaseException, url: str) -> str:
-    text = describe_error(error).replace(url, shown(url))
+def batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Split the items of a transfer. Asynchronous file systems transfer all files of a call at the same time."""
+    return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
+
+
+def _message(error: BaseException, url: str) -> str:
+    """Return the message of an error without the secrets of a URL."""
+    text = describe_error(error).replace(url, redact(url))
     for secret in _SECRETS.findall(url):
         for part in re.split(r"[?#@&:=]", secret):
-            if len(part) > 3:  # noqa: PLR2004  # less is no secret, and part of many words
-                text = text.replace(part, "***")
+            if len(part) > 3:  # noqa: PLR2004  # shorter parts occur in ordinary words
+                text = text.replace(part, "***").replace(unquote(part), "***")
     return text

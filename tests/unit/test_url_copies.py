@@ -1,0 +1,231 @@
+"""Local copies of runs at URLs. The server may be hostile, slow or unreachable."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.inputs import url_copies
+from profdeck_traces.inputs.url_copies import fetch
+from remote_stores import RecordingStore
+
+URL = "recording://profiles/job"
+SECRET = "sesame-0123456789"  # noqa: S105 - not a real password
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store() -> RecordingStore:
+    """A store with a run of 40 files."""
+    store = RecordingStore.empty()
+    store.pipe("/profiles/job/run.json", b"{}")
+    for number in range(39):
+        store.pipe(f"/profiles/job/step_000001/trainer/{number}.trace.json", b"[%d]" % number)
+    return store
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_only_changed_files_are_copied_again(store: RecordingStore) -> None:
+    copy = fetch(URL)
+    assert len(contents(copy)) == len(store.transfers) == 40
+    store.transfers.clear()
+    assert fetch(URL) == copy
+    assert store.transfers == []
+    store.pipe("/profiles/job/step_000001/trainer/7.trace.json", b"[8]")  # the same size
+    store.rm("/profiles/job/step_000001/trainer/8.trace.json")
+    store.rm("/profiles/job/run.json")
+    store.pipe("/profiles/job/run.json/inside", b"")
+    fetch(URL)
+    assert store.transfers == ["/profiles/job/run.json/inside", "/profiles/job/step_000001/trainer/7.trace.json"]
+    assert len(found := contents(copy)) == 39
+    assert found["step_000001/trainer/7.trace.json"] == b"[8]"
+
+
+def test_progress(store: RecordingStore) -> None:
+    reports = list[tuple[int, int]]()
+    fetch(URL, on_progress=lambda done, total: reports.append((done, total)))
+    assert reports[-1] == (40, 40)
+    assert reports == sorted(reports)
+
+
+def test_an_interrupted_copy_is_continued(store: RecordingStore) -> None:
+    type(store).transfers_left = 35
+    with pytest.raises(ProfdeckError, match=r"recording://profiles/job cannot be copied: ConnectionResetError.*Repeat"):
+        fetch(URL)
+    type(store).transfers_left = float("inf")
+    store.transfers.clear()
+    assert len(contents(fetch(URL))) == 40
+    assert len(store.transfers) < 40
+
+
+def test_a_damaged_index_or_file_is_repaired(store: RecordingStore) -> None:
+    copy = fetch(URL)
+    (copy / "run.json").write_bytes(b"{")
+    (copy / "extra.json").write_bytes(b"{}")
+    fetch(URL)
+    assert (copy / "run.json").read_bytes() == b"{}"
+    assert len(contents(copy)) == 40
+    (copy.parents[1] / "index.json").write_bytes(b'{"a": 1}')
+    store.transfers.clear()
+    fetch(URL)
+    assert len(store.transfers) == 40
+
+
+def test_a_file_that_changes_during_the_copy(store: RecordingStore) -> None:
+    type(store).extra_files = {"/profiles/job/run.json": {"name": "/profiles/job/run.json", "size": 3, "type": "file"}}
+    with pytest.raises(ProfdeckError, match=r"changed while it was copied: job/run.json\. .*Repeat the command"):
+        fetch(URL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../out", "step/../../out", "../job-2/out", "/../out", "..", "a/./b", "a//out", "../../../../../../../../tmp/out"],
+)
+def test_names_that_lead_out_of_the_copy(store: RecordingStore, tmp_path: Path, name: str) -> None:
+    path = f"/profiles/job/{name}"
+    store.pipe("/profiles/job/ok", b"")
+    store.store[path] = store.store["/profiles/job/ok"]
+    type(store).extra_files = {path: {"name": path, "size": 0, "type": "file"}}
+    with pytest.raises(ProfdeckError, match="which is not a path below it. Nothing was copied"):
+        fetch(URL)
+    assert not [*tmp_path.rglob("out"), *tmp_path.rglob("run.json")]
+
+
+@pytest.mark.parametrize("name", ["nul\0", "surrogate\ud800", "n" * 300, "run.json/below-a-file"])
+def test_names_that_no_local_file_can_have(store: RecordingStore, name: str) -> None:
+    path = f"/profiles/job/{name}"
+    store.store[path] = store.store["/profiles/job/run.json"]
+    type(store).extra_files = {path: {"name": path, "size": 2, "type": "file"}}
+    with pytest.raises(ProfdeckError, match="recording://profiles/job cannot be copied"):
+        fetch(URL)
+
+
+def test_latest_is_the_newest_run_by_its_creation(store: RecordingStore) -> None:
+    for name, content in {"a": b'{"created_ns": 9}', "b": b'{"created_ns": 8}', "c": b"no JSON", "d": b"[]"}.items():
+        store.pipe(f"/profiles/{name}/run.json", content)
+    store.pipe("/profiles/file.json", b"{}")
+    store.pipe("/profiles/empty/file.json", b"{}")
+    assert fetch("recording://profiles/latest").name == "a"
+    with pytest.raises(
+        ProfdeckError, match="profiles holds 5 run.*: a, b, c, d, job. Name one, such as recording://profiles/a"
+    ):
+        fetch("recording://profiles")
+    with pytest.raises(
+        ProfdeckError, match="There is no run in recording://profiles/job, so 'latest' cannot be resolved"
+    ):
+        fetch(f"{URL}/latest")
+    store.pipe("/profiles/latest/x.json", b"{}")
+    assert fetch("recording://profiles/latest").name == "latest"
+
+
+def test_a_hostile_name_of_the_newest_run(store: RecordingStore, tmp_path: Path) -> None:
+    store.store["/profiles/../run.json"] = store.store["/profiles/job/run.json"]
+    store.pipe("/profiles/job/run.json", b'{"created_ns": -1}')
+    with pytest.raises(ProfdeckError):
+        fetch("recording://profiles/latest")
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_nothing_at_the_url() -> None:
+    RecordingStore.empty()
+    with pytest.raises(ProfdeckError, match="recording://profiles/job does not exist, or there is no file in it"):
+        fetch(URL)
+    with pytest.raises(ProfdeckError, match="wrong://x is not a URL that fsspec supports"):
+        fetch(f"wrong://user:{SECRET}@x")
+
+
+def test_simultaneous_commands(store: RecordingStore) -> None:
+    with ThreadPoolExecutor() as pool:
+        copies = set(pool.map(lambda _: fetch(URL), range(4)))
+    assert len(store.transfers) == 40
+    assert len(contents(copies.pop())) == 40
+
+
+@pytest.mark.parametrize("obstacle", [".", "copies"])
+def test_without_a_writable_cache(store: RecordingStore, cache: Path, obstacle: str) -> None:
+    (cache / obstacle).parent.mkdir(exist_ok=True)
+    (cache / obstacle).write_text("a file instead of a directory")
+    copy = fetch(URL)
+    assert not copy.is_relative_to(cache)
+    assert len(contents(copy)) == 40
+
+
+def test_old_copies_are_deleted(store: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = fetch(URL)
+    monkeypatch.setattr(url_copies, "MAX_BYTES", 10)
+    recent = fetch(f"{URL}/step_000001")
+    assert old.exists()
+    os.utime(old.parents[1], (time.time() - 2 * 86_400,) * 2)
+    fetch(f"{URL}/run.json")
+    assert not old.exists()
+    assert recent.exists()
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """URL of an HTTP server with the directory ``runs``."""
+    directory = tmp_path / "web"
+    (directory / "runs" / "jöb" / "step_000001").mkdir(parents=True)
+    (directory / "runs" / "jöb" / "run.json").write_text('{"created_ns": 5}')
+    (directory / "runs" / "jöb" / "step_000001" / "a [1].json").write_text("[]")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/runs"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_files_and_directories_over_http(web: str) -> None:
+    copy = fetch(f"{web}/j%C3%B6b/run.json?signature={SECRET}")
+    assert copy.name == "run.json"
+    assert json.loads(copy.read_text()) == {"created_ns": 5}
+    assert contents(fetch(f"{web}/latest")).keys() == {"run.json", "step_000001/a [1].json"}
+    assert contents(fetch(f"{web}/j%C3%B6b/")).keys() == {"run.json", "step_000001/a [1].json"}
+
+
+def test_secrets_are_neither_shown_nor_stored(web: str, cache: Path) -> None:
+    url = web.replace("//", f"//user:{SECRET}@")
+    for wrong in (f"{url}/none.json?key={SECRET}", f"https://user:{SECRET}@127.0.0.1:1/run.json?key={SECRET}"):
+        with pytest.raises(ProfdeckError) as caught:
+            fetch(wrong)
+        assert SECRET not in str(caught.value)
+    with pytest.raises(ProfdeckError, match="https://127.0.0.1:1/run.json cannot be read: "):
+        fetch(wrong)
+    fetch(f"{web}/j%C3%B6b/run.json?signature={SECRET}")
+    for path in cache.rglob("*"):
+        assert SECRET not in str(path)
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+
+
+def test_a_copy_of_a_local_url(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (file := tmp_path / "runs" / "trace.json").write_text("[1]")
+    copy = fetch(f"file://{file}")
+    inode = copy.stat().st_ino
+    assert fetch(f"file://{file}").stat().st_ino == inode
+    file.write_text("[2]")
+    assert fetch(f"file://{file}").read_text() == "[2]"
