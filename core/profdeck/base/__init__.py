@@ -1,1 +1,1 @@
-"""What every room uses; it imports nothing else of profdeck."""
+"""Helpers for processes, event loops and devices. They import nothing else from profdeck."""

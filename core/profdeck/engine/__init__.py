@@ -1,1 +1,1 @@
-"""Engines: how they are asked to record, and what records in them. Each room below is the code of one process."""
+"""Engines. Each subpackage contains the code of one process: the host that requests captures, the server, the worker."""

@@ -33,7 +33,7 @@ from profdeck.records.status import Status
 from profdeck.records.targets import FleetRecord
 from profdeck.replicas.discovery import ReplicaNumbers, Target, check_file, find_targets
 from profdeck.replicas.fan_out import fan_out
-from profdeck.replicas.manifest_writer import ManifestBatch
+from profdeck.replicas.manifest_batch import ManifestBatch
 from profdeck.replicas.member import NOT_COMPLETE, Member, counted, error_of, late_error, listed, shortened, target_key
 from profdeck.replicas.placement import PlacedEngine, on_gpu_ranks
 from profdeck.replicas.start_gate import GatePass, StartGate

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from profdeck import Profiler
-from profdeck.replicas.manifest_writer import ManifestBatch
+from profdeck.replicas.manifest_batch import ManifestBatch
 from profdeck_traces.base import files
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
