@@ -22,7 +22,7 @@ from profdeck.lifecycle.machine import (
     Note,
     Pass,
 )
-from profdeck.records.capture import CaptureRecord, Owner, Step, Unit
+from profdeck.records.capture import CaptureRecord, Step, Unit
 
 
 def machine(*steps: Any, warmup: int = 0, **settings: Any) -> CaptureMachine:
@@ -52,61 +52,6 @@ def perform(captures: CaptureMachine, actions: Actions, *, fails: bool = False) 
     return performed
 
 
-def test_two_step_capture() -> None:
-    captures = machine("2..3")
-    assert not captures.begins_at(1)
-    assert perform(captures, captures.start(2)) == [Begin(2, 2)]
-    assert perform(captures, captures.stop()) == [EndStep()]
-    assert captures.between
-    assert perform(captures, captures.start(3)) == [Pass(Step(Unit.GLOBAL_STEP, 2))]
-    assert perform(captures, captures.stop()) == [End(None), EndStep()]
-    assert captures.is_idle
-
-
-def test_warmup_and_skipped_step() -> None:
-    captures = machine("5..8", warmup=2)
-    assert perform(captures, captures.start(3)) == [Begin(3, 5)]
-    note = Note("step(9) was ignored: step 3 was in progress.")
-    assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
-    passed = Step(Unit.GLOBAL_STEP, 3)
-    assert perform(captures, captures.step(passed)) == [LookForRequests(4), Pass(passed)]
-    assert perform(captures, captures.start(4)) == []  # step(3) has already reported this boundary
-    assert perform(captures, captures.start(7)) == [End("the host went from step 4 to step 7"), Begin(7, 7)]
-    assert perform(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
-
-
-def test_configured_warmup_is_withdrawn_only_without_a_failure() -> None:
-    for reason, schedule, end in (
-        (None, "5..8", End("the profiler was closed in mid-capture")),
-        (None, "every 5", End("the profiler was closed in mid-capture", withdraw=True)),
-        ("a failure", "every 5", End("a failure")),
-    ):
-        captures = machine(schedule, warmup=1)
-        assert perform(captures, captures.start(4)) == [Begin(4, 5)]
-        assert perform(captures, captures.close(reason)) == [end, EndStep()]
-
-
-def test_default_warmup_is_always_withdrawn() -> None:
-    for reason, action in (
-        (None, End("the profiler was closed in mid-capture", withdraw=True)),
-        ("a failure", End("a failure", withdraw=True)),
-    ):
-        captures = machine("5..8", warmup=1, default_warmup=True)
-        assert perform(captures, captures.start(4)) == [Begin(4, 5, withdraw=True)]
-        assert perform(captures, captures.close(reason)) == [action, EndStep()]
-    captures = machine("5..8", warmup=1, default_warmup=True)
-    perform(captures, captures.start(4))
-    skipped = End("the host went from step 4 to step 6", withdraw=True)
-    assert perform(captures, captures.start(6)) == [skipped, Begin(6, 6)]
-    assert perform(captures, captures.close("a failure")) == [End("a failure"), EndStep()]
-
-
-def test_cold_start_after_failed_default_warmup() -> None:
-    captures = machine("5..8", warmup=1, default_warmup=True)
-    assert perform(captures, captures.start(4), fails=True) == [Begin(4, 5, withdraw=True)]
-    assert perform(captures, captures.start(5), fails=True) == [Begin(5, 5)]
-
-
 @pytest.mark.parametrize("default_warmup", [True, False])
 @pytest.mark.parametrize("reports_step", [True, False])
 def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None:
@@ -125,26 +70,6 @@ def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None
     assert perform(captures, captures.stop()) == [End(None), EndStep()]
 
 
-def test_machine_is_idle_after_a_failed_late_start() -> None:
-    captures = machine("2..4")
-    perform(captures, captures.start(2))
-    for action in captures.step(Step(Unit.GLOBAL_STEP, 2)):
-        if isinstance(action, Pass):
-            captures.ended()
-    assert (captures.is_idle, captures.announced) == (True, None)
-    assert perform(captures, captures.start(3)) == [Begin(3, 3)]
-    assert captures.is_open(3)
-
-
-def test_stages_are_counted() -> None:
-    captures = machine(1, discrete=True, stages=("update",))
-    assert perform(captures, captures.start(1)) == []
-    assert perform(captures, captures.enter_stage("other")) == []
-    assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update")]
-    assert perform(captures, captures.end(None)) == [End(None)]
-    assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update", count=2)]
-
-
 def test_close_during_start_is_deferred() -> None:
     captures = machine(1)
     starting = captures.start(1)
@@ -156,28 +81,6 @@ def test_close_during_start_is_deferred() -> None:
     ]
     captures.began(capture_of(begin))
     assert perform(captures, starting) == [End("enough")]
-
-
-def test_close_from_another_thread_is_deferred_to_the_owner() -> None:
-    owner = Owner()
-    callers = [owner]
-    captures = machine("1..9", caller=lambda: callers[-1])
-    perform(captures, captures.start(1))
-    callers.append(Owner(owner.pid, owner.thread + 1))
-    (note, _) = perform(captures, captures.close("enough"))
-    assert note == Note("stop from a thread that did not start the capture was deferred to the owner's next boundary.")
-    callers.append(owner)
-    assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
-
-
-def test_forked_child_drops_the_capture() -> None:
-    owner = Owner()
-    callers = [owner]
-    captures = machine(1, caller=lambda: callers[-1])
-    perform(captures, captures.start(1))
-    callers.append(Owner(owner.pid + 1, owner.thread))
-    assert perform(captures, captures.stop()) == [Forget(), EndStep()]
-    assert captures.is_idle
 
 
 events = st.tuples(
