@@ -60,14 +60,14 @@ def test_signal_handler_exception_in_a_hook_propagates(
         raise SystemExit(3)
 
     before = signal.signal(signal.SIGUSR1, handle)
-    passed = tally.TallyBackend._do
+    passed = tally.TallyBackend.perform
 
     def ring(self: Any, name: str, call: str) -> None:
         if name == hook and "step2" in call:
             signal.raise_signal(signal.SIGUSR1)
         passed(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", ring)
+    monkeypatch.setattr(tally.TallyBackend, "perform", ring)
     profiler = build(steps=[0, 2, 4])
     try:
         for step in range(6):
@@ -303,7 +303,7 @@ def test_a_problem_in_the_default_warm_up_costs_no_step(cold: Build, tmp_path: P
 def test_a_default_warm_up_that_cannot_start_costs_no_step(
     cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    passed = tally.TallyBackend._do
+    passed = tally.TallyBackend.perform
     rivals = ["another profiler"]
 
     def refuse_once(self: Any, name: str, call: str) -> None:
@@ -311,7 +311,7 @@ def test_a_default_warm_up_that_cannot_start_costs_no_step(
             raise CaptureError(f"{rivals.pop()} is active")
         passed(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", refuse_once)
+    monkeypatch.setattr(tally.TallyBackend, "perform", refuse_once)
     pass_steps(cold(steps=[5], on_error="raise"), range(8))
     assert not rivals
     assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}

@@ -132,7 +132,7 @@ def test_the_backend_is_told_which_iteration_has_ended(
     tally: ModuleType, recorder: EngineRecorder, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(tally.TallyBackend, "_do", lambda _, _name, call: calls.append(call))
+    monkeypatch.setattr(tally.TallyBackend, "perform", lambda _, _name, call: calls.append(call))
     recorder.start(ask(3, 2))
     iterate(recorder, [D] * 9)
     assert calls == ["start step1", "step step1 engine_iteration 2", "step step1 engine_iteration 3", "stop step1"]
@@ -698,7 +698,7 @@ def test_a_mark_that_fails_is_reported_once(
             if here == part:
                 raise RuntimeError("no marks here")
 
-    monkeypatch.setattr(tally.TallyBackend, "_stage", Mark)
+    monkeypatch.setattr(tally.TallyBackend, "mark_stage", Mark)
     recorder.start(ask(4))
     iterate(recorder, [D] * 4)
     reply = end(recorder)
@@ -843,7 +843,7 @@ def test_a_signal_during_a_hook_is_delivered_when_it_has_ended(
     monkeypatch: pytest.MonkeyPatch,
     hook: str,
 ) -> None:
-    do = tally.TallyBackend._do
+    do = tally.TallyBackend.perform
 
     def interrupted(self: Any, name: str, call: str) -> None:
         do(self, name, call)
@@ -851,7 +851,7 @@ def test_a_signal_during_a_hook_is_delivered_when_it_has_ended(
             os.kill(os.getpid(), signal.SIGTERM)
             assert not terminated
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", interrupted)
+    monkeypatch.setattr(tally.TallyBackend, "perform", interrupted)
     recorder.start(ask(3))
     iterate(recorder, [D] * 4)
     assert terminated == [signal.SIGTERM]
@@ -872,14 +872,14 @@ def test_a_signal_during_a_start_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No iteration follows that could end it."""
-    do = tally.TallyBackend._do
+    do = tally.TallyBackend.perform
 
     def interrupted(self: Any, name: str, call: str) -> None:
         do(self, name, call)
         if name == "start":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", interrupted)
+    monkeypatch.setattr(tally.TallyBackend, "perform", interrupted)
     recorder.start(ask(), at_once=True)
     assert terminated == [signal.SIGTERM]
     assert (recorder.active, recorder.reply().state) == (False, RequestState.ENDED)

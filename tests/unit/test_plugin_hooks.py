@@ -380,14 +380,14 @@ def test_a_listener_is_started_once_while_the_backend_waits(
     build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    do, busy = tally.TallyBackend._do, [True]
+    do, busy = tally.TallyBackend.perform, [True]
 
     def start_when_free(self: Any, name: str, call: str) -> None:
         if name == "start" and busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
         do(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", start_when_free)
+    monkeypatch.setattr(tally.TallyBackend, "perform", start_when_free)
     with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
         profiler.step(0, "mini_batch")
         busy[0] = False
@@ -404,7 +404,7 @@ def test_a_started_listener_is_stopped_if_the_device_stays_busy(
     def refuse(*_: object) -> None:
         raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", refuse)
+    monkeypatch.setattr(tally.TallyBackend, "perform", refuse)
     with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
         pass
     assert lines == ["first start", "first stop missing"]

@@ -371,14 +371,14 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     `profdeck.backends.device_recording.OneAtATime`.
     """
     busy = [True]
-    do = tally.TallyBackend._do
+    do = tally.TallyBackend.perform
 
     def starts(self: Any, name: str, call: str) -> None:
         if name == "start" and busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
         do(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", starts)
+    monkeypatch.setattr(tally.TallyBackend, "perform", starts)
     trainer = build()
     trainer.start(1)
     leases.acquire_lease([GPU], holder="somebody").release()  # a waiting profiler holds no lease
@@ -604,14 +604,14 @@ def test_an_engine_waits_for_what_its_backend_records_with(
 ) -> None:
     """As when an engine is in the trainer's process, and torch records the trainer."""
     busy = [True]
-    do = tally.TallyBackend._do
+    do = tally.TallyBackend.perform
 
     def starts(self: Any, name: str, call: str) -> None:
         if name == "start" and busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (trainer, step1)")
         do(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", starts)
+    monkeypatch.setattr(tally.TallyBackend, "perform", starts)
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
