@@ -356,6 +356,16 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_in_chunks() -> None:
+    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
+        server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]
+        assert (await engine.about()).host == socket.gethostname()
+        assert (await engine.about()).host == socket.gethostname()
+        assert server.opened == 1
+
+    with_server(check)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
