@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from distributions import install
+
 settings.register_profile(
     "fixed",
     max_examples=25,
@@ -66,13 +68,10 @@ def data() -> Path:
 def tally_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH that offers the backend `tally` as an installed distribution would."""
     site = tmp_path_factory.mktemp("site")
-    about = site / "tally_backend-0.3.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tally-backend\nVersion: 0.3\n")
-    (about / "entry_points.txt").write_text(
-        "[profdeck.backends]\ntally = tally_backend:TallyBackend\ntally-engine = tally_backend:TallyEngineBackend\n\n"
-        "[profdeck.listeners]\ndiary = tally_backend:Diary\n"
-    )
+    backends = "tally = tally_backend:TallyBackend\ntally-engine = tally_backend:TallyEngineBackend"
+    listeners = "diary = tally_backend:Diary"
+    entry_points = f"[profdeck.backends]\n{backends}\n\n[profdeck.listeners]\n{listeners}\n"
+    install(site, "tally-backend", entry_points, "0.3")
     return f"{site}{os.pathsep}{HERE / 'packages' / 'tally' / 'src'}"
 
 

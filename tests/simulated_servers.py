@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import attrs
 
 import profdeck
+from distributions import install
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome
@@ -165,14 +166,26 @@ class SimulatedEngine:
 class RecordingEngine:
     """Ranks that record their iterations, with the backend of a device that tests install."""
 
-    def __init__(self, device: str, ranks: int = 1) -> None:
+    def __init__(self, device: str, ranks: int = 1, output: Path | None = None) -> None:
+        """Args:
+        device: the type of device that the backend records.
+        ranks: their number.
+        output: the output directory of the engine's host, if it differs from the driver's.
+        """
         self.ranks = [EngineRecorder(Identity(rank=rank, world_size=ranks), device, {}) for rank in range(ranks)]
+        self._output = output
+
+    @property
+    def active(self) -> bool:
+        return any(recorder.active for recorder in self.ranks)
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Carry out start, stop or status."""
+        if command == "start" and self._output:
+            payload = {**payload, "output": str(self._output)}
         return [reply_data(handle_command(command, payload, one, one.start, one.stop)) for one in self.ranks]
 
-    def iterate(self, count: int) -> None:
+    def iterate(self, count: int = 1) -> None:
         """Run some iterations."""
         for recorder in self.ranks:
             for _ in range(count):
@@ -506,13 +519,9 @@ def offer(site: Path) -> str:
     Args:
         site: an empty directory for what says so.
     """
-    about = site / "simulated-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated\nVersion: 1.0\n")
     module = Path(__file__).stem
-    (about / "entry_points.txt").write_text(
-        f"[profdeck.backends]\nsimulated = {module}:SimulatedBackend\nother = {module}:OtherBackend\n"
-    )
+    backends = f"[profdeck.backends]\nsimulated = {module}:SimulatedBackend\nother = {module}:OtherBackend\n"
+    install(site, "simulated", backends)
     return f"{site}{os.pathsep}{Path(__file__).parent}"
 
 

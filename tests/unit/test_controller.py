@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from open_captures import calls_of
 from profdeck import ProfdeckError, Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -40,11 +41,6 @@ def build(tally: ModuleType, tmp_path: Path) -> Build:
     return make
 
 
-def calls(profiler: Profiler) -> list[str]:
-    (role,) = profiler._roles
-    return list(role.backend.calls)  # type: ignore[attr-defined]
-
-
 def manifests(path: Path) -> dict[str, dict[str, Any]]:
     found = [
         json.loads(file.read_text())
@@ -64,14 +60,14 @@ def test_signal_handler_exception_in_a_hook_propagates(
         raise SystemExit(3)
 
     before = signal.signal(signal.SIGUSR1, handle)
-    passed = tally.TallyBackend._do
+    passed = tally.TallyBackend.perform
 
     def ring(self: Any, name: str, call: str) -> None:
         if name == hook and "step2" in call:
             signal.raise_signal(signal.SIGUSR1)
         passed(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", ring)
+    monkeypatch.setattr(tally.TallyBackend, "perform", ring)
     profiler = build(steps=[0, 2, 4])
     try:
         for step in range(6):
@@ -98,7 +94,7 @@ def test_a_start_that_active_guards_loses_no_step(build: Build, tmp_path: Path) 
         assert profiler.active is None
     found = {name: (entry["first_step"], entry["status"]) for name, entry in manifests(tmp_path).items()}
     assert found == {"step2": (2, "complete"), "step5": (5, "complete")}
-    assert calls(profiler) == ["start step2", "step step2 global_step 2", "stop step2", "start step5", "stop step5"]
+    assert calls_of(profiler) == ["start step2", "step step2 global_step 2", "stop step2", "start step5", "stop step5"]
 
 
 def test_adjacent_steps_are_captures_of_their_own_where_the_config_says_so(build: Build, tmp_path: Path) -> None:
@@ -117,7 +113,7 @@ def test_adjacent_steps_share_a_capture(build: Build, tmp_path: Path) -> None:
     for step in range(9):
         with profiler.capture(step) as capture:
             assert (capture is not None) == (step in (2, 4, 5, 6))
-    assert calls(profiler) == [
+    assert calls_of(profiler) == [
         "start step2", "stop step2",
         "start step4", "step step4 global_step 4", "step step4 global_step 5", "stop step4",
     ]  # fmt: skip
@@ -137,7 +133,7 @@ def test_explicit_steps_and_implied_ones_say_the_same(build: Build) -> None:
         explicit.start(step)
         explicit.step(step)
         explicit.stop()
-    assert calls(implied) == calls(explicit)
+    assert calls_of(implied) == calls_of(explicit)
 
 
 def test_a_repeated_boundary_and_a_wrong_one_are_noted(build: Build, tmp_path: Path) -> None:
@@ -148,7 +144,7 @@ def test_a_repeated_boundary_and_a_wrong_one_are_noted(build: Build, tmp_path: P
     profiler.step(1)
     profiler.close()
     (manifest,) = manifests(tmp_path).values()
-    assert calls(profiler).count("step step1 global_step 1") == 1
+    assert calls_of(profiler).count("step step1 global_step 1") == 1
     assert any("step(7) was ignored: step 1 was in progress." in note for note in manifest["notes"])
 
 
@@ -160,7 +156,7 @@ def test_a_step_that_the_host_took_before_its_loop_still_reports(build: Build) -
     step(1)
     profiler.close()
     step(2)
-    assert calls(profiler) == ["start step1", "step step1 global_step 1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "step step1 global_step 1", "stop step1"]
 
 
 def test_stages_are_marked_in_continuous_mode(build: Build, tmp_path: Path) -> None:
@@ -210,7 +206,7 @@ def test_warm_up_begins_before_the_capture(build: Build, tmp_path: Path) -> None
     for step in range(8):
         with profiler.capture(step):
             pass
-    assert calls(profiler) == ["start step5", "step step5 global_step 3", "step step5 global_step 4", "stop step5"]
+    assert calls_of(profiler) == ["start step5", "step step5 global_step 3", "step step5 global_step 4", "stop step5"]
     (capture,) = read_run(tmp_path / "run").captures
     assert (capture.first_step, capture.last_step, capture.status) == (5, 5, Status.COMPLETE)
 
@@ -260,8 +256,8 @@ def test_a_manifest_says_whether_the_first_step_is_cold(
 def test_a_backend_without_a_cold_first_step_does_not_warm_up(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[5])
     pass_steps(profiler, range(8))
-    assert calls(profiler)[0] == "start step5"
-    assert calls(profiler)[1] == "step step5 mini_batch 0"
+    assert calls_of(profiler)[0] == "start step5"
+    assert calls_of(profiler)[1] == "step step5 mini_batch 0"
     assert manifests(tmp_path)["step5"]["cold_first_step"] is None
 
 
@@ -270,7 +266,7 @@ def test_the_default_warm_up_takes_one_step(cold: Build) -> None:
     for step in range(8):
         with profiler.capture(step):
             pass
-    assert calls(profiler) == ["start step5", "step step5 global_step 4", "step step5 global_step 5", "stop step5"]
+    assert calls_of(profiler) == ["start step5", "step step5 global_step 4", "step step5 global_step 5", "stop step5"]
 
 
 def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold: Build, tmp_path: Path) -> None:
@@ -307,7 +303,7 @@ def test_a_problem_in_the_default_warm_up_costs_no_step(cold: Build, tmp_path: P
 def test_a_default_warm_up_that_cannot_start_costs_no_step(
     cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    passed = tally.TallyBackend._do
+    passed = tally.TallyBackend.perform
     rivals = ["another profiler"]
 
     def refuse_once(self: Any, name: str, call: str) -> None:
@@ -315,7 +311,7 @@ def test_a_default_warm_up_that_cannot_start_costs_no_step(
             raise CaptureError(f"{rivals.pop()} is active")
         passed(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", refuse_once)
+    monkeypatch.setattr(tally.TallyBackend, "perform", refuse_once)
     pass_steps(cold(steps=[5], on_error="raise"), range(8))
     assert not rivals
     assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
@@ -327,7 +323,7 @@ def test_mini_batches_reach_the_backend(build: Build) -> None:
     profiler.step(0, "mini_batch")
     with profiler.capture(1):
         profiler.step(0, "mini_batch")
-    assert calls(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
 
 
 def test_stopping_what_does_not_run_and_starting_twice_are_harmless(build: Build, tmp_path: Path) -> None:
@@ -404,7 +400,7 @@ def warmed_up(profiler: Profiler) -> None:
 def test_a_job_that_ends_as_a_standing_capture_warms_up_misses_nothing(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})
     warmed_up(profiler)
-    assert calls(profiler)[-1] == "stop step6"
+    assert calls_of(profiler)[-1] == "stop step6"
     assert list(manifests(tmp_path)) == ["step3"]
     assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000003"]
     assert read_run(tmp_path / "run").status is Status.COMPLETE
@@ -566,24 +562,9 @@ def test_a_start_that_is_cancelled_among_the_listeners_ends_the_backend(
             await task
 
     asyncio.run(loop())
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
     report = read_run(tmp_path / "run")
     assert (report.captures[0].status, report.problems) == (Status.PARTIAL, ())
-
-
-def test_two_recordings_of_one_device_take_turns(build: Build, tmp_path: Path) -> None:
-    one, two = build(steps=[1], device="gpu-7", run="one"), build(steps=[1, 3], device="gpu-7", run="two")
-    one.start(1)
-    two.start(1)
-    two.stop()  # step 1 is over
-    one.stop()
-    two.start(3)
-    two.stop()
-    first, second = read_run(tmp_path / "two").captures
-    assert (first.status, second.status) == (Status.MISSING, Status.COMPLETE)
-    assert "Its turn never came" in first.ranks[0].problems[0]
-    assert "s for gpu-7, held by this process (trainer, step1)." in first.ranks[0].problems[0]
-    assert read_run(tmp_path / "one").status is Status.COMPLETE
 
 
 def test_another_thread_cannot_stop_but_is_heard(build: Build, tmp_path: Path) -> None:
@@ -711,7 +692,7 @@ def test_the_async_facade_awaits_the_hooks(build: Build, tmp_path: Path) -> None
                     await profiler.astep(0, "mini_batch")
 
     asyncio.run(loop())
-    assert calls(profiler) == [
+    assert calls_of(profiler) == [
         "start step1", "step step1 mini_batch 0", "step step1 global_step 1", "step step1 mini_batch 0", "stop step1",
     ]  # fmt: skip
     assert read_run(tmp_path / "run").status is Status.COMPLETE
@@ -767,7 +748,7 @@ def test_concurrent_starts_and_stops_give_one_capture(build: Build, tmp_path: Pa
         await asyncio.gather(*(profiler.astop() for _ in range(5)))
 
     asyncio.run(loop())
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
@@ -782,7 +763,7 @@ def test_a_stop_that_comes_while_starting_is_carried_out_after_it(build: Build) 
 
     asyncio.run(loop())
     assert profiler.active is None
-    assert calls(profiler) in ([], ["start step1", "stop step1"])
+    assert calls_of(profiler) in ([], ["start step1", "stop step1"])
 
 
 @pytest.mark.parametrize("during", ["start", "stop"])
@@ -840,7 +821,7 @@ def test_any_order_of_calls_is_harmless(tmp_path_factory: Any, operations: list[
             case "mini":
                 profiler.step(step, "mini_batch")
     profiler.close()
-    edges = [call.split()[0] for call in calls(profiler) if not call.startswith("step")]
+    edges = [call.split()[0] for call in calls_of(profiler) if not call.startswith("step")]
     assert edges == ["start", "stop"] * (len(edges) // 2)
     for manifest in manifests(directory).values():
         assert manifest["status"] in ("complete", "partial")

@@ -21,6 +21,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
+from open_captures import calls_of
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -124,11 +125,6 @@ def look_at(profiler: Profiler, path: str | Path) -> None:
     sees = place.name == requests.REQUEST
     found._store = FileStore(Path(found._store.address)) if sees else _Blind(found)
     found._is_asked = lambda: os.access(place, os.F_OK)
-
-
-def calls(profiler: Profiler) -> list[str]:
-    (role,) = profiler._roles
-    return list(role.backend.calls)  # type: ignore[attr-defined]
 
 
 # The agreement.
@@ -693,7 +689,7 @@ def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
     request = requests.ask(running.store, 4, 2)
     running.step(*range(8))
-    assert calls(running.ranks[0]) == [
+    assert calls_of(running.ranks[0]) == [
         "start step4", "step step4 global_step 2", "step step4 global_step 3", "step step4 global_step 4", "stop step4",
     ]  # fmt: skip
     assert running.answers(request) == [(True, ("step4",), None)]
@@ -769,7 +765,7 @@ def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) 
     for step in range(3):
         with profiler.capture(step):
             profiler.step(0, "mini_batch")
-    assert calls(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
     assert running.manifests(rank=0)["step1"].window == {
         "active": 1, "wait": 0, "warmup": 0, "repeat": 1, "skip_first": 0,
     }  # fmt: skip

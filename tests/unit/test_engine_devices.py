@@ -19,7 +19,8 @@ from typing import Any
 import attrs
 import pytest
 
-from profdeck.base import shutdown
+from distributions import install
+from open_captures import count_open, wait_for_files
 from profdeck.base.identity import Identity
 from profdeck.config.schedule import Iterations
 from profdeck.config.structuring import unstructure
@@ -40,18 +41,14 @@ get_pp_group = get_pcp_group = get_tp_group = get_dcp_group = get_ep_group = _no
 @pytest.fixture(autouse=True)
 def npu(tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install backends that record such a device, and the CPU."""
-    about = tmp_path / "site" / "tally_npu-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tally-npu\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        "[profdeck.backends]\ntally-npu = tally_backend:NpuTally\ntally-cpu = tally_backend:CpuTally\n"
-    )
+    backends = "[profdeck.backends]\ntally-npu = tally_backend:NpuTally\ntally-cpu = tally_backend:CpuTally\n"
+    install(tmp_path / "site", "tally-npu", backends)
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name, device_type in (("NpuTally", "npu"), ("CpuTally", "cpu")):
         monkeypatch.setattr(tally, name, _tally_of(tally, device_type), raising=False)
     device.device_backend.cache_clear()
     yield
-    assert shutdown._open == {}
+    assert count_open() == 0
 
 
 def _tally_of(tally: ModuleType, device_type: str) -> type:
@@ -141,9 +138,7 @@ def request(path: Path) -> CaptureRequest:
 
 def recorded_by(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
     """Which backend recorded, what came of it, and how many iterations."""
-    assert recorder._job is not None
-    recorder._job._writer.wait()
-    recorder.reply()  # which ends the watch over the process's end
+    wait_for_files(recorder)
     (file,) = path.glob("run/step_000001/rollout/rank_0000*.step1.json")
     manifest = json.loads(file.read_text())
     first, last = manifest["artifacts"][0]["iterations"]
@@ -222,9 +217,7 @@ def test_a_frontend_passes_over_the_options_of_the_workers_device(tmp_path: Path
     assert reply is not None
     assert reply.error is None
     assert frontend.command("stop", {"request": "step1"}) is not None
-    assert frontend._recorder._job is not None
-    frontend._recorder._job._writer.wait()
-    frontend._recorder.reply()
+    wait_for_files(frontend._recorder)
     (file,) = tmp_path.glob("run/step_000001/rollout-frontend/rank_0000*.step1.json")
     assert json.loads(file.read_text())["options"]["with_stack"] is True
 

@@ -105,7 +105,7 @@ def test_a_trace_that_is_no_regular_file_is_not_opened(run: Path, damage: Callab
     assert (code, "is no regular file" in output) == (1, True), output
 
 
-@pytest.mark.parametrize("damage", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("damage", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("/dev/zero")])
 def test_a_run_file_that_is_no_regular_file_is_not_opened(run: Path, damage: Callable[[Path], object]) -> None:
     replace_by(damage)(run / "run.json")
     with pytest.raises(ProfdeckError, match="cannot be read"):

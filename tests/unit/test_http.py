@@ -356,14 +356,6 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
     asyncio.run(main())
 
 
-def test_a_slow_answer_within_the_time() -> None:
-    async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        server.acts["status"] = [Act(piece_bytes=40, pause_s=0.005)]
-        assert (await engine.about()).host == socket.gethostname()
-
-    with_server(check)
-
-
 def test_an_answer_in_chunks() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from distributions import install
 from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import installed_launchers, launcher_identity, library_identity
 from profdeck.records.run_directory import run_name
@@ -88,10 +89,7 @@ def test_a_launcher_of_a_package_is_read_and_a_broken_one_is_skipped(
         "FARM = Launcher(name='farm', priority=50, rank='FARM_RANK', world_size='FARM_SIZE', job_id='FARM_JOB')\n"
         "WRONG = 3\n"
     )
-    about = tmp_path / "farm-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: farm\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[profdeck.launchers]\nfarm = farm:FARM\nwrong = farm:WRONG\n")
+    install(tmp_path, "farm", "[profdeck.launchers]\nfarm = farm:FARM\nwrong = farm:WRONG\n")
     monkeypatch.syspath_prepend(tmp_path)
     installed_launchers.cache_clear()
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from distributions import install
 from profdeck_npu import NpuBackend, NpuOptions, cann, identity
 from profdeck_npu.experimental import experimental_config
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
@@ -80,9 +81,7 @@ def as_torch_raises_it() -> RuntimeError:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Make torch_npu an installed distribution, with nothing in it."""
-    about = tmp_path / "torch_npu-2.13.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+    install(tmp_path, "torch-npu", version="2.13.0")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 

@@ -143,35 +143,6 @@ async def failed_start(backend: Backend, capture: Capture) -> Outcome:
     return caught.value.outcome
 
 
-def test_a_capture_that_works(tmp_path: Path) -> None:
-    async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path, ranks="all")
-        await backend.profile_start(capture)
-        assert (backend.outcome, capture.expected_ranks) == (Outcome.STARTED, (0, 1))
-        assert await backend.profile_stop(capture) == ()
-        assert (backend.outcome, capture.problems) == (Outcome.FLUSHED, [])
-        assert server.commands() == ["status", "start", "stop"]
-        await server.gone.wait()  # nothing is kept open until the next capture
-
-    with_target(check, ranks=2)
-
-
-def test_a_capture_by_recorders_behind_a_server(tally: ModuleType, tmp_path: Path) -> None:
-    async def main() -> None:
-        engine = tally.ToyEngine()
-        async with SimulatedServer(engine) as server:
-            backend = Backend(EngineOptions())
-            backend.bind(server.url)
-            capture = capture_of(tmp_path, ranks="all")
-            await backend.profile_start(capture)
-            engine.iterate("decode", "decode")
-            await backend.profile_stop(capture)
-            assert (backend.outcome, capture.problems, capture.expected_ranks) == (Outcome.FLUSHED, [], (0, 1))
-
-    asyncio.run(main())
-    assert len(list(tmp_path.glob("run/step_*/rollout/rank_*.trace.json"))) == 2
-
-
 @pytest.mark.parametrize(
     ("iterations", "outcome"), [(4, Outcome.FLUSHED), (5, Outcome.ENDED_BY_ITSELF), (6, Outcome.ENDED_BY_ITSELF)]
 )
@@ -184,17 +155,6 @@ def test_a_window_that_was_full_ended_by_itself(tmp_path: Path, iterations: int,
         assert backend.outcome is outcome
 
     with_target(check, ranks=2)  # of which one is not asked
-
-
-def test_a_rank_that_leaves_nothing(tmp_path: Path) -> None:
-    async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path)
-        await backend.profile_start(capture)
-        engine.writes = False
-        await backend.profile_stop(capture)
-        assert (backend.outcome, capture.problems) == (Outcome.FILES_MISSING, ["Rank 0 left no file."])
-
-    with_target(check)
 
 
 class Full(SimulatedEngine):
@@ -238,33 +198,6 @@ def test_a_flush_that_takes_too_long(tmp_path: Path) -> None:
         assert "After flush_timeout_s=0.05 seconds the files of rank 0" in capture.problems[0]
 
     with_target(check, flush_timeout_s=0.05)
-
-
-def test_a_flush_that_is_slow(tmp_path: Path) -> None:
-    async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path)
-        await backend.profile_start(capture)
-        engine.flushed.clear()
-        stop = asyncio.ensure_future(backend.profile_stop(capture))
-        await server.heard("status", 3)
-        engine.flushed.set()
-        await stop
-        assert (backend.outcome, capture.problems) == (Outcome.FLUSHED, [])
-
-    with_target(check)
-
-
-def test_a_server_that_dies_before_the_stop(tmp_path: Path) -> None:
-    async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path)
-        await backend.profile_start(capture)
-        await server.stop()
-        await backend.profile_stop(capture)
-        assert backend.outcome is Outcome.UNREACHABLE
-        assert "cannot be reached" in capture.problems[0]
-        await server.start()
-
-    with_target(check)
 
 
 def test_a_server_that_hangs_at_the_stop(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import attrs
 import pluggy
 import pytest
 
+from open_captures import calls_of
 from profdeck import Artifact, Capture, Profiler, Step, Unit, hookimpl
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.base.errors import CaptureError, LeaseError
@@ -52,11 +53,6 @@ def manifest(path: Path, name: str = "rank_*.step1.json") -> dict[str, Any]:
     (file,) = path.glob(f"run/step_*/*/{name}")
     content: dict[str, Any] = json.loads(file.read_text())
     return content
-
-
-def calls(profiler: Profiler) -> list[str]:
-    (role,) = profiler._roles
-    return list(role.backend.calls)  # type: ignore[attr-defined]
 
 
 class Log:
@@ -205,7 +201,7 @@ def test_a_wrapper_that_does_not_return_the_results_is_reported(build: Build, tm
     assert document["status"] == "partial"
     assert f"A wrapper around {hook} of tally returned None instead of the results" in document["problems"][0]
     assert document["artifacts"]
-    assert "stop step1" in calls(profiler)
+    assert "stop step1" in calls_of(profiler)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("late"), KeyboardInterrupt()])
@@ -228,7 +224,7 @@ def test_a_wrapper_that_fails_after_the_start_leaves_nothing_recording(
     else:
         with pytest.raises(KeyboardInterrupt):
             profiler.start(1)
-    assert (profiler.active, calls(profiler), lines) == (None, ["start step1", "stop step1"], [])
+    assert (profiler.active, calls_of(profiler), lines) == (None, ["start step1", "stop step1"], [])
     assert manifest(tmp_path)["status"] == "partial"
 
 
@@ -384,20 +380,20 @@ def test_a_listener_is_started_once_while_the_backend_waits(
     build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    do, busy = tally.TallyBackend._do, [True]
+    do, busy = tally.TallyBackend.perform, [True]
 
     def start_when_free(self: Any, name: str, call: str) -> None:
         if name == "start" and busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
         do(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", start_when_free)
+    monkeypatch.setattr(tally.TallyBackend, "perform", start_when_free)
     with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
         profiler.step(0, "mini_batch")
         busy[0] = False
         profiler.step(1, "mini_batch")
     assert lines == ["first start", "first stop complete"]
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
 
 
 def test_a_started_listener_is_stopped_if_the_device_stays_busy(
@@ -408,7 +404,7 @@ def test_a_started_listener_is_stopped_if_the_device_stays_busy(
     def refuse(*_: object) -> None:
         raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", refuse)
+    monkeypatch.setattr(tally.TallyBackend, "perform", refuse)
     with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
         pass
     assert lines == ["first start", "first stop missing"]
@@ -421,7 +417,7 @@ def test_a_pending_end_precedes_the_boundary_that_carries_it_out(build: Build) -
     thread.start()
     thread.join()
     profiler.step(1)
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
 
 
 # Isolation.
@@ -438,7 +434,7 @@ def test_a_failing_plugin_does_not_prevent_other_stops(build: Build, tmp_path: P
     listeners = [Broken(lines, "a"), Log(lines, "b"), Broken(lines, "c"), Log(lines, "d")]
     with build(listeners=listeners, on_error="raise") as profiler, profiler.capture(1):
         pass
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
     assert {line for line in lines if "stop" in line} == {"b stop complete", "d stop complete"}
     document = manifest(tmp_path)
     assert document["status"] == "complete"
@@ -455,7 +451,7 @@ def test_an_interrupted_listener_does_not_leave_the_backend_recording(build: Bui
     profiler.start(1)
     with pytest.raises(KeyboardInterrupt):
         profiler.stop()
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
 
 
 def test_a_wrapper_that_fails_around_the_stop_loses_no_trace(build: Build, tmp_path: Path) -> None:
@@ -469,7 +465,7 @@ def test_a_wrapper_that_fails_around_the_stop_loses_no_trace(build: Build, tmp_p
 
     with build(listeners=[Broken(), Log(lines, "b"), Log(lines, "d")]) as profiler, profiler.capture(1):
         pass
-    assert calls(profiler) == ["start step1", "stop step1"]
+    assert calls_of(profiler) == ["start step1", "stop step1"]
     assert {"b stop partial", "d stop partial"} <= set(lines)
     document = manifest(tmp_path)
     assert document["artifacts"]
@@ -495,7 +491,7 @@ def test_a_wrapper_that_does_not_call_the_stop_leaves_nothing_recording(
     metrics = type("Metrics", (), {"wrap": staticmethod(hookimpl(wrapper=True, specname="profile_stop")(wrap))})()
     with build(listeners=[metrics, Log(lines)], **{"trainer.options.wait_s": wait_s}) as profiler, profiler.capture(1):
         pass
-    assert calls(profiler)[-1] == "stop step1"
+    assert calls_of(profiler)[-1] == "stop step1"
     assert lines == ["log start", "log stop partial"]
     document = manifest(tmp_path)
     assert (document["status"], len(document["artifacts"])) == ("partial", 1)
@@ -847,7 +843,7 @@ def test_a_plugin_that_is_registered_during_a_capture_does_not_join_it(build: Bu
     one.start(2)
     one.stop()
     Profiler.unregister("late")
-    assert (calls(one), calls(two), lines) == (["start step1", "step step1 global_step 1", "stop step1"], [], [])
+    assert (calls_of(one), calls_of(two), lines) == (["start step1", "step step1 global_step 1", "stop step1"], [], [])
 
 
 def test_a_name_or_an_object_is_registered_once(build: Build) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import attrs
 import pytest
 
+from distributions import install
 from profdeck import Backend, Library, Profiler, hookimpl
 from profdeck.backends.hook_calls import RoleHooks
 from profdeck.backends.plugins import (
@@ -33,10 +34,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # a function
     def make(group: str, name: str, code: str) -> None:
         module = f"offered_{name}"
         (tmp_path / f"{module}.py").write_text(code)
-        about = tmp_path / f"{module}-1.2.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n")
-        (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:Plugin\n")
+        install(tmp_path, module, f"[{group}]\n{name} = {module}:Plugin\n", "1.2")
         monkeypatch.syspath_prepend(str(tmp_path))
 
     yield make

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import ascend_files
-import attrs
 import pytest
 
 from profdeck import Profiler, Status
@@ -21,7 +20,6 @@ from profdeck.records.manifest import read_manifest
 from profdeck.records.run_directory import run_name
 from profdeck.verification.report_model import RankReport, RunReport
 from profdeck.verification.run_report import read_run
-from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 from profdeck_traces.base.errors import ProfdeckError
 
 
@@ -82,12 +80,6 @@ def test_a_whole_run_is_complete(record) -> None:
     about = json.loads((report.path / "run.json").read_text())
     assert (about["schema"], about["roles"], about["config"]["steps"]) == (1, ["trainer"], [1])
     assert not list(report.path.rglob("*.tmp"))
-
-
-def test_a_rank_that_left_nothing_is_missing(record) -> None:
-    (capture,) = read_run(record(0)).captures
-    assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.MISSING]
-    assert "left nothing" in capture.ranks[1].problems[0]
 
 
 @pytest.mark.parametrize(
@@ -227,44 +219,6 @@ def of_torch_npu(record):  # a function
 def rank_0(directory: Path) -> tuple[RunReport, RankReport]:
     report = read_run(directory.parents[2])
     return report, report.captures[0].ranks[0]
-
-
-def test_raw_data_of_torch_npu_are_complete(of_torch_npu) -> None:
-    directory = of_torch_npu()
-    report, rank = rank_0(directory)
-    (artifact,) = rank.artifacts
-    assert (report.problems, rank.status, rank.problems) == ((), Status.COMPLETE, ())
-    assert rank.notes[-1] == f"{directory.name}: raw data only, not analysed"
-    assert (artifact.path, artifact.events, artifact.whole) == (directory, None, True)
-    assert artifact.size_bytes == sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
-
-
-def test_what_the_analysis_adds_is_read(of_torch_npu) -> None:
-    directory = of_torch_npu()
-    output = ascend_files.analysed(directory)
-    _, rank = rank_0(directory)
-    assert (rank.status, rank.events, rank.notes) == (Status.COMPLETE, 35, ())
-    table = output / "kernel_details.csv"
-    table.write_bytes(table.read_bytes()[:-5])
-    _, rank = rank_0(directory)
-    assert rank.status is Status.PARTIAL
-    assert rank.problems == (
-        f"{directory.name}: kernel_details.csv: Its last line has no end: the file has been cut off.",
-    )
-
-
-def test_an_analysis_under_way_and_one_that_died_are_told(of_torch_npu) -> None:
-    directory = of_torch_npu()
-    state = AnalysisState(
-        state="running", host=socket.gethostname(), pid=os.getpid(), process_started=process_started(os.getpid()),
-        started_ns=1, remedy="profdeck npu analyse DIR",
-    )  # fmt: skip
-    write_state(directory, state)
-    assert rank_0(directory)[1].problems == (f"{directory.name}: its analysis is under way (process {os.getpid()})",)
-    write_state(directory, attrs.evolve(state, process_started="1"))
-    _, rank = rank_0(directory)
-    assert rank.status is Status.PARTIAL
-    assert rank.problems == (f"{directory.name}: its analysis ended without a result; run: profdeck npu analyse DIR",)
 
 
 def test_what_the_recorder_saw_stays_a_problem(of_torch_npu) -> None:

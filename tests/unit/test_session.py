@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
+from distributions import install
 from profdeck import Backend, Profiler
 from profdeck.backends import building, plugins
 from profdeck.cli import app
@@ -118,13 +119,10 @@ class Blotter(Quill):
 @pytest.fixture
 def about(tmp_path: Path) -> Path:
     """The entry points of the distribution `ink`."""
-    path = tmp_path / "site" / "ink-1.0.dist-info" / "entry_points.txt"
-    path.parent.mkdir(parents=True)
-    path.write_text(INSTALLED, encoding="utf-8")
-    path.with_name("METADATA").write_text("Metadata-Version: 2.1\nName: ink\nVersion: 1.0\n", encoding="utf-8")
+    install(tmp_path / "site", "ink", INSTALLED)
     (tmp_path / "site" / "ink_library.py").write_text(LIBRARY, encoding="utf-8")
     (tmp_path / "site" / "ink_backends.py").write_text(BACKENDS, encoding="utf-8")
-    return path
+    return tmp_path / "site" / "ink-1.0.dist-info" / "entry_points.txt"
 
 
 @pytest.fixture(autouse=True)

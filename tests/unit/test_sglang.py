@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from distributions import install
 from profdeck import Profiler
 from profdeck.base.errors import TargetError
 from profdeck.base.identity import Identity
@@ -296,9 +297,7 @@ def with_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
             file.write_text(text)
             for package in file.relative_to(tmp_path).parents[:-1]:
                 (tmp_path / package / "__init__.py").touch()
-        about = tmp_path / "sglang-0.5.99.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
+        install(tmp_path, "sglang", version="0.5.99")
         present = {name for name in sys.modules if name.partition(".")[0] == "sglang"}
         for name in present:  # where SGLang is installed and was imported
             monkeypatch.delitem(sys.modules, name)

@@ -150,25 +150,6 @@ def test_a_rank_with_a_capture_of_that_name_still_counts(build: Build, engine: A
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_an_async_host_waits_for_the_window(build: Build, tally: ModuleType, tmp_path: Path) -> None:
-    engine = tally.ToyEngine()
-    profiler = build(engine, iterations={"count": 2})
-    told = []
-
-    async def host() -> None:
-        assert not await profiler.await_window(5)  # nothing runs
-        async with profiler.capture(1):
-            assert not await profiler.await_window(0)
-            engine.iterate("decode")
-            assert not await profiler.await_window(0, told.append)
-            engine.iterate("decode")
-            assert await profiler.await_window(5, told.append)
-
-    asyncio.run(host())
-    assert [(state.ended, state.iterations) for state in told] == [(False, 1), (True, 2)]
-    assert read_run(tmp_path / "run").status is Status.COMPLETE
-
-
 def test_a_window_that_ends_during_the_wait_is_seen(
     build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,36 +198,11 @@ def test_a_short_window_makes_the_target_partial(build: Build, engine: Any, tmp_
 # What is refused before anything runs.
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"window": {"active": 1}}, "rollout.window: 'tally-engine' is the backend of an engine; use iterations."),
-        ({"warmup_steps": 1}, "rollout.warmup_steps: 'tally-engine' is the backend of an engine; use iterations."),
-        (
-            {"stages": ["decode"]},
-            "rollout.stages: 'tally-engine' is the backend of an engine. Use batch_kinds instead, with values",
-        ),
-        ({"iterations": {"count": 1, "first": 0}}, "rollout.iterations.first: with this option, the engine starts"),
-    ],
-)
-def test_keys_without_a_meaning_for_engines(build: Build, engine: Any, settings: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(engine, **{f"{ROLE}.{key}": value for key, value in settings.items()})
-    assert message in str(caught.value)
-
-
 def test_an_engine_backend_needs_a_target_that_it_knows(build: Build) -> None:
     with pytest.raises(ConfigError, match=r"'tally-engine' controls an engine, .*from_config\(\.\.\., target=llm\)"):
         build(None)
     with pytest.raises(ConfigError, match="target: 'http://127.0.0.1:1' is no ToyEngine"):
         build("http://127.0.0.1:1")
-
-
-def test_a_device_backend_takes_no_target(build: Build, engine: Any) -> None:
-    with pytest.raises(ConfigError, match="'tally' records its own process and does not accept the target"):
-        Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally"}, target=engine)
-    with pytest.raises(ConfigError, match=r"trainer.iterations: 'tally' is not the backend of an engine; use window"):
-        Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally", "trainer.iterations": {"count": 1}})
 
 
 def test_what_the_config_does_not_select_asks_nothing(build: Build, engine: Any, tmp_path: Path) -> None:
@@ -301,23 +257,6 @@ def test_a_rank_that_starts_beside_one_that_refuses_is_stopped(
     assert not engine.ranks[0].active
     (manifest,) = manifests(tmp_path)
     assert (manifest["status"], manifest["problems"]) == ("failed", ["The start was given up."])
-
-
-def test_a_second_host_is_refused_and_the_first_one_goes_on(build: Build, engine: Any, tmp_path: Path) -> None:
-    first, second = build(engine), build(engine, steps=[2])
-    first.start(1)
-    engine.iterate("decode")
-    with pytest.raises(CaptureError, match="Capture step1 is recording in this engine; step2 cannot start"):
-        second.start(2)
-    engine.iterate("decode")
-    first.stop()
-    assert [manifest["artifacts"][0]["iterations"] for manifest in manifests(tmp_path)] == [[0, 1]] * 2
-    report = read_run(tmp_path / "run")
-    assert {target.id: target.status for target in report.targets} == {
-        "step1": Status.COMPLETE,
-        "step2": Status.FAILED,
-    }
-    assert all("A second start (step2) was refused." in rank.notes for rank in report.captures[0].ranks)
 
 
 def test_a_start_that_is_cancelled_is_rolled_back(build: Build, tally: ModuleType, tmp_path: Path) -> None:
@@ -439,22 +378,6 @@ def test_a_profiler_can_be_closed_while_the_engine_writes(
 
 
 # What `ls` makes of it.
-
-
-def test_a_rank_that_left_nothing_is_missing(build: Build, engine: Any, tmp_path: Path) -> None:
-    with build(engine).capture(1):
-        engine.iterate("decode")
-    for file in tmp_path.glob("run/step_*/**/rank_0001*"):
-        file.unlink()
-    target = the_target(tmp_path)
-    assert (target.status, target.problems) == (
-        Status.MISSING,
-        ("Rank 1 should have recorded and left nothing.",),
-    )
-    assert [rank.status for rank in read_run(tmp_path / "run").captures[0].ranks] == [
-        Status.COMPLETE,
-        Status.MISSING,
-    ]
 
 
 def test_kinds_of_one_rank_do_not_hide_another_rank(build: Build, engine: Any, tmp_path: Path) -> None:

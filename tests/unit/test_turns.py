@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from open_captures import calls_of, count_open, end_process, wait_for_files
+from processes import until
 from profdeck import Profiler, Status
-from profdeck.base import leases, shutdown
+from profdeck.base import leases
 from profdeck.base.errors import CaptureError, LeaseError
 from profdeck.base.identity import Identity
 from profdeck.config.schedule import Iterations
@@ -51,9 +53,9 @@ def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
     made = EngineRecorder(Identity(), "tally-device", {})
     yield made
     made.stop()
-    whole(made)
+    wait_for_files(made)
     leases.acquire_lease([GPU], holder="the next test").release()
-    assert shutdown._open == {}
+    assert count_open() == 0
 
 
 @pytest.fixture
@@ -89,12 +91,6 @@ def iterate(recorder: EngineRecorder, *batches: BatchKind, first: int = 0) -> No
         recorder.end()
 
 
-def whole(recorder: EngineRecorder) -> Reply:
-    if recorder._job is not None:
-        recorder._job._writer.wait()
-    return recorder.reply()
-
-
 def manifests(path: Path, role: str = "trainer") -> dict[str, Manifest]:
     files = filter(is_manifest, path.glob(f"run/step_*/{role}/*.json"))
     return {manifest.capture: manifest for manifest in map(read_manifest, files)}
@@ -104,11 +100,6 @@ def names(path: Path, role: str, capture: str) -> list[str]:
     """Read what a trace holds."""
     (file,) = path.glob(f"run/step_*/{role}/*.{capture}.trace.json")
     return [str(event["name"]) for event in json.loads(file.read_text())["traceEvents"]]
-
-
-def calls(profiler: Profiler) -> list[str]:
-    (role,) = profiler._roles
-    return list(role.backend.calls)  # type: ignore[attr-defined]  # defined by `tally`
 
 
 # The trainer comes second.
@@ -125,9 +116,9 @@ def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecord
         assert f"waits for its turn: for {HELD}." in report.ranks[0].problems[0]
         with trainer.stage("generate"):
             iterate(engine, D, D, D)
-        assert calls(trainer) == []
+        assert calls_of(trainer) == []
         with trainer.stage("update"):
-            assert calls(trainer) == ["start step1"]
+            assert calls_of(trainer) == ["start step1"]
             (manifest,) = manifests(tmp_path).values()
             assert (manifest.status, manifest.waits_for) == (Status.RECORDING, None)
     assert names(tmp_path, "trainer", "step1") == ["start", "update"]
@@ -137,7 +128,7 @@ def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecord
     assert manifest.waited_s is not None
     assert 0 < manifest.waited_s < 60
     assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {HELD}, and began in step 1.",)
-    whole(engine)
+    wait_for_files(engine)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
@@ -156,10 +147,10 @@ def test_every_boundary_is_a_chance(build: Build, elsewhere: Any, tmp_path: Path
             trainer.step(0, boundary)
 
     pass_one()
-    assert calls(trainer) == []
+    assert calls_of(trainer) == []
     held.release()
     pass_one()
-    assert calls(trainer) == ["start step1"]
+    assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert manifests(tmp_path)["step1"].status is Status.COMPLETE
 
@@ -171,23 +162,11 @@ def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: P
             assert capture is not None
             if step == 2:
                 held.release()
-    assert calls(trainer) == ["start step1", "step step1 global_step 3", "stop step1"]
+    assert calls_of(trainer) == ["start step1", "step step1 global_step 3", "stop step1"]
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.first_step, manifest.last_step) == (Status.PARTIAL, 1, 4)
     assert manifest.problems == ("Steps 1 to 2 were not recorded, as its turn came later.",)
     assert "and began in step 3." in manifest.notes[0]
-
-
-def test_explicit_steps_are_boundaries_too(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(steps=["1..3"]), elsewhere("rollout, step1")
-    for step in range(1, 4):
-        trainer.start(step)
-        if step == 1:
-            held.release()
-        trainer.step(step)
-        trainer.stop()
-    assert calls(trainer) == ["start step1", "step step1 global_step 2", "stop step1"]
-    assert manifests(tmp_path)["step1"].problems == ("Step 1 was not recorded, as its turn came later.",)
 
 
 def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
@@ -196,7 +175,7 @@ def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_p
         with trainer.capture(step):
             if step == 3:
                 held.release()
-    assert calls(trainer) == ["start step5", "step step5 global_step 4", "stop step5"]
+    assert calls_of(trainer) == ["start step5", "step step5 global_step 4", "stop step5"]
     manifest = manifests(tmp_path)["step5"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
     assert "and began in step 4." in manifest.notes[0]
@@ -207,7 +186,7 @@ def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, ca
     trainer = build()
     with caplog.at_level(logging.WARNING, "profdeck"), trainer.capture(1):
         trainer.step(0, "mini_batch")
-    assert calls(trainer) == []
+    assert calls_of(trainer) == []
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.waits_for) == (Status.MISSING, HELD)
     (problem,) = manifest.problems
@@ -234,7 +213,7 @@ def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, e
     [
         (lambda trainer: trainer.close(), "The profiler was closed in mid-capture."),
         (lambda trainer: trainer.start(7), "The host went from step 1 to step 7."),
-        (lambda _: shutdown._finish_all("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
+        (lambda _: end_process("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
     ],
 )
 def test_an_end_while_it_waits(
@@ -247,7 +226,7 @@ def test_an_end_while_it_waits(
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
     assert manifest.problems[1].startswith("Its turn never came: it waited ")
-    assert shutdown._open == {}
+    assert count_open() == 0
     held.release()
     with build(run="next").capture(1):
         pass
@@ -269,13 +248,7 @@ def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: 
     elsewhere("rollout, step1")
     trainer = build(max_capture_s=0.02)
     trainer.start(1)
-    (role,) = trainer._roles
-    assert role.recording is not None
-    assert role.recording._timer is not None
-    role.recording._timer.join()
-    for _ in range(100):  # between two lines of the main thread
-        if trainer.active is None:
-            break
+    until(lambda: trainer.active is None)
     manifest = manifests(tmp_path)["step1"]
     assert manifest.status is Status.MISSING
     assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
@@ -302,7 +275,7 @@ def test_a_start_that_fails_when_the_turn_has_come(
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HELD}." in manifest.notes[-1]
-    assert (trainer.active, shutdown._open) == (None, {})
+    assert (trainer.active, count_open()) == (None, 0)
     leases.acquire_lease([GPU], holder="somebody").release()
     trainer.step(1, "mini_batch")
     trainer.stop()
@@ -363,7 +336,7 @@ def test_an_async_host_waits_without_blocking(build: Build, elsewhere: Any, tmp_
             await trainer.astep(0, "mini_batch")
             held.release()
             async with trainer.stage("update"):
-                assert calls(trainer) == ["start step1"]
+                assert calls_of(trainer) == ["start step1"]
         async with trainer.capture(2):
             pass
 
@@ -386,7 +359,7 @@ def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp
             await task
 
     asyncio.run(host())
-    assert (trainer.active, shutdown._open) == (None, {})
+    assert (trainer.active, count_open()) == (None, 0)
     assert manifests(tmp_path)["step1"].status is Status.FAILED
     leases.acquire_lease([GPU], holder="somebody").release()
 
@@ -398,14 +371,14 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     `profdeck.backends.device_recording.OneAtATime`.
     """
     busy = [True]
-    do = tally.TallyBackend._do
+    do = tally.TallyBackend.perform
 
     def starts(self: Any, name: str, call: str) -> None:
         if name == "start" and busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
         do(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", starts)
+    monkeypatch.setattr(tally.TallyBackend, "perform", starts)
     trainer = build()
     trainer.start(1)
     leases.acquire_lease([GPU], holder="somebody").release()  # a waiting profiler holds no lease
@@ -436,7 +409,7 @@ def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorde
     iterate(engine, D, first=3)
     assert (engine.reply().state, engine.reply().waits_for) == (RequestState.ARMED, None)
     iterate(engine, D, D, D, first=4)
-    reply = whole(engine)
+    reply = wait_for_files(engine)
     assert (reply.state, reply.iterations, reply.problems, reply.waits_for) == (RequestState.ENDED, 2, (), None)
     assert names(tmp_path, "rollout", "step1") == ["start", "it4", "engine_iteration 4", "it5"]
     manifest = manifests(tmp_path, "rollout")["step1"]
@@ -455,12 +428,12 @@ def test_an_engine_that_is_asked_first_is_the_first(
     trainer.start(1)
     iterate(engine, D, D)
     trainer.step(0, "mini_batch")
-    assert calls(trainer) == []
+    assert calls_of(trainer) == []
     iterate(engine, D, first=2)
     trainer.step(1, "mini_batch")  # the window is full, and the file need not be written
-    assert calls(trainer) == ["start step1"]
+    assert calls_of(trainer) == ["start step1"]
     trainer.stop()
-    assert whole(engine).captures[0].status is Status.COMPLETE
+    assert wait_for_files(engine).captures[0].status is Status.COMPLETE
 
 
 def test_the_device_is_given_back_before_the_files_are_written(
@@ -487,7 +460,7 @@ def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
     iterate(engine, D, D, first=4)
-    assert whole(engine).captures[0].status is Status.COMPLETE
+    assert wait_for_files(engine).captures[0].status is Status.COMPLETE
     assert manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
 
 
@@ -501,7 +474,7 @@ def test_kinds_of_batches_have_their_turn_each(
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
     iterate(engine, P, first=5)
-    reply = whole(engine)
+    reply = wait_for_files(engine)
     assert (reply.state, reply.iterations, reply.problems) == (RequestState.ENDED, 4, ())
     found = manifests(tmp_path, "rollout")
     assert {name: manifest.artifacts[0].iterations for name, manifest in found.items()} == {
@@ -521,7 +494,7 @@ def test_kinds_of_batches_that_wait_are_in_the_run(
     assert manifests(tmp_path, "rollout")["step1"].waits_for is not None
     held.release()
     iterate(engine, P, D, first=2)
-    assert whole(engine).state is RequestState.ENDED
+    assert wait_for_files(engine).state is RequestState.ENDED
     assert {*manifests(tmp_path, "rollout")} == {"step1-prefill", "step1-decode"}
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
@@ -563,7 +536,7 @@ def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewher
     elsewhere("trainer, step1")
     iterate(engine, D, P, first=3)
     engine.stop()
-    reply = whole(engine)
+    reply = wait_for_files(engine)
     assert (reply.state, reply.iterations) == (RequestState.ENDED, 2)
     assert reply.problems[0].startswith("Its turn never came: it waited ")
     assert reply.problems[1:] == (
@@ -591,7 +564,7 @@ def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhe
     elsewhere("trainer, step1")
     engine.start(ask(2))
     iterate(engine, D)
-    assert shutdown._finish_all("SIGTERM in mid-capture")
+    assert end_process("SIGTERM in mid-capture")
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
 
@@ -614,7 +587,7 @@ def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
     with monkeypatch.context() as patch:
         patch.setenv(leases.DIRECTORY_VARIABLE, "/proc/profdeck")
         iterate(engine, D)
-    reply = whole(engine)
+    reply = wait_for_files(engine)
     assert (reply.state, engine.active) == (RequestState.ENDED, False)
     assert "FileNotFoundError" in reply.problems[0]
     assert manifests(tmp_path, "rollout")["step1"].status is Status.MISSING
@@ -631,21 +604,21 @@ def test_an_engine_waits_for_what_its_backend_records_with(
 ) -> None:
     """As when an engine is in the trainer's process, and torch records the trainer."""
     busy = [True]
-    do = tally.TallyBackend._do
+    do = tally.TallyBackend.perform
 
     def starts(self: Any, name: str, call: str) -> None:
         if name == "start" and busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (trainer, step1)")
         do(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "_do", starts)
+    monkeypatch.setattr(tally.TallyBackend, "perform", starts)
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
     leases.acquire_lease([GPU], holder="somebody").release()  # a waiting engine holds no lease
     busy[0] = False
     iterate(engine, D, D, first=2)
-    reply = whole(engine)
+    reply = wait_for_files(engine)
     assert (reply.state, reply.iterations, reply.captures[0].status) == (RequestState.ENDED, 2, Status.COMPLETE)
     (manifest,) = manifests(tmp_path, "rollout").values()
     assert manifest.artifacts[0].iterations == (2, 3)
@@ -729,7 +702,7 @@ class Colocated:
 
     def end(self) -> None:
         self.engine.stop()
-        whole(self.engine)
+        wait_for_files(self.engine)
 
     def somebody_else(self) -> None:
         if self.other.take():
@@ -755,7 +728,7 @@ def test_in_any_order_one_records_at_a_time_and_all_end(
     colocated.close()
     colocated.end()
     leases.acquire_lease([GPU], holder="the end").release()
-    assert shutdown._open == {}
+    assert count_open() == 0
     for role in ("trainer", "rollout"):
         for manifest in manifests(directory, role).values():
             assert manifest.status is not Status.RECORDING

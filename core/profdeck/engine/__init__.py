@@ -1,1 +1,1 @@
-"""Engines. Each subpackage contains the code of one process: the host that requests captures, the server, the worker."""
+"""Engines. A subpackage contains the code of one process: the host that requests captures, the server, the worker."""

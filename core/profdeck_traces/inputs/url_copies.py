@@ -30,6 +30,7 @@ MAX_BYTES = 50_000_000_000
 """Size limit of all copies together. Copies used on the last day are kept."""
 _DAY_S = 86_400
 _RUN_FILE = "run.json"
+_decode_versions = msgspec.json.Decoder(dict[str, str]).decode
 _RETRY = "Files copied so far are kept. Repeat the command to continue."
 
 
@@ -151,7 +152,7 @@ def _update(
     files, index = directory / "files", directory / "index.json"
     versions: dict[str, str] = {}
     with suppress(OSError, ValueError):
-        versions = msgspec.json.decode(index.read_bytes(), type=dict[str, str])
+        versions = _decode_versions(index.read_bytes())
     _delete_missing(files, listed)
     changed = [
         name

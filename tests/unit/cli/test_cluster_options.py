@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from distributions import install
 from profdeck import Profiler
 from profdeck.engine.clusters import CLUSTERS, installed_clusters
 from profdeck_traces.base.errors import ConfigError, UnknownPluginError
@@ -61,10 +62,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a distribution with the cluster `yard` and an invalid entry point."""
     (tmp_path / "yard_cluster.py").write_text(YARD)
-    about = tmp_path / "yard-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: yard\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[{CLUSTERS}]\nyard = yard_cluster:YARD\nwrong = yard_cluster:WRONG\n")
+    install(tmp_path, "yard", f"[{CLUSTERS}]\nyard = yard_cluster:YARD\nwrong = yard_cluster:WRONG\n")
     monkeypatch.syspath_prepend(tmp_path)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 import pytest
+from invented_summaries import STEP, run, trace
 from typer.testing import Result
 
-from profdeck_traces.analysis.model import CategorySummary, KernelSummary, PerStep, RankSummary, RunSummary, StepSummary
+from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.cli import arguments
 
@@ -21,64 +22,9 @@ STEPS = 5
 
 def rank(step_us: float | None = 1000, gemm_us: float = 400, **members: Any) -> RankSummary:
     """Make a trace whose steps are all alike, or one without steps."""
-    per_step = PerStep(kind="global_step", stage=None, steps=STEPS, measured=STEPS, median_us=gemm_us, mad_us=0)
-    total = gemm_us * STEPS
-    gemm = KernelSummary(
-        name="[gemm]",
-        category="gemm",
-        kind="kernel",
-        count=STEPS,
-        total_us=total,
-        mean_us=gemm_us,
-        max_us=gemm_us,
-        share=1,
-        per_step=None if step_us is None else per_step,
-    )
-    category = CategorySummary(category="gemm", count=STEPS, total_us=total, share=1, per_step=gemm.per_step)
-    step = StepSummary(
-        kind="global_step",
-        name="ProfilerStep#1",
-        step=1,
-        stage=None,
-        pid=1,
-        start_us=0,
-        duration_us=step_us or 0,
-        requests=None,
-        prefill_tokens=None,
-        decode_tokens=None,
-        device_us=None,
-    )
-    plain = RankSummary(
-        path="run/rank0.trace.json",
-        role="trainer",
-        replica=None,
-        rank=0,
-        world_size=1,
-        host=None,
-        capture="step1",
-        whole=True,
-        problem=None,
-        events=10,
-        span_us=total,
-        busy_us=total,
-        idle_us=0,
-        communication_us=0,
-        overlap_us=0,
-        graph_launches=0,
-        kernels=(gemm,),
-        categories=(category,),
-        copies=(),
-        operators=(),
-        annotations=(),
-        devices=(),
-        steps=() if step_us is None else (step,) * STEPS,
-        iterations=(),
-    )
-    return attrs.evolve(plain, **members)
-
-
-def run(*ranks: RankSummary) -> RunSummary:
-    return RunSummary(ranks=ranks, skew=())
+    steps = () if step_us is None else [step_us] * STEPS
+    alike = trace({"[gemm]": [gemm_us] * STEPS}, steps=steps, of=STEP if steps else None, path="run/rank0.trace.json")
+    return attrs.evolve(alike, **{"capture": "step1", "idle_us": 0, **members})
 
 
 @pytest.fixture

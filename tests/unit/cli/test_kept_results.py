@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from real_traces import each
 from typer.testing import Result
 
 from gpu_job import GpuJob
@@ -21,8 +22,6 @@ from profdeck_traces.loading import summarise
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
-REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +58,8 @@ def answers(cli: Cli, path: Path, *options: object) -> str:
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("options", [(), ("--devices-only",)], ids=["all", "devices"])
-@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
-def test_the_kept_answer_is_the_read_one(
-    cli: Cli, readings: list[str], path: Path | None, options: Sequence[str]
-) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/*.json")
+def test_the_kept_answer_is_the_read_one(cli: Cli, readings: list[str], path: Path, options: Sequence[str]) -> None:
     first = answers(cli, path, *options)
     count = len(readings)
     assert answers(cli, path, *options) == first

@@ -75,14 +75,6 @@ def test_truncated_trace(cli: Cli, record: Record) -> None:
     assert "rank 0: rank_0000.step3.trace.json: " in " ".join(words(result))
 
 
-def test_file_that_nobody_knows(cli: Cli, record: Record) -> None:
-    run = record(3)
-    (run / "step_000003/trainer/rank_0009.old.trace.json.gz").touch()
-    result = cli("ls", run)
-    assert result.exit_code == 1
-    assert "rank_0009.old.trace.json.gz is in no manifest." in " ".join(words(result))
-
-
 def test_repeated_step_and_stages(cli: Cli, record: Record) -> None:
     record(3, stage="actor_update")
     run = record(3, stage="actor_update")
@@ -153,15 +145,6 @@ def test_run_without_captures(cli: Cli, record: Record) -> None:
     assert result.exit_code == 1
     assert words(result)[0] == "The role 'trainer' recorded nothing."
     assert words(result)[-1] == "profiles/job: 0 captures; ranks: none; 0 B, 0 events"
-
-
-def test_run_file_that_cannot_be_read(cli: Cli, record: Record) -> None:
-    run = record(3)
-    (run / "run.json").unlink()
-    (run / "run.json").mkdir()
-    result = cli("ls", run)
-    assert result.exit_code == 4
-    assert "run.json cannot be read" in result.stderr
 
 
 def test_a_manifest_that_names_what_no_file_is_called_costs_no_other(cli: Cli, record: Record) -> None:

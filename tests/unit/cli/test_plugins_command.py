@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from distributions import install
+
 Cli = Callable[..., Result]
 
 LISTENERS = """
@@ -63,11 +65,8 @@ def odd_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names = [line.split()[1].split("(")[0].rstrip(":") for line in LISTENERS.splitlines() if line.startswith("class ")]
     names = [name for name in names if name not in {"Base", "Options"}]
     (tmp_path / "odd_listeners.py").write_text(LISTENERS)
-    about = tmp_path / "odd_listeners-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: odd_listeners\nVersion: 1\n")
     points = "".join(f"{name} = odd_listeners:{name}\n" for name in names)
-    (about / "entry_points.txt").write_text(f"[profdeck.listeners]\n{points}")
+    install(tmp_path, "odd_listeners", f"[profdeck.listeners]\n{points}")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "odd_listeners", raising=False)
     config = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -15,24 +16,16 @@ import pytest
 
 from profdeck import Profiler
 from profdeck.backends.plugin_manager import plugin_manager
-from profdeck.base.identity import Identity
-from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.manifest import Manifest, read_manifest
-from profdeck.records.request import BatchKind
+from simulated_servers import RecordingEngine, offer
 
-TESTS = Path(__file__).parents[2]
 Build = Callable[..., Profiler]
 
 
 @pytest.fixture(scope="session")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH that offers the backend `simulated` as an installed distribution would."""
-    site = tmp_path_factory.mktemp("site")
-    about = site / "simulated-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[profdeck.backends]\nsimulated = simulated_servers:SimulatedBackend\n")
-    return f"{site}{os.pathsep}{TESTS}"
+    return offer(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
@@ -68,41 +61,12 @@ def build(simulated: None, settings: dict[str, Any]) -> Build:
     return make
 
 
-class RecordingEngine:
-    """The ranks of an engine, which record with the backend `tally`; what a simulated server can have behind it."""
-
-    def __init__(self, ranks: int = 1, output: Path | None = None) -> None:
-        """Args:
-        ranks: how many.
-        output: where its host can write, if that is another place than the driver's.
-        """
-        self.ranks = [
-            EngineRecorder(Identity(rank=rank, world_size=ranks), "tally-device", {}) for rank in range(ranks)
-        ]
-        self._output = output
-
-    def iterate(self, count: int = 1) -> None:
-        for recorder in self.ranks:
-            for _ in range(count):
-                recorder.begin(BatchKind.DECODE, "execute")
-                recorder.end()
-
-    @property
-    def active(self) -> bool:
-        return any(recorder.active for recorder in self.ranks)
-
-    async def command(self, command: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if command == "start" and self._output:
-            payload = {**payload, "output": str(self._output)}
-        return [reply_data(handle_command(command, payload, one, one.start, one.stop)) for one in self.ranks]
-
-
 @pytest.fixture
 def recording(tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecordingEngine]:
     """Make an engine that records."""
     # Its iterations are run by the test, and its commands by the thread of the servers.
     monkeypatch.setattr(tally.TallyBackend, "thread_bound", False)
-    return RecordingEngine
+    return functools.partial(RecordingEngine, "tally-device")
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fleet_captures import GOOD, capture, outcomes, urls, with_servers
 from profdeck import Profiler, Status, Step, hookimpl
 from profdeck.base.errors import CaptureError, TargetError
 from profdeck.base.identity import Identity
@@ -35,41 +36,10 @@ from simulated_servers import (
     SimulatedBackend,
     SimulatedEngine,
     SimulatedServer,
-    simulated_servers,
 )
 
 Build = Callable[..., Profiler]
 Read = Callable[..., Manifest]
-GOOD = ["status", "start", "stop"]
-
-
-def urls(servers: Sequence[SimulatedServer]) -> list[str]:
-    return [server.url for server in servers]
-
-
-def outcomes(manifest: Manifest) -> list[Outcome | None]:
-    return [record.outcome for record in manifest.targets]
-
-
-def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], count: int = 8) -> None:
-    async def main() -> None:
-        async with simulated_servers(count) as servers:
-            await check(servers)
-            for server in servers:
-                await asyncio.gather(*server.tasks)
-                if server.connections:  # nothing is kept open until the next capture
-                    await server.gone.wait()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-async def capture(profiler: Profiler, step: int = 1) -> None:
-    """Capture a step, and let its failures be."""
-    try:
-        async with profiler.capture(step):
-            pass
-    except CaptureError:
-        assert profiler.active is None
 
 
 # What is said of targets.
@@ -156,7 +126,7 @@ def test_many_are_captured_as_one(build: Build, manifest: Read) -> None:
         }
         assert all(server.arrivals[2].body["reason"] is None for server in servers)
 
-    with_servers(check)
+    with_servers(check, 8)
     fleet = manifest()
     assert (fleet.status, fleet.problems, fleet.backend) == (Status.COMPLETE, (), "simulated")
     assert (fleet.policy, fleet.needed, fleet.expected_ranks) == ("any", 1, ())
@@ -184,7 +154,7 @@ def test_a_sample_records_and_the_others_are_left_alone(build: Build, manifest: 
             pass
         assert [server.commands() for server in servers] == [GOOD, [], [], [], GOOD, [], [], []]
 
-    with_servers(check)
+    with_servers(check, 8)
     fleet = manifest()
     assert [record.replica for record in fleet.targets] == [0, 4]
     assert (fleet.status, fleet.notes[0]) == (
@@ -220,7 +190,7 @@ def test_no_start_leaves_before_all_have_been_reached(build: Build) -> None:
         reached_ns = max(server.arrivals[0].answered_ns or 0 for server in servers)
         assert all(server.arrivals[1].at_ns > reached_ns for server in servers)
 
-    with_servers(check)
+    with_servers(check, 8)
 
 
 def test_the_run_reads_back_complete(build: Build, recording: Callable[..., Any], tmp_path: Path) -> None:
@@ -257,27 +227,6 @@ def test_the_run_reads_back_complete(build: Build, recording: Callable[..., Any]
         Status.MISSING,
         ("Replica 1 should have recorded and left nothing.",),
     )
-
-
-def test_a_capture_of_several_steps_is_one_in_every_target(build: Build, manifest: Read) -> None:
-    async def check(servers: list[SimulatedServer]) -> None:
-        profiler = build(urls(servers), {"steps": ["1..3"]})
-        for step in range(5):
-            async with profiler.capture(step):
-                pass
-        assert [server.commands() for server in servers] == [GOOD] * 2
-
-    with_servers(check, 2)
-    assert [(one.first_step, one.last_step) for one in (manifest(), manifest(replica=1))] == [(1, 3)] * 2
-
-
-def test_a_sync_host_outside_of_a_loop(build: Build, manifest: Read) -> None:
-    with ServersInThread(3) as servers, build(urls(servers)) as profiler:
-        for step in range(5):
-            with profiler.capture(step):
-                pass
-        assert [server.commands() for server in servers] == [GOOD * 2] * 3
-    assert outcomes(manifest(3)) == [Outcome.FLUSHED] * 3
 
 
 def test_engine_objects_of_this_process(build: Build, tally: ModuleType, tmp_path: Path) -> None:
@@ -431,7 +380,7 @@ def test_one_refused_start_among_eight(
         told = {server.arrivals[2].body["reason"] for server in others}
         assert told == ({None} if goes_on else {"The start of the fleet was given up: too few targets took part."})
 
-    with_servers(check)
+    with_servers(check, 8)
     fleet = manifest()
     assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
     assert (fleet.needed, fleet.policy) == (
@@ -463,7 +412,7 @@ def test_a_replica_that_is_gone_before_the_start(build: Build, manifest: Read, p
         assert [server.commands() for server in left] == [GOOD if goes_on else ["status"]] * 7
         await servers[2].start()
 
-    with_servers(check)
+    with_servers(check, 8)
     fleet = manifest()
     assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
     assert outcomes(fleet) == [
@@ -484,7 +433,7 @@ def test_a_replica_that_ends_between_start_and_stop(build: Build, manifest: Read
             await servers[6].stop()
         await servers[6].start()
 
-    with_servers(check)
+    with_servers(check, 8)
     fleet = manifest()
     assert (fleet.status, fleet.problems) == (Status.PARTIAL, ("1 of 8 targets are not complete: 1 unreachable.",))
     assert outcomes(fleet) == [Outcome.UNREACHABLE if replica == 6 else Outcome.FLUSHED for replica in range(8)]
@@ -631,29 +580,6 @@ def test_what_a_target_can_come_to(build: Build, manifest: Read, tmp_path: Path)
     assert "Start the engine with PROFDECK_CONFIG in its environment" in shown
 
 
-def test_a_directory_that_one_host_cannot_write(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
-) -> None:
-    (tmp_path / "taken").write_text("")
-    engines = [recording(), recording(output=tmp_path / "taken"), recording()]
-
-    async def check(servers: list[SimulatedServer]) -> None:
-        for server, engine in zip(servers, engines, strict=True):
-            server.engine = engine
-        profiler = build(urls(servers))
-        await profiler.astart(1)
-        for engine in engines:
-            engine.iterate()
-        with pytest.raises(CaptureError, match="1 refused"):
-            await profiler.astop()
-
-    with_servers(check, 3)
-    fleet = manifest()
-    assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.REFUSED, Outcome.FLUSHED]
-    assert f"cannot write to {tmp_path}/taken/run/step_000001/rollout/replica_001" in str(fleet.targets[1].reason)
-    assert not any(engine.active for engine in engines)
-
-
 def test_an_engine_that_is_listed_twice_records_once(build: Build, manifest: Read) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         port = servers[0].url.rpartition(":")[2]
@@ -712,21 +638,6 @@ def test_a_stop_that_is_cancelled_has_told_all_targets(build: Build, manifest: R
 
     with_servers(check, 3)
     assert manifest().status is Status.PARTIAL
-
-
-def test_an_exception_of_the_host_reaches_every_target(build: Build, manifest: Read) -> None:
-    async def check(servers: list[SimulatedServer]) -> None:
-        profiler = build(urls(servers))
-        with pytest.raises(ZeroDivisionError):
-            async with profiler.capture(1):
-                _ = 1 / 0
-        reason = "An exception ended it: ZeroDivisionError: division by zero."
-        assert [server.arrivals[2].body["reason"] for server in servers] == [reason] * 3
-
-    with_servers(check, 3)
-    fleet = manifest()
-    assert (fleet.status, len(fleet.problems)) == (Status.PARTIAL, 1)
-    assert outcomes(fleet) == [Outcome.FLUSHED] * 3
 
 
 def test_close_stops_every_target(build: Build) -> None:

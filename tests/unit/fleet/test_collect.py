@@ -272,20 +272,6 @@ def test_merged_are_those_that_were_fetched(
     assert (merged.events or 0) > sum(rank.artifacts[0].events or 0 for rank in ranks)
 
 
-def test_a_host_in_a_sync_loop(build: Build, recording: Callable[..., Any], tmp_path: Path) -> None:
-    from simulated_servers import ServersInThread
-
-    there = tmp_path / "there"
-    with ServersInThread() as (server,), build([server.url]) as profiler:
-        server.engine = engine = recording(output=there)
-        server.gives, server.host, server.output = there, "elsewhere", str(there)
-        for step in range(4):
-            with profiler.capture(step):
-                engine.iterate(1)
-    report = read_run(tmp_path / "run")
-    assert (report.status, len(report.captures)) == (Status.COMPLETE, 2)
-
-
 # What is taken for a rank's files.
 
 
@@ -493,21 +479,6 @@ def message(found: Remote, name: str = TRACE) -> bytes:
     tag = f'"{about.st_ino:x}-{about.st_size:x}-{about.st_mtime_ns:x}"'
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len(content)}\r\n"
     return f"{head}ETag: {tag}\r\n\r\n".encode() + content
-
-
-def test_a_transfer_that_breaks_is_resumed(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.grow(3_000_000)
-        whole = message(found)
-        found.server.acts[TRACE] = [Act(raw=whole[:1_500_000], close=True), Act()]
-        assert (await found.collect()).complete
-        ranges = [one.headers.get("range") for one in found.server.arrivals if one.command == TRACE]
-        assert ranges[0] is None
-        first = int(str(ranges[1]).removeprefix("bytes=").removesuffix("-"))
-        assert 1_000_000 < first <= 1_500_000
-        assert (found.copies / TRACE).read_bytes() == (found.source / TRACE).read_bytes()
-
-    remote(check)
 
 
 def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None:

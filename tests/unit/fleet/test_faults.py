@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
+from fleet_captures import GOOD, capture, outcomes, urls, with_servers as run_with_servers
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
@@ -24,42 +25,20 @@ from simulated_servers import Act, SimulatedEngine, SimulatedServer, simulated_s
 
 Build = Callable[..., Profiler]
 Read = Callable[..., Manifest]
-GOOD = ["status", "start", "stop"]
 POLICIES = [({"policy": "any"}, True), ({"policy": "quorum", "quorum": 3}, True), ({"policy": "all"}, False)]
 """Whether a capture of four targets goes on without one of them."""
-
-
-def urls(servers: Sequence[SimulatedServer]) -> list[str]:
-    return [server.url for server in servers]
-
-
-def outcomes(manifest: Manifest) -> list[Outcome | None]:
-    return [record.outcome for record in manifest.targets]
 
 
 def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], count: int = 4) -> None:
     """Run a check, after which no server records any more."""
 
-    async def main() -> None:
-        async with simulated_servers(count) as servers:
-            await check(servers)
-            for server in servers:
-                assert isinstance(server.engine, SimulatedEngine)
-                assert server.engine.state is not RequestState.RECORDING
-                await asyncio.gather(*server.tasks)
-                if server.connections:
-                    await server.gone.wait()
+    async def check_ends(servers: list[SimulatedServer]) -> None:
+        await check(servers)
+        for server in servers:
+            assert isinstance(server.engine, SimulatedEngine)
+            assert server.engine.state is not RequestState.RECORDING
 
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-async def capture(profiler: Profiler) -> None:
-    """Capture step 1, and let its failures be."""
-    try:
-        async with profiler.capture(1):
-            pass
-    except CaptureError:
-        assert profiler.active is None
+    run_with_servers(check_ends, count)
 
 
 # Servers that end or hang.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fleet_captures import GOOD
 from profdeck import Profiler, Status
 from profdeck.backends.api import TargetState
 from profdeck.base.errors import CaptureError
@@ -17,8 +18,6 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import Act, ServersInThread, simulated_servers
-
-GOOD = ["status", "start", "stop"]
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
+from fleet_captures import urls
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
@@ -23,10 +24,6 @@ from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedSe
 Build = Callable[..., Profiler]
 Read = Callable[..., Manifest]
 GONE = ProcessId(pid=2**22 + 1, process_started="1")  # above the highest pid of Linux
-
-
-def urls(servers: Sequence[SimulatedServer]) -> list[str]:
-    return [server.url for server in servers]
 
 
 def asked(**changes: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import ascend_files
 import attrs
 import pytest
-from ascend_files import CPU, NAME, NPU, OUTPUT, analysed, database, kernel_rows, raw, trace_view
+from ascend_files import CPU, NPU, OUTPUT, analysed, database, kernel_rows, raw, trace_view
 from hypothesis import given, strategies as st
 
 from profdeck.base.processes import process_started
@@ -155,15 +155,6 @@ def test_raw_data_that_are_missing_are_told(tmp_path: Path, remove: str, problem
     check = check_directory(directory)
 
     assert (check.whole, check.problem, check.notes) == (False, problem, ())
-
-
-def test_an_empty_directory_is_not_whole(tmp_path: Path) -> None:
-    directory = tmp_path / NAME
-    directory.mkdir()
-
-    assert check_directory(directory).problem == (
-        "profiler_info.json is missing: the recording did not come to its end."
-    )
 
 
 @pytest.mark.parametrize("info", ["", "{", '{"config": 3}', "[]", "\xff"])

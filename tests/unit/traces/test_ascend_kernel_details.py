@@ -209,12 +209,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
         read(path)
 
 
-def test_a_table_without_rows_is_not_whole(tmp_path: Path) -> None:
-    details, _ = read(kernel_details(tmp_path, OLD))
-
-    assert (details.check.whole, details.check.problem) == (False, "There are no rows.")
-
-
 def test_an_endless_line_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="a line has more than 1,048,576 characters"):
         read_trace(kernel_details(tmp_path, OLD, "x" * 2_000_000))

@@ -21,8 +21,6 @@ from profdeck_traces.merge import MergeSource, merge_traces
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.trace import Trace
 from profdeck_traces.writing.selection import Selection
-from profdeck_traces.writing.slim import SlimSource, write_slim
-from profdeck_traces.writing.trim import trim_trace
 from profdeck_traces.writing.windows import iteration_window, read_extent, step_window, time_window
 
 BASE_NS = ascend_files.BASE_US * 1000
@@ -359,26 +357,6 @@ def test_other_windows_are_those_of_the_trace(directory: Path) -> None:
         iteration_window(directory, range(1), StepNames([".*"]))
 
 
-def test_its_trace_is_trimmed(directory: Path, tmp_path: Path) -> None:
-    new = tmp_path / "part.json"
-
-    check = trim_trace(directory, new, step_window(directory, range(10, 11)))
-
-    assert check.whole
-    names = [event["name"] for event in json.loads(new.read_text()) if event["ph"] == "X"]
-    assert "ProfilerStep#10" in names
-    assert names.count("aten::mm") == 1  # the second is of the next step, though the device still worked for this one
-    assert "Communication" in names
-
-
-def test_what_has_no_trace_is_not_trimmed(tmp_path: Path) -> None:
-    directory = raw(tmp_path)
-
-    with pytest.raises(TraceError, match="has raw data only"):
-        trim_trace(directory, tmp_path / "part.json", Selection(begin_ns=0))
-    assert not (tmp_path / "part.json").exists()
-
-
 def test_ranks_are_merged(tmp_path: Path) -> None:
     sources = []
     for rank in range(2):
@@ -400,18 +378,6 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
     }
     assert {"rank 0: Python", "rank 1: Ascend Hardware", "rank 1: Communication"} <= found
     assert sum(event["name"] == "Cast66" for event in document["traceEvents"]) == 2
-
-
-def test_a_slim_trace_has_the_kernels_of_the_table(directory: Path, tmp_path: Path) -> None:
-    written = write_slim([SlimSource(path=directory, label="rank 3", sort_index=0)], tmp_path / "a.pftrace", gzip=False)
-
-    assert (written.slices, written.problems) == (len(KERNELS_READ) + len(PLACES), ())
-    data = (tmp_path / "a.pftrace").read_bytes()
-    assert b"group 445" in data
-    assert b"stream 16" in data
-    assert b"EVENT_WAIT" not in data
-    with pytest.raises(TraceError, match="has raw data only"):
-        write_slim([SlimSource(path=raw(tmp_path, "raw_ascend_pt"), label="", sort_index=0)], tmp_path / "b.pftrace")
 
 
 @pytest.mark.shared_data

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
-import os
-from collections import Counter
 from collections.abc import Sequence
-from decimal import Decimal
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +16,9 @@ from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, HostEvent, Ho
 from profdeck_traces.analysis.model import DeviceSummary, Gap, StreamSummary
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.steps import find_steps
-from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.reading.columns import Columns, Tables, concatenated
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.time_slices import Slice
-
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
 
 
 class Event(NamedTuple):
@@ -269,33 +259,6 @@ def test_without_the_host_gaps_are_known_and_causes_are_not() -> None:
     )
 
 
-def test_a_gap_over_many_slices_is_one_and_knows_what_was_open() -> None:
-    events = [
-        kernel("gemm", 0, 10),
-        Event("user_annotation", "outer", 0, 1000),
-        Event("cpu_op", "most of it", 100, 700),
-        Event("cpu_op", "half of it", 160, 555),
-        Event("cpu_op", "aten::mm", 700, 800),
-        kernel("gemm", 800, 810),
-        kernel("gemm", 815, 820),
-    ]
-
-    (device,) = summarise(events, cuts=range(50, 1000, 50))
-
-    assert device == summarise(events)[0]
-    assert device.gaps == (
-        Gap(start_us=0.01, duration_us=0.79, cause="operators", host="most of it", before="gemm", after="gemm"),
-        Gap(
-            start_us=0.81,
-            duration_us=0.005,
-            cause="Python and other host code",
-            host="outer",
-            before="gemm",
-            after="gemm",
-        ),
-    )
-
-
 def test_only_the_ten_longest_gaps_stay_the_earliest_of_equal_ones() -> None:
     # Gaps of 5, 10, 5, 10, ...
     starts = [0]
@@ -308,16 +271,6 @@ def test_only_the_ten_longest_gaps_stay_the_earliest_of_equal_ones() -> None:
     assert [gap.duration_us for gap in device.gaps] == [0.01] * 9 + [0.005]
     assert device.gaps[-1].start_us == 0.001
     assert device.gaps == summarise(events, cuts=range(0, 200, 7))[0].gaps
-
-
-def test_empty_events_extend_the_span_and_split_no_gap() -> None:
-    events = [kernel("a", 10, 10), kernel("b", 20, 30), kernel("a", 35, 35), kernel("b", 40, 45), kernel("a", 50, 50)]
-
-    for cuts in ([], range(60), [35], [36], [50]):
-        (device,) = summarise(events, cuts)
-        assert (device.events, device.span_us, device.busy_us, device.idle_us) == (5, 0.04, 0.015, 0.025)
-        assert [(gap.start_us, gap.duration_us) for gap in device.gaps] == [(0.0, 0.01), (0.02, 0.01), (0.035, 0.005)]
-        assert [(cause.cause, cause.idle_us) for cause in device.idle] == [("nothing recorded", 0.025)]
 
 
 TIMES = st.tuples(st.integers(0, 60), st.sampled_from([0, 1, 2, 3, 5, 8, 20, 45]))
@@ -454,87 +407,3 @@ def test_the_host_s_event_of_a_gap_is_chosen_from_all(kernels: list[Event], host
             begin = origin + round(gap.start_us * 1000)
             found = innermost(everything, begin, begin + round(gap.duration_us * 1000))
             assert gap.host == (found and tables.names[found.name])
-
-
-RUNTIME_STATES = {
-    "launching": "Launch",
-    "copying": "Mem",
-    "synchronising": "Synchronize EventQuery",
-    "allocating": "Malloc Free",
-}
-
-
-def lane_of(event: dict[str, object]) -> tuple[object, str, str] | None:
-    """Return the side, the thread and the state that an event of a real trace means."""
-    category, name = str(event.get("cat")), str(event["name"])
-    if category in {"kernel", "gpu_memcpy", "gpu_memset"}:
-        kind = "memory" if category != "kernel" else "communication" if "nccl" in name else "compute"
-        return event["pid"], "", kind
-    if category in {"cuda_runtime", "cuda_driver"}:
-        found = [state for state, words in RUNTIME_STATES.items() if any(word in name for word in words.split())]
-        return "host", str(event["tid"]), found[0] if found else "other runtime calls"
-    host = {"cpu_op": "operators", "user_annotation": "Python and other host code"}
-    return ("host", str(event["tid"]), host[category]) if category in host else None
-
-
-def sweep(events: Sequence[dict[str, object]]) -> dict[object, Counter[str]]:
-    """Go from edge to edge; return the times of each device by what it or the host did, in nanoseconds."""
-    edges: list[tuple[int, int, tuple[object, str, str]]] = []
-    for event in events:
-        lane = lane_of(event)
-        if lane:
-            start = round(Decimal(str(event["ts"])) * 1000)
-            edges += [(start, 1, lane), (start + round(Decimal(str(event["dur"])) * 1000), -1, lane)]
-    edges.sort(key=lambda edge: edge[0])
-    last = {lane[0]: time for time, _, lane in edges}
-    found: dict[object, Counter[str]] = {}
-    is_open: Counter[tuple[object, str, str]] = Counter()
-    for (time, change, lane), (until, *_) in itertools.pairwise([*edges, edges[-1]]):
-        if lane[0] != "host":
-            found.setdefault(lane[0], Counter())
-        is_open[lane] += change
-        if not is_open[lane]:
-            del is_open[lane]
-        if until > time:
-            waiting = {thread for _, thread, state in is_open if state == "synchronising"}
-            states = {
-                state
-                for side, thread, state in is_open
-                if side == "host" and not (state == "operators" and thread in waiting)
-            }
-            state = min(states, key=list(CAUSES).index, default="nothing recorded")
-            for device, times in found.items():
-                kinds = {kind for side, _, kind in is_open if side == device}
-                times.update(dict.fromkeys([*kinds, "busy"], until - time) if kinds else {})
-                if "communication" in kinds and len(kinds) > 1:
-                    times["overlap"] += until - time
-                if not kinds and time < last[device]:
-                    times[state] += until - time
-    return found
-
-
-@pytest.mark.shared_data
-@pytest.mark.parametrize("path", sorted(DATA.glob("gpu/*.json.gz")) or [None], ids=lambda path: path and path.name)
-def test_real_devices_equal_a_sweep_from_edge_to_edge(path: Path | None) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
-    document = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
-    expected = sweep([event for event in document["traceEvents"] if event["ph"] == "X"])
-
-    devices = summarise_trace(path).devices
-
-    found = {
-        device.device: {
-            "busy": device.busy_us,
-            "compute": device.compute_us,
-            "communication": device.communication_us,
-            "memory": device.memory_us,
-            "overlap": device.overlap_us,
-        }
-        | {cause.cause: cause.idle_us for cause in device.idle}
-        for device in devices
-    }
-    assert found == {
-        device: dict.fromkeys(found[device], 0.0) | {name: time / 1000 for name, time in times.items()}
-        for device, times in expected.items()
-    }

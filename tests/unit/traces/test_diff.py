@@ -3,180 +3,25 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from hypothesis import given, strategies as st
+from invented_summaries import DECODE, PREFILL, STEP, deviation, kernel, per_step, run, trace
 
 from profdeck_traces.analysis.detail_model import PerStep
 from profdeck_traces.analysis.diff import diff_runs, is_summary, load_summary
 from profdeck_traces.analysis.diff_model import Change, Judge, RoleDiff
 from profdeck_traces.analysis.model import (
-    CategorySummary,
-    KernelSummary,
     OperatorSummary,
     RankSummary,
     RunSummary,
-    StepSummary,
 )
 from profdeck_traces.analysis.significance import FLOOR
 from profdeck_traces.base.errors import TraceError
-
-CATEGORIES = {"gemm": "gemm", "nccl": "communication", "copy": "memory", "gelu": "elementwise"}
-
-Group = tuple[str, str | None]
-STEP: Group = ("global_step", None)
-DECODE: Group = ("iteration", "decode")
-PREFILL: Group = ("iteration", "prefill")
-
-
-def per_step(times: Sequence[float], of: Group | None) -> PerStep | None:
-    median = statistics.median(times)
-    if of is None or len(times) == 1 or not median:
-        return None
-    kind, stage = of
-    return PerStep(
-        kind=kind,
-        stage=stage,
-        steps=len(times),
-        measured=min(len(times), 256),
-        median_us=median,
-        mad_us=deviation(times),
-    )
-
-
-def deviation(times: Sequence[float]) -> float:
-    median = statistics.median(times)
-    return statistics.median(abs(time - median) for time in times)
-
-
-def kernel(
-    name: str, times: Sequence[float], share: float, of: Group | None, *, count: int | None = None
-) -> KernelSummary:
-    total = sum(times)
-    count = sum(time > 0 for time in times) if count is None else count
-    return KernelSummary(
-        name=name,
-        category=CATEGORIES.get(name, "unclassified"),
-        kind="kernel",
-        count=count,
-        total_us=total,
-        mean_us=total / count if count else 0,
-        max_us=max(times),
-        share=share,
-        per_step=per_step(times, of),
-    )
-
-
-def trace(
-    kernels: Mapping[str, Sequence[float]] | None = None,
-    *,
-    operators: Mapping[str, Sequence[float]] | None = None,
-    steps: Sequence[float | tuple[str, float]] | None = None,
-    of: Group | None = STEP,
-    path: str = "a.json",
-    role: str | None = "trainer",
-    replica: int | None = None,
-    rank: int | None = 0,
-    capture: str | None = "step10",
-    **members: Any,
-) -> RankSummary:
-    """Make a trace.
-
-    Args:
-        kernels: A time for each step.
-        operators: The same.
-        steps: Durations, or of iterations stages and durations.
-        of: Which of the steps the times are of; none, if they are those of no steps.
-        path: Where it is.
-        role: What it is of, as the next four.
-        replica: As above.
-        rank: As above.
-        capture: As above.
-        members: All else.
-    """
-    kernels, operators = kernels or {}, operators or {}
-    if steps is None:
-        times_of_any = next(iter([*kernels.values(), *operators.values()]), ())
-        steps = [1000] * len(times_of_any) if of else ()
-    total = math.fsum(sum(times) for times in kernels.values())
-    by_category: dict[str, list[Sequence[float]]] = {}
-    for name, times in kernels.items():
-        by_category.setdefault(CATEGORIES.get(name, "unclassified"), []).append(times)
-    categories = {
-        name: [sum(of_step) for of_step in zip(*of_kernels, strict=True)] for name, of_kernels in by_category.items()
-    }
-    staged = [step if isinstance(step, tuple) else (None, step) for step in steps]
-    common: dict[str, Any] = {
-        "path": path,
-        "role": role,
-        "replica": replica,
-        "rank": rank,
-        "world_size": None,
-        "host": None,
-        "capture": capture,
-        "whole": True,
-        "problem": None,
-        "events": 100,
-        "span_us": total,
-        "busy_us": total if kernels else None,
-        "idle_us": total / 2 if kernels else None,
-        "communication_us": sum(kernels.get("nccl", (0,))) if kernels else None,
-        "overlap_us": 0.0 if kernels else None,
-        "graph_launches": 0,
-        "kernels": tuple(
-            kernel(name, times, sum(times) / total if total else 0, of) for name, times in kernels.items()
-        ),
-        "categories": tuple(
-            CategorySummary(
-                category=name,
-                count=len(times),
-                total_us=sum(times),
-                share=sum(times) / total if total else 0,
-                per_step=per_step(times, of),
-            )
-            for name, times in categories.items()
-        ),
-        "copies": (),
-        "operators": tuple(
-            OperatorSummary(
-                name=name,
-                count=len(times),
-                self_us=sum(times),
-                total_us=sum(times),
-                max_us=max(times),
-                per_step=per_step(times, of),
-            )
-            for name, times in operators.items()
-        ),
-        "annotations": (),
-        "devices": (),
-        "steps": tuple(
-            StepSummary(
-                kind="iteration" if stage else "global_step",
-                name=f"step {number}",
-                step=number,
-                stage=stage,
-                pid=1,
-                start_us=0,
-                duration_us=duration,
-                requests=None,
-                prefill_tokens=None,
-                decode_tokens=None,
-                device_us=None,
-            )
-            for number, (stage, duration) in enumerate(staged)
-        ),
-        "iterations": (),
-    }
-    return RankSummary(**(common | members))
-
-
-def run(*ranks: RankSummary) -> RunSummary:
-    return RunSummary(ranks=ranks, skew=())
 
 
 def role_diff(before: RankSummary | RunSummary, after: RankSummary | RunSummary) -> RoleDiff:
@@ -566,6 +411,7 @@ def test_nothing_to_compare() -> None:
 
 # Properties.
 
+KERNELS = ["gemm", "nccl", "copy", "gelu"]
 TIMES = st.integers(1, 10**6).map(lambda time_ns: time_ns / 1000)
 
 
@@ -577,7 +423,7 @@ def runs(draw: st.DrawFn) -> RunSummary:
         for capture in range(draw(st.integers(1, 2))):
             steps = draw(st.integers(1, 5))
             times = st.lists(TIMES, min_size=steps, max_size=steps)
-            kernels = draw(st.dictionaries(st.sampled_from([*CATEGORIES]), times, max_size=3))
+            kernels = draw(st.dictionaries(st.sampled_from(KERNELS), times, max_size=3))
             operators = draw(st.dictionaries(st.sampled_from(["mm", "add", "all_reduce"]), times, max_size=3))
             ranks.append(
                 trace(
@@ -617,9 +463,7 @@ def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary
         assert sorted(seen) == sorted(reflected)
 
 
-@given(
-    st.dictionaries(st.sampled_from([*CATEGORIES]), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1])
-)
+@given(st.dictionaries(st.sampled_from(KERNELS), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1]))
 def test_calm_times_that_all_scale_change_everywhere_above_the_floor(
     kernels: dict[str, float], steps: int, scale: float
 ) -> None:
@@ -678,8 +522,8 @@ def test_a_document_from_before_there_were_npus_is_read(tmp_path: Path) -> None:
     for rank in document["ranks"]:
         for name in ("cores", "device_steps", "communication"):
             del rank[name]
-        for kernel in rank["kernels"]:
-            del kernel["type"]
+        for row in rank["kernels"]:
+            del row["type"]
     assert load_summary(write(tmp_path / "a.json", document)) == summary
 
 

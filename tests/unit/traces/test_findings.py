@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from real_traces import named
 
 from gpu_job import GpuJob
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.loading import summarise
-
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
 
 
 def read(path: Path) -> RunSummary:
@@ -165,10 +162,7 @@ def test_a_role_that_recorded_nothing_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_what_real_traces_show(name: str, expected: list[str]) -> None:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"no {path}: set PROFDECK_TEST_DATA")
-    assert [finding.rule for finding in read(path).findings if finding.rule != "one-kernel"] == expected
+    assert [finding.rule for finding in read(named(name)).findings if finding.rule != "one-kernel"] == expected
 
 
 def test_findings_are_the_same_wherever_ranks_come_in(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from distributions import install
 from profdeck import Profiler
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
@@ -44,11 +45,8 @@ class Notes(ArtifactKind):
 def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     def make(points: str) -> None:
         site = tmp_path / "site"
-        about = site / "offered-1.dist-info"
-        about.mkdir(parents=True)
+        install(site, "offered", f"[{artifact_kinds.ARTIFACT_KINDS}]\n{points}\n")
         (site / "offered_kinds.py").write_text(OFFERED)
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1\n")
-        (about / "entry_points.txt").write_text(f"[{artifact_kinds.ARTIFACT_KINDS}]\n{points}\n")
         monkeypatch.syspath_prepend(str(site))
         artifact_kinds.kinds.cache_clear()
 

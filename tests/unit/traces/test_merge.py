@@ -17,8 +17,6 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.merge import MergeSource, merge_traces, rewriter, segment, substitution
 from profdeck_traces.reading.integrity import TraceCheck, check_trace
 
-BASE_NS = 1711964646000000000
-
 
 def event(ph: str = "X", **members: Any) -> dict[str, Any]:
     return {"ph": ph, "name": "n", "pid": 10, "tid": 1, "ts": 1, **members}
@@ -93,16 +91,6 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(substitution.Substitution, "apply", lambda *_: None)
 
 
-@pytest.mark.parametrize("as_gzip", [False, True])
-def test_the_check_is_that_of_the_file(merged: Merged, *, as_gzip: bool) -> None:
-    check = merged([event()] * 3, {"traceEvents": [event()] * 2}, as_gzip=as_gzip)
-
-    assert check == check_trace(merged.destination)
-    assert check.whole
-    assert check.events == 5 + 4
-    assert sorted(path.name for path in merged.directory.iterdir()) == ["merged", "source0", "source1"]
-
-
 def test_the_file_is_one_gzip_member(merged: Merged) -> None:
     merged([event(name="n" * 100)] * 20_000)
 
@@ -110,46 +98,6 @@ def test_the_file_is_one_gzip_member(merged: Merged) -> None:
     assert len(inflater.decompress(merged.destination.read_bytes())) > 2_000_000
     assert inflater.eof
     assert not inflater.unused_data
-
-
-@pytest.mark.usefixtures("both_ways")
-def test_members_and_order_stay(merged: Merged) -> None:
-    first = [event(name=f"a{n}", cat="kernel", dur=1.125, args={"pid": 10, "id": [n], "ts": "x"}) for n in range(50)]
-    second = [event(name=f"b{n}", bp="e", unknown={"é\n": None}, pid=20) for n in range(50)]
-
-    merged(first, second)
-
-    kept = [event for event in merged.events if event["ph"] != "M"]
-    assert [{**event, "pid": 0} for event in kept] == [
-        {**event, "pid": 0} for event in json.loads(json.dumps(first + second), parse_float=Decimal)
-    ]
-
-
-@pytest.mark.usefixtures("both_ways")
-def test_processes_of_two_sources_are_never_one(merged: Merged) -> None:
-    pids = [0, 7, 4711, "Spans", "", "4711", 4376751100, -1, 1.5, None, 4711, "Sp\u0061ns"]
-    trace = [event(pid=pid) for pid in pids] * 20
-
-    merged(trace, trace)
-
-    new = [event["pid"] for event in merged.events if event["name"] == "n"]
-    first, second = set(new[: len(trace)]), set(new[len(trace) :])
-    assert len(first) == len(second) == len(pids) - 2
-    assert not first & second
-    assert all(isinstance(pid, int) and 0 < pid < 2**31 for pid in first | second)
-    assert new[:12] * 20 == new[: len(trace)]
-    assert new[2] == new[10] == 4711, "a pid of the operating system is kept where it is free"
-    assert new[3] == new[11]
-
-
-def test_events_without_a_pid_get_one(merged: Merged) -> None:
-    trace = [{"ph": "X", "name": "n", "ts": 1}, {"name": "no phase"}] * 9
-
-    check = merged(trace, trace)
-
-    assert len({event["pid"] for event in merged.events}) == 2
-    assert sorted(merged.process_names().values()) == ["source 0", "source 1"]
-    assert check.events == 18 + 4
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -167,17 +115,6 @@ def test_processes_have_the_label_in_front_of_their_name(merged: Merged) -> None
         "source 1: 3",
         "source 1: Spans",
     ]
-
-
-def test_the_rest_of_the_metadata_stays(merged: Merged) -> None:
-    name = {**name_event(1, "p"), "cat": "__metadata", "args": {"name": "p", "more": [1]}}
-
-    merged([name, event("M", name="thread_name", args={"name": "t"})], [event("M", name="process_labels", args={})])
-
-    assert merged.of_names("process_name")[0]["cat"] == "__metadata"
-    assert merged.of_names("process_name")[0]["args"] == {"name": "source 0: p", "more": [1]}
-    assert merged.of_names("thread_name")[0]["args"] == {"name": "t"}
-    assert merged.of_names("process_labels")[0]["args"] == {}
 
 
 def test_all_events_have_the_layout_of_the_source(merged: Merged) -> None:
@@ -244,37 +181,6 @@ def test_bind_ids_and_global_ids_belong_to_a_source(merged: Merged, times: int) 
     assert new == ["0xf", 15] * times + ["0x19", 25] * times
     new = [event["id2"] for event in merged.events if "id2" in event]
     assert new == [{"global": "2/g", "local": "l"}] * times + [{"global": "3/g", "local": "l"}] * times
-
-
-def test_ids_of_other_events_stay(merged: Merged) -> None:
-    trace = [event("C", id="x"), event("N", id=7), event(id=[1]), event("M", id=5)]
-
-    merged(trace, trace)
-
-    assert [event["id"] for event in merged.events if "id" in event] == ["x", 7, [1], 5] * 2
-
-
-@pytest.mark.usefixtures("both_ways")
-@pytest.mark.parametrize("shift_ns", [1_000_000_000, 1_500])
-@pytest.mark.parametrize("base_first", [False, True])
-def test_times_count_from_the_smallest_base(merged: Merged, shift_ns: int, *, base_first: bool) -> None:
-    times = [4203669603018.756, 0, 5, "1704161511420306.491", 12.5, 17]
-    later = [event(ts=ts, dur=2.5) for ts in times] * 9
-    trace = {"traceEvents": later, "baseTimeNanoseconds": BASE_NS + shift_ns}
-
-    check = merged(
-        {"traceEvents": later, "baseTimeNanoseconds": BASE_NS},
-        dict(sorted(trace.items(), reverse=not base_first)),
-    )
-
-    assert check.whole
-    assert merged.document["baseTimeNanoseconds"] == BASE_NS
-    found = [event["ts"] for event in merged.events if event["name"] == "n"]
-    assert list(map(str, found[:6])) == list(map(str, times))
-    moved = [Decimal(str(ts)) + Decimal(shift_ns) / 1000 for ts in times]
-    assert [Decimal(ts) for ts in found[54:]] == moved * 9
-    assert [type(ts) for ts in found[54:57:2]] == [Decimal, int if shift_ns % 1000 == 0 else Decimal]
-    assert isinstance(found[57], str)
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -346,13 +252,6 @@ def test_times_in_other_notations_are_moved_exactly(merged: Merged) -> None:
         "1.500",
         "8.500",
     ]
-
-
-def test_a_trace_without_a_base_counts_from_zero(merged: Merged) -> None:
-    merged([event(ts="5.125")], {"traceEvents": [event(ts=7.5)], "baseTimeNanoseconds": BASE_NS})
-
-    assert merged.document["baseTimeNanoseconds"] == 0
-    assert [event["ts"] for event in merged.events if "ts" in event] == ["5.125", Decimal("1711964646000007.5")]
 
 
 @pytest.mark.parametrize("base", ["5", None, 1.5, [5], {}, 10**30, True])
@@ -566,18 +465,6 @@ def test_nothing_is_left_behind_when_writing_fails(merged: Merged, monkeypatch: 
         merged([event()])
 
     assert [path.name for path in merged.directory.iterdir()] == ["source0"]
-
-
-def test_progress_is_that_of_all_sources(merged: Merged) -> None:
-    for _ in range(2):
-        merged.add([event()] * 100)
-    progress: list[tuple[int, int]] = []
-
-    merge_traces(merged.sources, merged.destination, on_progress=lambda done, total: progress.append((done, total)))
-
-    total = sum(source.path.stat().st_size for source in merged.sources)
-    assert progress == sorted(progress)
-    assert progress[-1] == (total, total)
 
 
 def test_labels_may_hold_anything(merged: Merged) -> None:

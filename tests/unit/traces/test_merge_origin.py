@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-from collections import defaultdict
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,6 @@ from typer.testing import CliRunner
 
 from profdeck.cli import app
 
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 UNIX_US = 1_712_195_495_528_029
 
 
@@ -26,30 +21,6 @@ def merged(directory: Path, *sources: Path) -> dict[str, Any]:
     assert done.exit_code == 0, done.output
     document: dict[str, Any] = json.loads(file.read_text(), parse_float=Decimal, parse_int=Decimal)
     return document
-
-
-def dropped(events: list[dict[str, Any]], as_ns: Callable[[Any], int]) -> int:
-    """Count what Perfetto's SliceTracker drops: slices that end behind one that is open on their thread."""
-    threads: dict[Any, list[tuple[int, int]]] = defaultdict(list)
-    for event in events:
-        if event.get("ph") == "X":
-            start_ns = as_ns(event["ts"])
-            threads[event["pid"], event["tid"]].append((start_ns, start_ns + as_ns(event["dur"])))
-    count = 0
-    for slices in threads.values():
-        open_ends: list[int] = []
-        for start_ns, end_ns in sorted(slices, key=lambda one: (one[0], -one[1])):
-            while open_ends and open_ends[-1] <= start_ns:
-                open_ends.pop()
-            if open_ends and end_ns > open_ends[-1]:
-                count += 1
-            else:
-                open_ends.append(end_ns)
-    return count
-
-
-def by_doubles(time_us: Any) -> int:
-    return int(float(time_us) * 1000)
 
 
 def trace(path: Path, base_ns: int | None, first_us: int) -> Path:
@@ -85,18 +56,3 @@ def test_other_times_stay(tmp_path: Path, times: tuple[int, int]) -> None:
     starts = [int(event["ts"]) for event in document["traceEvents"] if event["ph"] == "X"]
     assert starts == [first for first in times for _ in range(3)]
     assert document["baseTimeNanoseconds"] == 10**18
-
-
-@pytest.mark.shared_data
-def test_no_slice_of_a_real_trace_is_lost(tmp_path: Path) -> None:
-    path = DATA / "gpu" / "ns_resolution_rank0.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
-    original = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal, parse_int=Decimal)
-    assert dropped(original["traceEvents"], lambda time_us: int(time_us * 1000)) == 0
-    assert dropped(original["traceEvents"], by_doubles) > 700
-    document = merged(tmp_path, path)
-    assert dropped(document["traceEvents"], by_doubles) == 0
-    assert sorted(unix_ns(document)) == sorted(
-        int(event["ts"] * 1000) for event in original["traceEvents"] if event["ph"] == "X"
-    )

@@ -149,11 +149,12 @@ def test_of_a_merge_that_is_interrupted_nothing_is_left(
     assert not multiprocessing.active_children()
 
 
-def test_progress_is_that_of_all_sources(sources: list[MergeSource], folder: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_progress_is_that_of_all_sources(sources: list[MergeSource], folder: Path, processes: int) -> None:
     progress: list[tuple[int, int]] = []
 
     merge_traces(
-        sources, folder / "merged", processes=2, on_progress=lambda done, total: progress.append((done, total))
+        sources, folder / "merged", processes=processes, on_progress=lambda done, total: progress.append((done, total))
     )
 
     total = sum(source.path.stat().st_size for source in sources)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import oracle
 import pytest
 from hypothesis import given, strategies as st
+from real_traces import each
 
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.model import RankSummary
@@ -20,9 +20,6 @@ from profdeck_traces.analysis.summary import summary_of
 from profdeck_traces.inputs.sources import TraceSource
 from profdeck_traces.reading.reader import read_trace
 
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
-TRACES: list[Path | None] = [*sorted(DATA.glob("gpu/*.json.gz"))]
 DEVICE_SECTIONS = ("kernels", "copies", "devices", "steps")
 
 
@@ -88,10 +85,8 @@ def is_same(path: Path, slice_events: int) -> None:
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("path", TRACES or [None], ids=lambda path: path.name if path else "none")
-def test_real_traces_are_summarised_as_by_the_oracle(path: Path | None) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz")
+def test_real_traces_are_summarised_as_by_the_oracle(path: Path) -> None:
     for slice_events in (1 << 16, 500):
         is_same(path, slice_events)
 

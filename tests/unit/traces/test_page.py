@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import zlib
 from pathlib import Path
 
 import pytest
+from real_traces import each
 
 from gpu_job import GpuJob
 from profdeck_traces.analysis.detail_model import Timeline, TimelineLane
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.loading import summarise
 from profdeck_traces.report.page import write_page
-
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
-REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json"), *DATA.glob("npu/*.csv")])]
 
 
 def of_lane(lane: TimelineLane, picture: Timeline) -> dict[str, float]:
@@ -83,10 +80,8 @@ def test_pictures_agree_with_the_tables(tmp_path: Path, job: GpuJob) -> None:
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
-def test_pages_of_real_traces(path: Path | None) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/*.json", "npu/*.csv")
+def test_pages_of_real_traces(path: Path) -> None:
     check_page(path)
 
 

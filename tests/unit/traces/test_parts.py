@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 import test_fuzz
 import test_oracle
 from hypothesis import given, strategies as st
+from real_traces import each
 
 from gpu_job import GpuJob
 from profdeck_traces.reading.all_events import AllEvents
@@ -28,9 +28,6 @@ from profdeck_traces.reading.parallel_read import HowToRead, read_in_parts
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.trace import Trace
 from seeds import FIRST_SEED
-
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
-REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
 
 
 def is_step(name: str) -> bool:
@@ -79,10 +76,8 @@ def is_same(found: Trace, expected: Trace) -> None:
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("devices_only", [False, True], ids=["all", "devices"])
-@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
-def test_real_traces(path: Path | None, *, devices_only: bool) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/*.json")
+def test_real_traces(path: Path, *, devices_only: bool) -> None:
     expected = read_trace(path, devices_only=devices_only, is_step=is_step)
     for how in ({"parts": 2, "chunk_bytes": 1 << 16, "group_batches": 1}, {"parts": 5, "chunk_bytes": 30_000}):
         found = in_parts(path, devices_only=devices_only, **how)

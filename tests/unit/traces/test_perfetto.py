@@ -276,40 +276,6 @@ def test_tracks_stand_in_the_order_of_their_numbers_with_devices_first() -> None
     assert shown[6:] == ["thread 1", "main"]
 
 
-def test_an_interval_that_overlaps_without_nesting_gets_another_lane_until_there_is_room_again() -> None:
-    events = [(name, KERNEL, STREAM, start, end) for name, start, end in [("a", 0, 10), ("b", 5, 15), ("c", 12, 20)]]
-
-    assert Read(encoded(events)).slices() == {
-        "Ranks/rank 0/device 0/stream 7": [("a", KERNEL, 0, 10), ("c", KERNEL, 12, 20)],
-        "Ranks/rank 0/device 0/stream 7 (2)": [("b", KERNEL, 5, 15)],
-    }
-
-
-def test_intervals_that_start_together_share_a_lane_in_whatever_order_they_come() -> None:
-    events = [(name, OPERATOR, THREAD, 3, end) for name, end in [("empty", 3), ("inner", 5), ("outer", 9)]]
-
-    assert Read(encoded(events)).slices() == {
-        "Ranks/rank 0/thread 1234": [
-            ("empty", OPERATOR, 3, 3),
-            ("inner", OPERATOR, 3, 5),
-            ("outer", OPERATOR, 3, 9),
-        ]
-    }
-
-
-@pytest.mark.parametrize("cuts", [(), (6, 11)])
-def test_what_is_open_at_the_end_of_a_slice_keeps_its_lane(cuts: tuple[int, ...]) -> None:
-    events = [
-        (name, OPERATOR, THREAD, start, end)
-        for name, start, end in [("a", 0, 20), ("b", 5, 30), ("c", 10, 25), ("d", 11, 15), ("e", 20, 29)]
-    ]
-
-    assert Read(encoded(events, *cuts)).slices() == {
-        "Ranks/rank 0/thread 1234": [("d", OPERATOR, 11, 15), ("a", OPERATOR, 0, 20), ("e", OPERATOR, 20, 29)],
-        "Ranks/rank 0/thread 1234 (2)": [("c", OPERATOR, 10, 25), ("b", OPERATOR, 5, 30)],
-    }
-
-
 def test_no_lane_is_deeper_than_perfetto_shows() -> None:
     events = [("f", "python_function", THREAD, 0, 2000 - depth) for depth in range(600)]
     events += [("empty", OPERATOR, THREAD, 0, 0)]

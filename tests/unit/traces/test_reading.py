@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections import Counter
 from decimal import Decimal
@@ -13,15 +12,13 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from real_traces import each
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading import column_builder, stream
 from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
 from profdeck_traces.reading.reader import read_trace
 
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
-REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/trace_view.json")])]
 LANES = DEVICE_CATEGORIES | {ANNOTATION, DEVICE_ANNOTATION}
 LAYOUTS = ("one line", "indented", "kineto 2.13", "kineto", "compact")
 
@@ -212,10 +209,8 @@ def test_a_mutated_trace_gives_what_comes_before_the_damage(
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
-def test_real_traces_equal_the_standard_library(path: Path | None) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/trace_view.json")
+def test_real_traces_equal_the_standard_library(path: Path) -> None:
     data = path.read_bytes()
     expected = rows_of((gzip.decompress(data) if path.suffix == ".gz" else data).decode())
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,6 @@ from profdeck_traces.analysis.collectives import Collectives, collective_name
 from profdeck_traces.analysis.model import GroupSkew, RankSkew
 from profdeck_traces.analysis.run_summary import summarise_run
 from profdeck_traces.inputs.sources import TraceSource
-
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -377,38 +372,6 @@ def test_sums_agree_with_each_other(
         for rank in taking_part:
             assert rank.collectives == count
             assert rank.late_us + rank.wait_us == pytest.approx(skew_us)
-
-
-@pytest.mark.shared_data
-def test_real_ranks_that_exchanged_messages_only_are_said_to_tell_nothing() -> None:
-    paths = [DATA / f"gpu/pair_rank{rank}.json.gz" for rank in (0, 1)]
-    if not all(path.exists() for path in paths):
-        pytest.skip(f"no pair of ranks in {DATA}: set PROFDECK_TEST_DATA")
-    ranks = [collectives_of(path) for path in paths]
-    skew = the(skew_of(ranks))
-
-    assert [len(rank.name) for rank in ranks] == [10, 10]
-    assert [(rank.rank, rank.collectives) for rank in skew.ranks] == [(0, 0), (1, 0)]
-    assert skew.note is not None
-    assert skew.note.startswith("There are only messages from point to point")
-
-
-def collectives_of(path: Path) -> Collectives:
-    document = json.loads(gzip.decompress(path.read_bytes()))
-    kernels = [event for event in document["traceEvents"] if event.get("cat") == "kernel" and "nccl" in event["name"]]
-    names = sorted({kernel["name"] for kernel in kernels})
-    streams = sorted({kernel["tid"] for kernel in kernels})
-    start = np.array([kernel["ts"] * 1000 for kernel in kernels])
-    return Collectives(
-        path=path.name,
-        rank=document["distributedInfo"]["rank"],
-        names=names,
-        groups=[str(stream) for stream in streams],
-        name=np.array([names.index(kernel["name"]) for kernel in kernels]),
-        group=np.array([streams.index(kernel["tid"]) for kernel in kernels]),
-        start_ns=start,
-        end_ns=start + np.array([kernel["dur"] * 1000 for kernel in kernels]),
-    )
 
 
 def arriving(late_ns: NDArray[np.int64]) -> list[Collectives]:

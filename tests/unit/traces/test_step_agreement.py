@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_traces import named
 
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.writing.windows import step_window
 
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
@@ -69,9 +67,7 @@ def check(path: Path) -> None:
 @pytest.mark.shared_data
 @pytest.mark.parametrize("name", ["gpu/nccl.json.gz", "gpu/ns_resolution_rank0.pt.trace.json.gz"])
 def test_real_traces(name: str) -> None:
-    if not (DATA / name).exists():
-        pytest.skip(f"no {name} in {DATA}: set PROFDECK_TEST_DATA")
-    check(DATA / name)
+    check(named(name))
 
 
 def write(path: Path, steps: list[tuple[int, bool]]) -> Path:

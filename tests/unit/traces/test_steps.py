@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,16 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from distributions import install
 from profdeck_sglang import trace_names as sglang
 from profdeck_traces.analysis.model import IterationStatistics, PerStep
 from profdeck_traces.analysis.step_names import TRACE_NAMES, StepName, StepNames
 from profdeck_traces.analysis.step_times import StepTimes
-from profdeck_traces.analysis.steps import GLOBAL_STEP, ITERATION, TraceSteps, find_steps
+from profdeck_traces.analysis.steps import GLOBAL_STEP, ITERATION, find_steps
 from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, OPERATOR, Columns, Tables
 from profdeck_vllm import trace_names as vllm
-
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
 
 NAMES = StepNames([sglang.ITERATION, vllm.ITERATION])
 KERNEL = "kernel"
@@ -155,11 +150,8 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def make(**patterns: str) -> None:
         (tmp_path / "offered_names.py").write_text("".join(f"{name} = {code}\n" for name, code in patterns.items()))
-        about = tmp_path / "offered_names-1.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: offered_names\nVersion: 1\n")
         points = "".join(f"{name} = offered_names:{name}\n" for name in [*patterns, "missing"])
-        (about / "entry_points.txt").write_text(f"[{TRACE_NAMES}]\n{points}")
+        install(tmp_path, "offered_names", f"[{TRACE_NAMES}]\n{points}")
         monkeypatch.syspath_prepend(str(tmp_path))
 
     yield make
@@ -184,10 +176,6 @@ def test_steps_come_in_the_order_of_time_and_of_all_threads() -> None:
     )
     assert [steps.names[name] for name in steps.name] == ["ProfilerStep#1", decode(), decode()]
     assert steps.start_ns.tolist() == [5000, 10_000, 30_000]
-
-
-def test_ascend_marks_steps_as_operators() -> None:
-    assert len(find_steps(columns_of([(OPERATOR, "ProfilerStep#1", HOST, 0, 5)]), NAMES)) == 1
 
 
 def test_an_iteration_that_is_marked_twice_counts_once() -> None:
@@ -459,44 +447,3 @@ def test_no_time_is_made_up(marks: list[tuple[str, int, int]], kernels: list[tup
     ):
         begun = [length for _, start, length in kernels if first and start >= min(first)]
         assert by_kind[kind] == sum(begun)
-
-
-def steps_of(path: Path) -> tuple[StepTimes, TraceSteps, float]:
-    """Read the steps, and the time of all kernels and copies, with the standard library."""
-    document = json.loads(gzip.decompress(path.read_bytes()))
-    events: list[Event] = [
-        (event.get("cat", ""), event["name"], (event["pid"], event["tid"]), event["ts"], event["ts"] + event["dur"])
-        for event in document["traceEvents"]
-        if event.get("ph") == "X" and event.get("cat") in {ANNOTATION, DEVICE_ANNOTATION, *DEVICE_CATEGORIES}
-    ]
-    columns = columns_of(events)
-    times, _ = times_of(events)
-    device = columns.of_categories(DEVICE_CATEGORIES)
-    return times, find_steps(columns, NAMES), float((columns.end_ns - columns.start_ns)[device].sum() / 1000)
-
-
-@pytest.mark.shared_data
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [("amd_mi250.json.gz", 2), ("nccl.json.gz", 3), ("ns_resolution_rank0.pt.trace.json.gz", 5), ("triton.json.gz", 1)],
-)
-def test_real_steps_take_all_of_the_device(name: str, steps: int) -> None:
-    path = DATA / "gpu" / name
-    if not path.exists():
-        pytest.skip(f"no {name} in {DATA}: set PROFDECK_TEST_DATA")
-    times, found, total_us = steps_of(path)
-    device = [step.device_us or 0.0 for step in times.summaries(0)]
-
-    assert len(found) == steps
-    assert sum(device) == pytest.approx(total_us, rel=1e-3)
-
-
-@pytest.mark.shared_data
-def test_real_steps_that_the_device_lags_behind_take_the_same_of_it() -> None:
-    path = DATA / "gpu/ns_resolution_rank0.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip(f"no {path.name} in {DATA}: set PROFDECK_TEST_DATA")
-    steps = steps_of(path)[0].summaries(0)
-
-    assert min(step.duration_us for step in steps) < 36_000
-    assert all(94_000 < (step.device_us or 0) < 95_000 for step in steps)

@@ -7,13 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from profdeck_traces.analysis.model import OperatorSummary, RankSummary
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.summary import summarise_trace
-from profdeck_traces.base.errors import TraceError
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "GPU A"}, {"id": 1, "name": "GPU B"}],
@@ -128,12 +126,6 @@ def test_copies_say_what_they_moved_if_all_of_them_do(tmp_path: Path) -> None:
     ]
 
 
-def test_a_summary_becomes_plain_data(tmp_path: Path) -> None:
-    summary = summarise(tmp_path, {**HEAD, "traceEvents": EVENTS})
-
-    assert json.loads(msgspec.json.encode(summary))["kernels"][0]["total_us"] == 61.0
-
-
 def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> None:
     trace = {**HEAD, "traceEvents": EVENTS}
     cut = json.dumps(trace).index('"ph": "i"')
@@ -239,33 +231,3 @@ def test_a_file_without_events_gives_an_empty_summary(tmp_path: Path) -> None:
     assert summary.devices == ()
     assert summary.steps == ()
     assert summary.rank is None
-
-
-def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="Cannot read"):
-        summarise_trace(tmp_path / "nowhere")
-
-
-def test_numbers_with_more_digits_than_a_float_keep_their_nanoseconds(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    # Neighbouring floats are 250 ns apart there.
-    events = [
-        f'{{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "ts": 1712195495519{n}.{n}, "dur": 1.001}}'
-        for n in range(100, 900)
-    ]
-    path.write_text(f"[{', '.join(events)}]")
-
-    (device,) = summarise_trace(path).devices
-
-    assert (device.span_us, device.busy_us) == (799.799 + 1.001, 799.799 + 1.001)
-
-
-def test_progress_goes_to_the_end_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps([{"ph": "X", "ts": 1, "dur": 1}] * 50_000).encode()))
-    seen: list[tuple[int, int]] = []
-
-    summarise_trace(path, on_progress=lambda done, total: seen.append((done, total)))
-
-    assert seen == sorted(seen)
-    assert seen[-1] == (path.stat().st_size, path.stat().st_size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import types
 import typing
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
+from real_traces import each
 from typer.testing import CliRunner
 
 import profdeck_traces as traces
@@ -25,8 +25,6 @@ from profdeck_traces.tables.of_run import NAMES
 
 pa = pytest.importorskip("pyarrow")
 pc = pytest.importorskip("pyarrow.compute")
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
-REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/*.json")])]
 FRONT = ["role", "replica", "rank", "host", "capture", "run"]
 
 
@@ -94,10 +92,8 @@ def test_rows_add_up(run: Run) -> None:
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
-def test_rows_of_real_traces_add_up(path: Path | None) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/*.json")
+def test_rows_of_real_traces_add_up(path: Path) -> None:
     check_sums(traces.load(path))
 
 

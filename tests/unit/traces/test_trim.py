@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from real_traces import each
 
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.base.errors import TraceError
@@ -21,10 +22,6 @@ from profdeck_traces.writing import trim
 from profdeck_traces.writing.selection import Selection
 from profdeck_traces.writing.trim import trim_trace
 from profdeck_traces.writing.windows import read_extent, step_window
-
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
-REAL: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/trace_view.json")])]
 
 LAYOUTS: list[dict[str, Any]] = [{}, {"indent": 4}, {"separators": (",", ":")}, {"separators": ("\n    ,", ": ")}]
 KINETO = """{
@@ -313,10 +310,8 @@ def test_progress_is_told_in_bytes_of_the_source(source: Path, tmp_path: Path) -
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("path", REAL or [None], ids=lambda path: path.name if path else "none")
-def test_the_middle_of_a_real_trace_equals_the_reference(path: Path | None, tmp_path: Path) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/trace_view.json")
+def test_the_middle_of_a_real_trace_equals_the_reference(path: Path, tmp_path: Path) -> None:
     extent = read_extent(path)
     assert extent.begin_ns is not None
     quarter_ns = int(extent.duration_s * 1e9) // 4

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_traces import each
 
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, StepNames
@@ -15,9 +15,6 @@ from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.writing.trim import trim_trace
 from profdeck_traces.writing.windows import iteration_window, step_window
 
-BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
-DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or BESIDE_THE_CHECKOUT)
-TRACES: list[Path | None] = [*sorted([*DATA.glob("gpu/*.json.gz"), *DATA.glob("npu/trace_view.json")])]
 MOST_WINDOWS = 12
 
 
@@ -27,10 +24,8 @@ def told(steps: tuple[StepSummary, ...]) -> list[tuple[str, float, float]]:
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("path", TRACES or [None], ids=lambda path: path.name if path else "none")
-def test_steps_of_a_trimmed_trace_are_those_of_the_trace(path: Path | None, tmp_path: Path) -> None:
-    if path is None:
-        pytest.skip(f"no traces in {DATA}: set PROFDECK_TEST_DATA")
+@each("gpu/*.json.gz", "npu/trace_view.json")
+def test_steps_of_a_trimmed_trace_are_those_of_the_trace(path: Path, tmp_path: Path) -> None:
     all_steps = summarise_trace(path).steps
     steps = {step.step: step for step in all_steps if step.kind == GLOBAL_STEP and step.step is not None}
     if not steps:

@@ -77,7 +77,7 @@ class TallyBackend(Backend):
     @hookimpl
     def profile_start(self, capture: Capture) -> Awaitable[None] | None:
         self.events, self.iterations = [self._event("start")], 1
-        capture.annotate = self._stage
+        capture.annotate = self.mark_stage
         return self._hook("start", f"start {capture.id}")
 
     @hookimpl
@@ -114,20 +114,21 @@ class TallyBackend(Backend):
     def _hook(self, name: str, call: str) -> Awaitable[None] | None:
         if self.options.wait_s is not None:
             return self._later(name, call)
-        self._do(name, call)
+        self.perform(name, call)
         return None
 
     async def _later(self, name: str, call: str) -> None:
         await asyncio.sleep(self.options.wait_s or 0)
-        self._do(name, call)
+        self.perform(name, call)
 
-    def _do(self, name: str, call: str) -> None:
+    def perform(self, name: str, call: str) -> None:
+        """Note the call of a hook. Tests replace this method to fail or wait in a hook."""
         self.calls.append(call)
         if self.options.fail_at == name:
             raise RuntimeError(f"{name} does not work")
 
     @contextmanager
-    def _stage(self, name: str):  # a context manager
+    def mark_stage(self, name: str):  # a context manager
         self.events.append(self._event(name))
         yield
 
