@@ -39,7 +39,7 @@ from profdeck_npu.analysis import (
 )
 from profdeck_npu.background import request
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
-from profdeck_npu.traces.check import check_directory, check_output
+from profdeck_npu.traces.check import check_directory
 from profdeck_traces.cli.terminal import ExitCode
 
 STUB = Path(__file__).parents[1] / "packages" / "torch_npu_stub"
@@ -214,17 +214,6 @@ def test_an_analysis_that_works(raw: Make) -> None:
     assert not is_analysed(directory)
 
 
-def test_a_database_alone_is_proved_too(raw: Make) -> None:
-    directory = raw(_export_type=["db"])
-    assert analyse(directory).state == "done"
-    database = directory / OUTPUT / "ascend_pytorch_profiler_0.db"
-    assert check_output(directory, ["*.db"]) is None
-    database.write_bytes(b"no database of SQLite at all" * 100)
-    assert "not a database" in (check_output(directory, ["*.db"]) or "")
-
-
-
-
 @pytest.mark.parametrize(
     ("todo", "problem"),
     [
@@ -279,8 +268,6 @@ def test_msprof_is_missed_before_anything_starts(raw: Make, monkeypatch: pytest.
     never = raw("rank_0001.step10")
     assert analyse(never).state == "failed"
     assert known(never).state == "failed"
-
-
 
 
 def test_a_directory_without_raw_data(tmp_path: Path) -> None:
@@ -362,8 +349,6 @@ def test_what_the_analysis_leaves_behind_is_ended(raw: Make, monkeypatch: pytest
     assert analyse(raw()).state == "done"
     (pid,) = hanging(tmp_path / "file")
     assert not runs(pid)
-
-
 
 
 ANALYSE = """
@@ -526,8 +511,6 @@ def test_analysis_is_not_in_progress_if_its_process_exits_immediately(
     request([directory], TIMEOUT_S)
     until(lambda: not known(directory).under_way)  # the shell that starts it needs a moment to exit
     assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
-
-
 
 
 def test_request_without_a_directory_does_not_raise(tmp_path: Path) -> None:

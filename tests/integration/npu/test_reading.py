@@ -15,6 +15,8 @@ from profdeck_npu.traces.directory import AscendDirectory
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.inputs.sources import find_sources
 from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.writing.trim import trim_trace
+from profdeck_traces.writing.windows import step_window
 
 RECORD = """
 import os, sys
@@ -148,6 +150,15 @@ def test_collectives_are_of_their_group_and_count_once(directory: Path) -> None:
     assert view is not None
     assert sum(kernel.count for kernel in summarise_trace(view).kernels if kernel.name == "EVENT_WAIT") == len(called)
     assert "EVENT_WAIT" not in {kernel.name for kernel in summary.kernels}
+
+
+@pytest.mark.parametrize("directory", ["level1"], indirect=True)
+def test_a_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> None:
+    check = trim_trace(directory, tmp_path / "part.json", step_window(directory, range(2, 3)))
+    assert check.whole
+    kept = [event for event in json.loads((tmp_path / "part.json").read_text()) if event["ph"] == "X"]
+    wanted = {float(row["Start Time(us)"]) for row in rows(directory) if row["Step Id"] == "2"}
+    assert wanted <= {float(event["ts"]) for event in kept}
 
 
 @pytest.mark.parametrize("directory", ["device"], indirect=True)
