@@ -17,7 +17,8 @@ import httpx
 import plain_http
 import pytest
 from checkpoints import checkpoint
-from server_contract import ServerContract, status, stop
+from pages import ROOT
+from server_contract import EndContract, ServerContract, status, stop
 from servers import TOKEN, busy, call, command_line, finished
 from sglang_traces import names, spans
 
@@ -60,11 +61,16 @@ def fill(disk: Path) -> None:
 
 
 class TestServer(ServerContract):
-    backend = "sglang"
-    plugins = PLUGINS
     libraries: ClassVar[set[str]] = {"sglang", "torch"}
-    options = ", ignore_frontend: false"
-    roles: ClassVar[set[str]] = {"chat", "chat-tokenizer", "chat-detokenizer"}
+    page = ROOT / "docs" / "how-to" / "sglang.md"
+    url = "http://127.0.0.1:30000"
+    skipped = "needs an SGLang server"
+    runs: ClassVar[dict[str, set[str]]] = {
+        "first": {"server"},
+        "shapes": {"server"},
+        "merged": {"server"},
+        "whole": {"server", "server-tokenizer", "server-detokenizer"},
+    }
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
@@ -237,11 +243,13 @@ def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -
 
 @pytest.fixture(scope="module")
 def pair(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server of two ranks, which have little time to answer."""
+    """A server of two ranks, which have little time to answer. It requires no token."""
     output = tmp_path_factory.mktemp("pair") / "profiles"
     config = output.with_name("profdeck.yaml")
-    config.write_text(f"output: {output}\nroles: {{chat: {{backend: sglang, options: {{rpc_timeout_s: 3}}}}}}\n")
-    return start_server("--tp", "2", **PLUGINS, PROFDECK_CONFIG=str(config), **TOKEN)
+    config.write_text(
+        f"output: {output}\nroles: {{chat: {{backend: sglang, options: {{rpc_timeout_s: 3, auth: none}}}}}}\n"
+    )
+    return start_server("--tp", "2", **PLUGINS, PROFDECK_CONFIG=str(config))
 
 
 @contextlib.contextmanager
@@ -256,7 +264,7 @@ def stopped(process: int) -> Iterator[None]:
 
 def record_both(server: Any) -> int:
     """Record in both ranks; returns the process of the second one."""
-    started = call(server, "POST", "start", {"id": "both", "run": "both", "ranks": "all"})
+    started = call(server, "POST", "start", {"id": "both", "run": "both", "ranks": "all"}, token=None)
     assert started.is_success, started.text
     server.complete(tokens=4)
     return int(started.json()["answer"]["ranks"][1]["pid"])
@@ -310,3 +318,8 @@ def test_a_silent_rank_is_named(pair: Any) -> None:
         assert (first["pid"] > 0, first["iterations"]) == (True, 4)
         assert (second["rank"], second["problems"]) == (1, ["It did not answer within 3 seconds."])
         assert pair.complete()
+
+
+class TestEnd(EndContract):
+    engine: ClassVar[dict[str, Any]] = {"tokenizer": True, "detokenizer": True}
+    roles: ClassVar[set[str]] = {"chat", "chat-tokenizer", "chat-detokenizer"}
