@@ -359,29 +359,6 @@ analyse(Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_caller_leaves_no_process_or_result(
-    raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start, number: signal.Signals
-) -> None:
-    directory = raw()
-    monkeypatch.setenv("STUB_ANALYSIS", "hang")
-    caller = start(ANALYSE, directory)
-    found = hanging(pids)
-    assert known(directory).under_way
-    assert "under way" in (check_directory(directory).problem or "")
-    caller.send_signal(number)
-    for pid in (caller.pid, *found):  # its files are closed, and end them, before it has ended itself
-        await_end(pid)
-    assert known(directory).state == "running"  # nobody was left to say more
-    assert not known(directory).under_way  # even before the caller is waited for
-    problem = check_directory(directory).problem or ""
-    assert "its analysis ended without a result; run: profdeck npu analyse" in problem
-    assert_raw_data_are_intact(directory)
-    monkeypatch.setenv("STUB_ANALYSIS", "")
-    assert cli("npu", "analyse", directory).exit_code == ExitCode.OK
-    assert check_directory(directory).whole
-
-
 def test_two_at_once_are_refused(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start) -> None:
     directory = raw()
     monkeypatch.setenv("STUB_ANALYSIS", "hang")

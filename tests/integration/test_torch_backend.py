@@ -201,17 +201,6 @@ def test_an_interrupted_window_keeps_its_part(build, model, tmp_path: Path) -> N
     assert (rank.status, rank.artifacts[0].iterations, rank.artifacts[0].whole) == (Status.PARTIAL, (0, 1), True)
 
 
-def test_warm_up_steps_are_not_in_the_trace(build, model, tmp_path: Path) -> None:
-    profiler = build(**{"trainer.warmup_steps": 1})
-    for step in range(4):
-        with profiler.capture(step):
-            work(model)
-    complete(tmp_path / "run")
-    trace = load(traces(tmp_path / "run")[0])
-    assert [name for name in names(trace, "user_annotation") if "Step" in name] == ["ProfilerStep#2"]
-    assert names(trace, "cpu_op").count("aten::addmm") == 2
-
-
 @pytest.mark.parametrize(
     ("steps", "settings", "cold_step"),
     [
@@ -240,14 +229,6 @@ def test_the_first_step_is_cold_without_warm_up(
     assert (len(rank.steps), statistics.count) == (3, 3 if cold_step is None else 2)
     assert rank.host_times is not None
     assert rank.host_times.steps == statistics.count
-
-
-def test_a_stage_is_recorded_without_warm_up(build, model, tmp_path: Path) -> None:
-    profiler = build(steps=[2], mode="discrete")
-    for step in range(4):
-        with profiler.capture(step), profiler.stage("forward"):
-            work(model)
-    assert read_manifest(next((tmp_path / "run").rglob("*-forward.json"))).cold_first_step is True
 
 
 def test_clock_anchors_tell_unix_time(build, model, tmp_path: Path) -> None:
@@ -292,18 +273,6 @@ def test_recording_changes_no_result(build, model) -> None:
         return losses
 
     assert train(Profiler()) == train(build(steps=["1..3"], **{"trainer.options.with_stack": True}))
-
-
-def test_too_long_a_capture_is_written_while_the_host_works(build, model, tmp_path: Path) -> None:
-    profiler = build(**{"trainer.options.max_capture_s": 0.2})
-    profiler.start(2)
-    for _ in range(200_000):
-        work(model)
-        if profiler.active is None:
-            break
-    (rank,) = read_run(tmp_path / "run").captures[0].ranks
-    assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True)
-    assert "It was not stopped within max_capture_s=0.2 seconds." in rank.problems[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -92,12 +92,6 @@ def test_an_option_that_the_scheduler_refuses_is_answered(server: Any) -> None:
     assert (answer.status_code, text in answer.json()["error"]) == (409, True), answer.text
 
 
-def test_a_rank_that_the_engine_does_not_have_is_refused(server: Any) -> None:
-    process = command_line(server, "--iterations", "1", "--ranks", "7")
-    _, err = finished(process, server)
-    assert (process.returncode, "whose ranks are 0 to 0" in err) == (1, True), err
-
-
 def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_path: Path) -> None:
     """As between the steps of a trainer that shares the engine's devices."""
 
@@ -194,19 +188,6 @@ def test_what_cannot_be_written_is_said_and_the_server_serves_on(server: Any, ro
     answer = call(server, "POST", "start", {"id": "blocked", "run": "blocked"})
     assert (answer.status_code, "blocked" in answer.json()["error"]) == (409, True), answer.text
     assert server.complete()
-
-
-def test_a_full_disk_costs_the_trace_and_not_the_server(server: Any, root: Path) -> None:
-    with small_disk(root / "small") as disk:
-        body = {"id": "full", "output": str(disk), "run": "run"}
-        assert call(server, "POST", "start", body).is_success
-        assert server.complete(tokens=4)
-        fill(disk)
-        reply = stop(server, "full")
-        (capture,) = reply["captures"]
-        assert (reply["state"], capture["status"]) == ("ended", "failed")
-        assert "the trace could not be written" in capture["problems"][0]
-        assert server.complete()
 
 
 def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -> None:
