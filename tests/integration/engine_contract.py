@@ -80,47 +80,18 @@ def run_commands(page: Path, url: str, skipped: str, shell: Shell, server: Any) 
 
 
 class PageContract:
-    """The how-to page of an engine works: its server's commands and its scripts."""
+    """The scripts on the how-to page of an engine work. `ServerContract` runs the page's commands for a server."""
 
     page: ClassVar[Path]
-    url: ClassVar[str]
-    """Where the page's server listens."""
-    skipped: ClassVar[str]
-    """How its commands for a server are marked."""
     plugins: ClassVar[dict[str, str]]
     """The variable of the engine that loads its plugins."""
     tiny: ClassVar[str]
     """What an engine of the tiny model is given besides its path, as arguments in Python."""
-    runs: ClassVar[dict[str, set[str]]]
-    """The runs that its commands leave, by name, and the roles that record in each."""
-
-    @classmethod
-    def files(cls) -> dict[str, Any]:
-        """Return the files on the page by their names."""
-        return {block.file: block for block in blocks(cls.page) if block.file}
-
-    def test_every_command_for_a_server(self, start_server: Callable[..., Any], tmp_path: Path) -> None:
-        shell = Shell(tmp_path)
-        shell.environment |= {"PROFDECK_TOKEN": "a-secret"}
-        (shell.directory / "server.yaml").write_text(self.files()["server.yaml"].text)
-        server = start_server(
-            **self.plugins,
-            PROFDECK_CONFIG=str(shell.directory / "server.yaml"),
-            PROFDECK__OUTPUT=str(shell.directory / "profiles"),  # the server has a working directory of its own
-            PROFDECK_TOKEN="a-secret",  # noqa: S106  # the page's
-        )
-        run_commands(self.page, self.url, self.skipped, shell, server)
-        for name, roles in self.runs.items():
-            run = shell.directory / "profiles" / name
-            assert read_run(run).status is Status.COMPLETE
-            assert {path.name for path in (run / "step_000000").iterdir()} == roles
-        merged = shell.directory / "profiles" / "merged" / "step_000000" / "server"
-        assert (merged / "target.step0.merged.json.gz").is_file()
 
     def test_the_scripts(self, model: Path, engine_environment: dict[str, str], tmp_path: Path) -> None:
         shell = Shell(tmp_path)
         shell.environment |= engine_environment | self.plugins | {"PATH": shell.environment["PATH"]}
-        files = self.files()
+        files = {block.file: block for block in blocks(self.page) if block.file}
         (shell.directory / "rollout.yaml").write_text(files["rollout.yaml"].text)
         for name in ("rollout.py", "rl.py"):
             shutil.rmtree(shell.directory / "profiles", ignore_errors=True)

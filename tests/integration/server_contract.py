@@ -1,6 +1,6 @@
-"""What the server of every engine does: our routes, the command line against them, and what ends in mid-capture.
+"""Tests of the servers of all engines: profdeck's routes, the command line, and the end of a server in mid-capture.
 
-The test module of an engine has a subclass of `ServerContract` and the fixtures ``server`` and ``root``.
+The test module of an engine has subclasses of `ServerContract` and `EndContract`, and the fixture ``server``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import gzip
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import plain_http
 import pytest
-from servers import TOKEN, busy, call, command_line, finished, wait_for_group, wait_for_start
+from engine_contract import run_commands
+from pages import Shell
+from servers import TOKEN, busy, call, command_line, finished, wait_for_group
 
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
@@ -58,15 +60,16 @@ def steps(path: Path) -> list[str]:
 class ServerContract:
     """What holds for all engines; a subclass says what differs."""
 
-    backend: ClassVar[str]
-    plugins: ClassVar[dict[str, str]]
-    """The variable of the engine that loads its plugins, profdeck among them."""
     libraries: ClassVar[set[str]]
     """What manifests of its ranks give versions of."""
-    options: ClassVar[str]
-    """More options of a server that is ended in mid-capture."""
-    roles: ClassVar[set[str]]
-    """Who records in it, with those options."""
+    page: ClassVar[Path]
+    """How-to page of the engine."""
+    url: ClassVar[str]
+    """URL of the server on the page."""
+    skipped: ClassVar[str]
+    """Skip reason of the page's blocks with commands for a server."""
+    runs: ClassVar[dict[str, set[str]]]
+    """Roles that record in each run of these commands."""
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
@@ -138,39 +141,6 @@ class ServerContract:
         assert process.returncode == 1
         assert "Only 0 of 5 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
-
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signal_stops_recording_on_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:
-        run = f"until-{number.name}"
-        process = command_line(server, "--set", f"run={run}")
-        wait_for_start(process, server)
-        server.complete()
-        process.send_signal(number)
-        out, err = finished(process, server)
-        assert process.returncode == 0, err
-        assert re.search(r"^0 +server +0 +complete", out, re.MULTILINE)
-        assert status(server)["state"] == "ended"
-        assert read_run(root / run).status is Status.COMPLETE
-
-    def test_early_signal_leaves_a_partial_capture(self, server: Any) -> None:
-        process = command_line(server, "--iterations", "1000", "--set", "run=interrupted")
-        wait_for_start(process, server)
-        server.complete()
-        process.send_signal(signal.SIGINT)
-        out, err = finished(process, server)
-        assert process.returncode == 1, err
-        assert "of 1000 iterations ran before the stop." in out
-        assert status(server)["state"] == "ended"
-
-    def test_next_capture_starts_after_a_killed_command(self, server: Any) -> None:
-        process = command_line(server, "--set", "run=lost")
-        wait_for_start(process, server)
-        process.kill()
-        finished(process, server)
-        with busy(server):
-            process = command_line(server, "--iterations", "2", "--set", "run=next")
-            _, err = finished(process, server)
-        assert process.returncode == 0, err
 
     def test_the_routes_start_stop_and_name_the_files(self, server: Any, root: Path) -> None:
         assert server.complete()
@@ -278,20 +248,31 @@ class ServerContract:
         _, err = finished(process, server)
         assert (process.returncode, "401" in err) == (1, True)
 
-    def test_a_server_that_is_ended_in_mid_capture_leaves_its_traces(
-        self, start_server: Callable[..., Any], tmp_path: Path
-    ) -> None:
-        config = tmp_path / "profdeck.yaml"
-        config.write_text(
-            f"output: {tmp_path / 'profiles'}\n"
-            f"roles: {{chat: {{backend: {self.backend}, options: {{auth: none{self.options}}}}}}}\n"
-        )
-        server = start_server(**self.plugins, PROFDECK_CONFIG=str(config))  # without a token, as its config says
-        assert call(server, "POST", "start", {"id": "last", "run": "ended"}, token=None).is_success
+    def test_every_command_of_the_page(self, server: Any, root: Path, tmp_path: Path) -> None:
+        shell = Shell(tmp_path)
+        shell.environment |= TOKEN
+        run_commands(self.page, self.url, self.skipped, shell, server)
+        for name, roles in self.runs.items():
+            assert read_run(root / name).status is Status.COMPLETE
+            assert {path.name for path in (root / name / "step_000000").iterdir()} == roles
+        assert (root / "merged" / "step_000000" / "server" / "target.step0.merged.json.gz").is_file()
+
+
+class EndContract:
+    """The end of a server in mid-capture. This class must be the last of its module, because it ends the server."""
+
+    engine: ClassVar[dict[str, Any]] = {}
+    """Options of the engine in the request."""
+    roles: ClassVar[set[str]]
+    """Roles of the processes that record with these options."""
+
+    def test_a_server_that_is_ended_in_mid_capture_leaves_its_traces(self, server: Any, root: Path) -> None:
+        body = {"id": "last", "run": "ended", "role": "chat", "engine": self.engine}
+        assert call(server, "POST", "start", body).is_success
         server.complete()
         server.process.send_signal(signal.SIGTERM)
         wait_for_group(server.process)
-        report = read_run(tmp_path / "profiles" / "ended")
+        report = read_run(root / "ended")
         assert {capture.role for capture in report.captures} == self.roles
         for capture in report.captures:
             (rank,) = capture.ranks

@@ -43,30 +43,10 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-# Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
-ALONE = """
-import os, threading, torch
-from pathlib import Path
-from profdeck import Profiler
-first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-checkpoint = Path(f"checkpoint.{os.environ['RANK']}")
-step = int(checkpoint.read_text()) if checkpoint.exists() else 0
-profiler = Profiler.from_config("job.yaml")
-while not Path("stop").exists():
-    with profiler.capture(step), profiler.stage("update"):
-        torch.ones(16, 16).matmul(torch.ones(16, 16))
-        threading.Event().wait(0.01)
-    step += 1
-    checkpoint.write_text(str(step - step % 10))
-    if first_life and Path("fail").exists():
-        os._exit(3)
-"""
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     (tmp_path / "job.py").write_text(JOB)
-    (tmp_path / "alone.py").write_text(ALONE)
     (tmp_path / "job.yaml").write_text(
         "output: out\nrun: run\nroles: {trainer: {backend: torch, ranks: all, warmup_steps: 1}}\n"
     )
@@ -128,25 +108,9 @@ def test_both_ranks_record_the_same_steps(job: Path) -> None:
         assert [rank.notes for rank in capture.ranks] == [(), ()]  # both had their warm-up
 
 
-@pytest.mark.long
-def test_a_job_that_is_restarted_makes_the_capture_that_it_was_asked_for(job: Path) -> None:
-    with launched(job, "--max-restarts", "1", "alone.py") as launcher, ask(job, launcher, "--in", "300") as command:
-        assert command.stderr is not None
-        assert any("will be captured" in line for line in command.stderr)
-        (job / "fail").touch()
-        document = answer(command)
-        (job / "stop").touch()
-        output, _ = launcher.communicate(timeout=120)
-        assert launcher.returncode == 0, output
-    (capture,) = read_run(job / "out" / "run").captures
-    assert (capture.first_step, capture.status) == (document["first_step"], Status.COMPLETE)
-    assert [len(process["captures"]) for process in document["processes"]] == [1, 1]
-
-
-@pytest.mark.parametrize("on_demand", ["true", pytest.param("tcpstore", marks=pytest.mark.long)])
-def test_captures_by_the_clock(job: Path, on_demand: str) -> None:
+def test_captures_by_the_clock(job: Path) -> None:
     config = job / "job.yaml"
-    config.write_text(f"{config.read_text()}steps: [every 2 s for 2]\non_demand: {on_demand}\n")
+    config.write_text(f"{config.read_text()}steps: [every 2 s for 2]\non_demand: true\n")
     run, pause = job / "out" / "run", threading.Event()
     with launched(job, "job.py") as launcher:
         while len(list(run.glob("step_*/trainer/rank_000[01].step*.gz"))) < 4:

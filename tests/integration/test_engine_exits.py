@@ -90,16 +90,6 @@ def test_a_window_that_ended_is_complete_however_the_process_ends(start, tmp_pat
     assert (rank(tmp_path).status, rank(tmp_path).problems) == (Status.COMPLETE, ())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_an_engine_that_waits(start, tmp_path: Path, number: signal.Signals) -> None:
-    process = start(CAPTURE + WAIT, "{}")
-    await_recording(process)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == -number
-    assert rank(tmp_path).status is Status.PARTIAL
-
-
 def test_a_signal_to_an_engine_that_serves(start, tmp_path: Path) -> None:
     process = start(CAPTURE + "print('recording', flush=True)\nwhile True: iterate(1)", "{'count': 10**9}")
     await_recording(process)
@@ -141,10 +131,3 @@ ready.wait()
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert (rank(tmp_path).status, rank(tmp_path).problems) == (Status.PARTIAL, (ENDED,))
-
-
-def test_a_killed_engine_is_missing(start, tmp_path: Path) -> None:
-    process = start(CAPTURE + "os.kill(os.getpid(), signal.SIGKILL)", "{}")
-    process.communicate(timeout=60)
-    found = rank(tmp_path)
-    assert (found.status, found.artifacts) == (Status.MISSING, ())

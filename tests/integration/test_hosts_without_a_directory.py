@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from namespaces import linked_hosts
 from processes import ending, free_port, until
 from profdeck_torch.tcp_store import connect
 
@@ -118,59 +117,6 @@ def test_a_store_that_hangs_costs_a_step_once(job: tuple[Path, int, list[int]], 
 def captured_at_last(process: subprocess.Popen[str]) -> bool:
     out, _ = process.communicate(timeout=120)
     return bool(out) and process.returncode == 0
-
-
-@pytest.mark.long
-def test_a_job_that_ends_meanwhile_is_said(ask: Ask, tmp_path: Path) -> None:
-    port = free_port()
-    with ending() as nodes:
-        for node in range(2):
-            nodes.append(subprocess.Popen(launch(node, "127.0.0.1", port, tmp_path), text=True))
-        run = tmp_path / "host0" / "live"
-        until((tmp_path / "host1" / "step").exists)
-        waiting = ask(run, "--in", 100_000)
-        assert waiting.stderr is not None
-        assert any("will be captured" in line for line in waiting.stderr)
-        for process in nodes:
-            process.send_signal(signal.SIGTERM)
-        for process in nodes:
-            process.wait(60)
-    _, error = waiting.communicate(timeout=120)
-    assert waiting.returncode == 1
-    assert "Traceback" not in error
-    assert "can no longer be reached" in error or "is withdrawn" in error or "has ended" in error
-
-
-@pytest.mark.long
-def test_two_hosts_with_a_network_between_them(ask: Ask, tmp_path: Path) -> None:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
-    with linked_hosts(2, tmp_path) as hosts, ending() as nodes:
-        for node, host in enumerate(hosts):
-            command = [*host.enter, *launch(node, hosts[0].address, 29500, tmp_path)]
-            nodes.append(subprocess.Popen(command, env=environment, text=True))
-        runs = [tmp_path / f"host{node}" / "live" for node in range(2)]
-
-        def both_are_there() -> bool:
-            return "2 processes" in ask(runs[0], within=hosts[0].enter).communicate(timeout=120)[1]
-
-        until(both_are_there, every_s=0.5)
-        for host, run in zip(hosts, runs, strict=True):
-            found = captured(ask(run, "--steps", 2, "--json", within=host.enter))
-            (here,) = (process for process in found["processes"] if process["files_here"])
-            assert (found["complete"], ranks(found)) == (True, [(here["rank"], "complete")])
-            assert here["directory"] == str(run)
-            assert [process["host"] for process in found["processes"]] == ["host-0", "host-1"]
-
-        # the link is cut, and comes back
-        hosts[1].link("down")
-        cut = ask(runs[1], within=hosts[1].enter)
-        assert "tcpstore:10.77.0.1:29500" in cut.communicate(timeout=60)[1]
-        assert cut.returncode == 1
-        hosts[1].link("up")
-        until(lambda: captured_at_last(ask(runs[1], "--json", within=hosts[1].enter)), every_s=1)
-
-        subprocess.run([*hosts[0].enter, "touch", str(tmp_path / "host0" / "stop")], check=True)
-        assert [process.wait(60) for process in nodes] == [0, 0]
 
 
 def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from profdeck_npu.analysis import (
 )
 from profdeck_npu.background import request
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
-from profdeck_npu.traces.check import check_directory, check_output
+from profdeck_npu.traces.check import check_directory
 from profdeck_traces.cli.terminal import ExitCode
 
 STUB = Path(__file__).parents[1] / "packages" / "torch_npu_stub"
@@ -214,21 +214,6 @@ def test_an_analysis_that_works(raw: Make) -> None:
     assert not is_analysed(directory)
 
 
-def test_a_database_alone_is_proved_too(raw: Make) -> None:
-    directory = raw(_export_type=["db"])
-    assert analyse(directory).state == "done"
-    database = directory / OUTPUT / "ascend_pytorch_profiler_0.db"
-    assert check_output(directory, ["*.db"]) is None
-    database.write_bytes(b"no database of SQLite at all" * 100)
-    assert "not a database" in (check_output(directory, ["*.db"]) or "")
-
-
-def test_the_export_of_a_call_goes_before_that_of_the_recording(raw: Make) -> None:
-    directory = raw(_export_type=["db"])
-    assert analyse(directory, export=("text",)).expected == ("trace_view.json", "kernel_details.csv")
-    assert not [*directory.glob(f"{OUTPUT}/*.db")]
-
-
 @pytest.mark.parametrize(
     ("todo", "problem"),
     [
@@ -283,15 +268,6 @@ def test_msprof_is_missed_before_anything_starts(raw: Make, monkeypatch: pytest.
     never = raw("rank_0001.step10")
     assert analyse(never).state == "failed"
     assert known(never).state == "failed"
-
-
-def test_without_device_data_msprof_is_not_needed(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    directory = raw(activities=["ProfilerActivity.CPU"])
-    for path in sorted((directory / "PROF_000001_1_A").rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    (directory / "PROF_000001_1_A").rmdir()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert analyse(directory).state == "done"
 
 
 def test_a_directory_without_raw_data(tmp_path: Path) -> None:
@@ -375,49 +351,12 @@ def test_what_the_analysis_leaves_behind_is_ended(raw: Make, monkeypatch: pytest
     assert not runs(pid)
 
 
-def test_another_thread_ends_it(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path) -> None:
-    directory = raw()
-    monkeypatch.setenv("STUB_ANALYSIS", "hang")
-    cancelled = threading.Event()
-    states: list[AnalysisState] = []
-    worker = threading.Thread(target=lambda: states.append(analyse(directory, cancelled=cancelled)))
-    worker.start()
-    found = hanging(pids)
-    cancelled.set()
-    worker.join()
-    assert not any(map(runs, found))
-    assert states[0].problems == ("it was interrupted",)
-
-
 ANALYSE = """
 import sys
 from pathlib import Path
 from profdeck_npu.analysis import analyse
 analyse(Path(sys.argv[1]))
 """
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_caller_leaves_no_process_or_result(
-    raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start, number: signal.Signals
-) -> None:
-    directory = raw()
-    monkeypatch.setenv("STUB_ANALYSIS", "hang")
-    caller = start(ANALYSE, directory)
-    found = hanging(pids)
-    assert known(directory).under_way
-    assert "under way" in (check_directory(directory).problem or "")
-    caller.send_signal(number)
-    for pid in (caller.pid, *found):  # its files are closed, and end them, before it has ended itself
-        await_end(pid)
-    assert known(directory).state == "running"  # nobody was left to say more
-    assert not known(directory).under_way  # even before the caller is waited for
-    problem = check_directory(directory).problem or ""
-    assert "its analysis ended without a result; run: profdeck npu analyse" in problem
-    assert_raw_data_are_intact(directory)
-    monkeypatch.setenv("STUB_ANALYSIS", "")
-    assert cli("npu", "analyse", directory).exit_code == ExitCode.OK
-    assert check_directory(directory).whole
 
 
 def test_two_at_once_are_refused(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start) -> None:
@@ -551,11 +490,8 @@ def test_analysis_is_not_in_progress_if_its_process_exits_immediately(
     assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
 
 
-def test_request_without_directories() -> None:
+def test_request_without_a_directory_does_not_raise(tmp_path: Path) -> None:
     request([], TIMEOUT_S)
-
-
-def test_request_with_a_missing_directory_does_not_raise(tmp_path: Path) -> None:
     request([tmp_path / "gone_ascend_pt"], TIMEOUT_S)
 
 

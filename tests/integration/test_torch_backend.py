@@ -201,27 +201,6 @@ def test_an_interrupted_window_keeps_its_part(build, model, tmp_path: Path) -> N
     assert (rank.status, rank.artifacts[0].iterations, rank.artifacts[0].whole) == (Status.PARTIAL, (0, 1), True)
 
 
-def test_a_window_that_never_records_says_so(build, model, tmp_path: Path) -> None:
-    profiler = build(**{"trainer.window": {"wait": 5, "active": 1}})
-    with profiler.capture(2):
-        work(model)
-        profiler.step(0, "mini_batch")
-    (rank,) = read_run(tmp_path / "run").captures[0].ranks
-    assert rank.status is Status.FAILED
-    assert "ended before anything was to be recorded" in rank.problems[0]
-
-
-def test_warm_up_steps_are_not_in_the_trace(build, model, tmp_path: Path) -> None:
-    profiler = build(**{"trainer.warmup_steps": 1})
-    for step in range(4):
-        with profiler.capture(step):
-            work(model)
-    complete(tmp_path / "run")
-    trace = load(traces(tmp_path / "run")[0])
-    assert [name for name in names(trace, "user_annotation") if "Step" in name] == ["ProfilerStep#2"]
-    assert names(trace, "cpu_op").count("aten::addmm") == 2
-
-
 @pytest.mark.parametrize(
     ("steps", "settings", "cold_step"),
     [
@@ -252,14 +231,6 @@ def test_the_first_step_is_cold_without_warm_up(
     assert rank.host_times.steps == statistics.count
 
 
-def test_a_stage_is_recorded_without_warm_up(build, model, tmp_path: Path) -> None:
-    profiler = build(steps=[2], mode="discrete")
-    for step in range(4):
-        with profiler.capture(step), profiler.stage("forward"):
-            work(model)
-    assert read_manifest(next((tmp_path / "run").rglob("*-forward.json"))).cold_first_step is True
-
-
 def test_clock_anchors_tell_unix_time(build, model, tmp_path: Path) -> None:
     with build().capture(2):
         work(model)
@@ -273,16 +244,6 @@ def test_clock_anchors_tell_unix_time(build, model, tmp_path: Path) -> None:
         assert anchor.uncertainty_ns < 5e6
 
 
-def test_captures_follow_each_other_in_discrete_mode(build, model, tmp_path: Path) -> None:
-    profiler = build(steps=["1..2"], mode="discrete")
-    forward = profiler.stage("forward")(work)
-    for step in range(4):
-        with profiler.capture(step):
-            forward(model)
-            forward(model)
-    assert len(complete(tmp_path / "run").captures) == 4
-
-
 def test_another_profiler_is_reported_and_left_alone(build, model, tmp_path: Path) -> None:
     profiler = build()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own, profiler.capture(2):
@@ -294,28 +255,6 @@ def test_another_profiler_is_reported_and_left_alone(build, model, tmp_path: Pat
     with build(steps=[3], run="after").capture(3):
         work(model)
     complete(tmp_path / "after")
-
-
-def test_two_roles_of_one_process_take_turns(build, model, tmp_path: Path) -> None:
-    trainer = build(steps=[1])
-    settings = {"output": str(tmp_path), "run": "ref", "steps": [1, 2], "ref.backend": "torch"}
-    ref = Profiler.from_config(role="ref", settings=settings)
-    with trainer.capture(1), ref.capture(1):
-        work(model)
-    with ref.capture(2):
-        work(model)
-    complete(tmp_path / "run")
-    (found,) = read_run(tmp_path / "ref").captures
-    (rank,) = found.ranks
-    assert (rank.status, rank.problems) == (
-        Status.PARTIAL,
-        ("Step 1 was not recorded, as its turn came later.",),
-    )
-    assert "s for torch, held by this process (trainer, step1), and began in step 2." in rank.notes[0]
-    (trace,) = tmp_path.glob("ref/step_000001/ref/*.trace.json.gz")
-    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
-    assert {"ProfilerStep#2", "aten::addmm"} <= names
-    assert "ProfilerStep#1" not in names
 
 
 def test_recording_changes_no_result(build, model) -> None:
@@ -334,18 +273,6 @@ def test_recording_changes_no_result(build, model) -> None:
         return losses
 
     assert train(Profiler()) == train(build(steps=["1..3"], **{"trainer.options.with_stack": True}))
-
-
-def test_too_long_a_capture_is_written_while_the_host_works(build, model, tmp_path: Path) -> None:
-    profiler = build(**{"trainer.options.max_capture_s": 0.2})
-    profiler.start(2)
-    for _ in range(200_000):
-        work(model)
-        if profiler.active is None:
-            break
-    (rank,) = read_run(tmp_path / "run").captures[0].ranks
-    assert (rank.status, rank.artifacts[0].whole) == (Status.PARTIAL, True)
-    assert "It was not stopped within max_capture_s=0.2 seconds." in rank.problems[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
-import json
 import signal
 import subprocess
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from processes import python_path
 from profdeck import Status
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.run_report import read_run
@@ -160,42 +155,8 @@ def test_who_waits_is_ended(
         assert found.problems[1].startswith("Its turn never came: it waited ")
 
 
-def test_many_in_turn(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    """Whoever tries first when the device is free has it; all have it in the end, and nobody at the same time."""
-    identities = [f"os.environ['RANK'], os.environ['WORLD_SIZE'] = '{rank}', '4'\n" for rank in range(4)]
-    found = [
-        Process(start("import os\n" + identity + TRAINER + LOOP, repr(TALLY | {"ranks": "all"})))
-        for identity in identities
-    ]
-    for process in found:
-        process.do("trainer.start(1)")
-    for turn, holder in enumerate(found):
-        for process in found[turn:]:
-            process.do(f"assert trainer.active.waits_for is {None if process is holder else 'not None'}")
-        holder.do("trainer.close()")
-        for process in found[turn + 1 :]:
-            process.do("trainer.step(0, 'mini_batch')")
-    for process in found:
-        process.end()
-    (capture,) = read_run(tmp_path / "run").captures
-    assert [rank.status for rank in capture.ranks] == [Status.PARTIAL] * 4  # they were closed
-    assert [len(rank.artifacts) for rank in capture.ranks] == [1] * 4
-
-
 # With the recorder of torch.
 
-FAKE_DEVICE = """
-import attrs
-from profdeck_torch.backend import TorchBackend
-
-@attrs.define
-class FakeDevice(TorchBackend):
-    name = "torch-fake"
-    device_types = ("fake",)
-
-    def devices(self):
-        return ("fake-device",)
-"""
 WORK = """
 import torch
 def work():
@@ -220,61 +181,6 @@ torch.cuda.synchronize = lambda: initialized or initialize()
 activities = {{torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}}
 torch.autograd.profiler._supported_activities = lambda: activities  # as in a CUDA build of torch
 """
-
-
-@pytest.fixture
-def fake_device(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH with the backend `torch`, but as if it recorded a device that the processes of a host share."""
-    site = tmp_path_factory.mktemp("fake")
-    about = site / "torch_fake-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-fake\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[profdeck.backends]\ntorch-fake = torch_fake:FakeDevice\n")
-    (site / "torch_fake.py").write_text(FAKE_DEVICE)
-    return python_path(site)
-
-
-def recorded_ns(path: Path, role: str) -> tuple[int, int]:
-    """Return when the first and the last operation of a trace were, by the clock of the host."""
-    (file,) = path.glob(f"run/step_000001/{role}/*.trace.json.gz")
-    trace: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()), parse_float=Decimal)
-    times = [event["ts"] for event in trace["traceEvents"] if event.get("name") == "aten::mm"]
-    (artifact,) = manifests(path)[role].artifacts
-    (anchor, *_) = artifact.anchors
-    begin = anchor.unix_ns - int(Decimal(anchor.trace_us) * 1000)
-    return begin + int(min(times) * 1000), begin + int(max(times) * 1000)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("first", ["rollout", "trainer"])
-def test_torch_records_one_after_the_other(
-    start: Callable[..., subprocess.Popen[str]], fake_device: str, tmp_path: Path, first: str
-) -> None:
-    """Both processes work all the time; each is recorded in its turn."""
-    trainer = Process(start(TRAINER + WORK + LOOP, repr({"backend": "torch-fake"}), PYTHONPATH=fake_device))
-    engine = Process(start(ENGINE + WORK + LOOP, repr(("fake", {})), PYTHONPATH=fake_device))
-    both = [lambda: engine.do("ask(3)"), lambda: trainer.do("trainer.start(1)")]
-    for begin in both if first == "rollout" else both[::-1]:
-        begin()
-    for _ in range(5):
-        engine.do("iterate(1)")
-        trainer.do("work(); trainer.step(0, 'mini_batch')")
-    trainer.do("work(); trainer.start(99)")
-    engine.do("iterate(5)")
-    engine.end()
-    trainer.end()
-    found = manifests(tmp_path)
-    second = found["trainer" if first == "rollout" else "rollout"]
-    assert found[first].waited_s is None
-    assert second.waited_s is not None
-    holder = engine if first == "rollout" else trainer
-    assert f"s for fake-device, held by process {holder.pid} ({first}, step1), and began " in second.notes[0]
-    assert found["rollout"].status is Status.COMPLETE
-    assert found["trainer"].problems == ("The host went from step 1 to step 99.",)
-    (_, end_ns), (begin_ns, _) = recorded_ns(tmp_path, first), recorded_ns(tmp_path, second.role)
-    assert end_ns < begin_ns
 
 
 @pytest.mark.torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from profdeck import Profiler
 
 HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
+# Starts a process on a simulated host with another name. That host mounts the directory of the runs separately and has
+# its own shared memory.
+OTHER_HOST = ["unshare", "--uts", "--mount"]
+MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --bind "$0" "$0" && exec "$@"']
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -107,18 +112,23 @@ class Engines:
     """The servers that all tests share; they start side by side."""
 
     workers: tuple[Server, Server]
+    on_two_hosts: bool
+    """True if the second worker runs on a simulated second host."""
+
     reward: SglangServer | None
 
 
 @pytest.fixture(scope="session")
-def engines(begin: Begin) -> Engines:
+def engines(begin: Begin, root: Path) -> Engines:
     """Start the shared servers."""
-    return Engines((begin.vllm(), begin.vllm()), begin.sglang())
+    other = subprocess.run([*OTHER_HOST, "hostname", "other"], check=False, capture_output=True).returncode == 0
+    second = begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ()))
+    return Engines((begin.vllm(), second), other, begin.sglang())
 
 
 @pytest.fixture(scope="session")
 def workers(engines: Engines) -> tuple[Server, Server]:
-    """Two servers of vLLM."""
+    """Two servers of vLLM, on two hosts if namespaces are allowed here."""
     first, second = map(up, engines.workers)
     return first, second
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,10 +29,6 @@ class Blocking:
 
     def __init__(self) -> None:
         self.recorder = EngineRecorder(Identity(), "tally-device", {})
-        self.reached: float | None = None
-        """When it was last asked whether it has profdeck, in Unix seconds."""
-        self.started: list[float] = []
-        """When each start came."""
 
     def iterate(self, count: int) -> None:
         for _ in range(count):
@@ -45,13 +39,9 @@ class Blocking:
 class Awaited(Blocking):
     """An engine whose calls are awaited in its event loop."""
 
-    def __init__(self, reach_s: float = 0.0) -> None:
-        """Args:
-        reach_s: how long it takes to be reached.
-        """
+    def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.get_running_loop()
-        self.reach_s = reach_s
 
 
 class HeldEngine(Engine):
@@ -63,17 +53,12 @@ class HeldEngine(Engine):
         self._held = held
 
     async def has_profdeck(self) -> bool:
-        if isinstance(self._held, Awaited):
-            await asyncio.sleep(self._held.reach_s)
-        self._held.reached = time.time()
         return True
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         if self._held.loop is not None:
             assert self._held.loop is asyncio.get_running_loop()
             await asyncio.sleep(0)
-        if command == "start":
-            self._held.started.append(time.time())
         recorder = self._held.recorder
         return Answer(ranks=(handle_command(command, payload, recorder, recorder.start, recorder.stop),))
 
@@ -103,16 +88,15 @@ class Common:
 
     def about(self) -> dict[str, Any]:
         """Tell what came of the engine."""
-        reply = self.engine.recorder.reply()
-        return {"state": str(reply.state), "reached": self.engine.reached, "started": self.engine.started}
+        return {"state": str(self.engine.recorder.reply().state)}
 
 
 class AsyncActor(Common):
     """Has an event loop."""
 
-    async def make(self, reach_s: float = 0.0) -> None:
+    async def make(self) -> None:
         self.number, self.words = 3, "http://127.0.0.1:9"
-        self.engine = Awaited(reach_s)
+        self.engine = Awaited()
 
 
 class SyncActor(Common):
@@ -143,27 +127,6 @@ class Deep(SyncActor):
     @property
     def engine(self) -> Blocking:  # type: ignore[override]  # for the tests only
         return self.worker.engine  # type: ignore[no-any-return]
-
-
-class Two(SyncActor):
-    """Holds two engines."""
-
-    def make(self) -> None:
-        self.engine = Blocking()
-        self.same, self.other = self.engine, Blocking()
-
-
-class Foreign(SyncActor):
-    """Holds an engine that lives in an event loop which is not the actor's."""
-
-    def make(self) -> None:
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, daemon=True).start()
-
-        async def make() -> Awaited:
-            return Awaited()
-
-        self.engine = asyncio.run_coroutine_threadsafe(make(), loop).result()
 
 
 class Itself(Blocking):

@@ -16,7 +16,6 @@ from engine_servers import Server, Servers, up
 from servers import at_rest, busy, command_line_of_many, finished
 
 from profdeck import Profiler
-from profdeck.base.errors import CaptureError
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
 
@@ -67,22 +66,6 @@ def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server]
     recorded = {(capture["replica"], capture["stage"]) for capture in document["ls"]["captures"]}
     assert recorded == {*enumerate(types)}
     assert document["complete"], document["problem"]
-    assert at_rest(*pair)
-
-
-def test_worker_types_choose_between_them(
-    pair: tuple[Server, Server], router: Server, root: Path, rollouts: Callable[[dict[str, Any]], Profiler]
-) -> None:
-    targets = {"rollout.targets": {"router": router.url, "worker_types": ["regular"]}}
-    profiler = rollouts(settings(root, "none") | targets)
-    with pytest.raises(CaptureError, match="2 found, none of them selected by worker_types"):
-        profiler.start(0)
-    targets["rollout.targets"]["worker_types"] = ["decode"]
-    profiler = rollouts(settings(root, "types") | targets)
-    with profiler.capture(0):
-        router.complete(tokens=8)
-    (whole,) = (target for target in read_run(root / "types").targets if target.policy)
-    assert [(record.name, record.worker_type) for record in whole.targets] == [(pair[1].url, "decode")]
     assert at_rest(*pair)
 
 

@@ -6,7 +6,6 @@ The last tests of the file end servers that are there for that; those before lea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -36,37 +35,18 @@ from profdeck.verification.run_report import read_run
 Rollouts = Callable[[dict[str, Any]], Profiler]
 StartDriver = Callable[[dict[str, Any]], "subprocess.Popen[str]"]
 Remount = Callable[[str], None]
-# A process in it sees a host of another name, which has mounted the directory of the runs by itself. Its shared memory
-# ends with it.
-OTHER_HOST = ["unshare", "--uts", "--mount"]
-MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --bind "$0" "$0" && exec "$@"']
 
 
-@pytest.fixture(scope="session", autouse=True)
-def begun(begin: Any, engines: Any, root: Path) -> tuple[Server, bool]:
-    """Start a vLLM server that tests may kill. Return it, and True if it runs on a simulated second host."""
-    other = subprocess.run([*OTHER_HOST, "hostname", "other"], check=False, capture_output=True).returncode == 0
-    return begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ())), other
+@pytest.fixture
+def victim(begin: Any) -> Server:
+    """A vLLM server that the test kills."""
+    return up(begin.vllm())
 
 
-@pytest.fixture(scope="session")
-def victim(begun: tuple[Server, bool]) -> Server:
-    """A server of vLLM that is there to be killed; of another host, where that can be made here."""
-    return up(begun[0])
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture
 def doomed(begin: Any, reward: SglangServer) -> SglangServer:
-    """An SGLang server that tests may kill."""
+    """An SGLang server that the test kills."""
     return up(begin.sglang())
-
-
-@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.long)])
-def pair(request: pytest.FixtureRequest) -> Any:
-    """Two servers of one engine, and its backend."""
-    if request.param == "vllm":
-        return *request.getfixturevalue("workers"), request.param
-    return request.getfixturevalue("reward"), request.getfixturevalue("doomed"), request.param
 
 
 def settings(root: Path, run: str, servers: Sequence[Server], backend: str = "vllm", **own: Any) -> dict[str, Any]:
@@ -92,45 +72,14 @@ def ranks(root: Path, run: str) -> dict[int | None, RankReport]:
     return {capture.replica: rank for capture in read_run(root / run).captures for rank in capture.ranks}
 
 
-@contextlib.contextmanager
-def hanging(server: Server) -> Iterator[None]:
-    """Let the process of a server that answers requests do nothing for a while."""
-    server.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.process.send_signal(signal.SIGCONT)
-
-
 # Servers that hang.
 
 
-def test_a_server_that_hangs_takes_no_part(pair: Any, root: Path, rollouts: Rollouts) -> None:
-    healthy, hung, backend = pair
-    run = f"hangs-{backend}"
-    profiler = rollouts(settings(root, run, [healthy, hung], backend, start_timeout_s=8.0))
-    with hanging(hung):
-        began = time.monotonic()
-        profiler.start(0)
-        assert time.monotonic() - began < 8
-        healthy.complete()
-        with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 timed_out"):
-            profiler.stop()
-    found = records(root, run)
-    assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
-    assert found[hung.url].reason == "It could not be reached within 4 seconds, half of start_timeout_s."
-    hung.complete()
-    assert at_rest(healthy, hung)
-    recorded = [rank for rank in ranks(root, run).values() if rank.status is Status.COMPLETE]
-    assert [bool(rank.events) for rank in recorded] == [True]
-
-
 def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
-    pair: Any, root: Path, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
+    workers: tuple[Server, Server], root: Path, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy, hung, backend = pair
-    run = f"hangs-at-start-{backend}"
-    profiler = rollouts(settings(root, run, [healthy, hung], backend, start_timeout_s=6.0))
+    healthy, hung = workers
+    profiler = rollouts(settings(root, "hangs-at-start", workers, start_timeout_s=6.0))
     fired = FleetBackend._fired
 
     async def hang_and_fire(self: FleetBackend, *arguments: Any) -> Any:
@@ -148,11 +97,11 @@ def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
     with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 timed_out"):
         profiler.stop()
     assert took_s < 6 + control_backend._ROLL_BACK_S + 1
-    found = records(root, run)
+    found = records(root, "hangs-at-start")
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
     assert found[hung.url].reason == "It did not start within start_timeout_s=6 seconds."
     hung.complete()
-    assert at_rest(healthy, hung)
+    assert at_rest(*workers)
 
 
 def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
@@ -164,8 +113,12 @@ def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
     for worker in workers:
         worker.complete()
     began = time.monotonic()
-    with hanging(hung), pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 timed_out"):
-        profiler.stop()
+    hung.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 timed_out"):
+            profiler.stop()
+    finally:
+        hung.process.send_signal(signal.SIGCONT)
     assert time.monotonic() - began < 5 + control_backend._ROLL_BACK_S + 1
     found = records(root, "hangs-at-stop")
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
@@ -215,28 +168,27 @@ def start_driver() -> Iterator[StartDriver]:
 
 
 def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
-    pair: Any, root: Path, rollouts: Rollouts, start_driver: StartDriver
+    workers: tuple[Server, Server], root: Path, rollouts: Rollouts, start_driver: StartDriver
 ) -> None:
-    first, second, backend = pair
-    driver = start_driver(settings(root, f"orphans-{backend}", [first, second], backend))
+    first, second = workers
+    driver = start_driver(settings(root, "orphans", workers))
     first.complete()
     driver.kill()
     driver.wait()
     second.complete()
     assert (states(first), states(second)) == ({"recording"}, {"recording"})
-    run = f"adopters-{backend}"
-    profiler = rollouts(settings(root, run, [first, second], backend))
+    profiler = rollouts(settings(root, "adopters", workers))
     profiler.start(0)
     first.complete()
     second.complete()
     profiler.stop()
-    assert at_rest(first, second)
-    after = fleet_of(root, run)
+    assert at_rest(*workers)
+    after = fleet_of(root, "adopters")
     assert after.status is Status.COMPLETE
     assert {record.outcome for record in after.targets} == {Outcome.FLUSHED}
     said = [note for note in after.notes if f"as its owner is gone: step0 of process {driver.pid} on" in note]
     assert len(said) == 2, after.notes
-    orphans = ranks(root, f"orphans-{backend}")
+    orphans = ranks(root, "orphans")
     assert sorted(orphans) == [0, 1]
     for rank in orphans.values():
         assert (rank.status, bool(rank.events)) == (Status.PARTIAL, True)
@@ -244,94 +196,62 @@ def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
         assert all(artifact.whole for artifact in rank.artifacts)
 
 
-def test_of_two_drivers_the_second_one_is_told_of_the_first(
-    workers: tuple[Server, Server], root: Path, rollouts: Rollouts, start_driver: StartDriver
-) -> None:
-    driver = start_driver(settings(root, "first", workers))
-    profiler = rollouts(settings(root, "second", workers))
-    who = f"It belongs to process {driver.pid} on "
-    with pytest.raises(CaptureError, match=r"Only 0 of 2 targets have started \(policy any\)") as refusal:
-        profiler.start(0)
-    assert who in str(refusal.value)
-    for record in records(root, "second").values():
-        assert record.outcome is Outcome.ALREADY_ACTIVE
-        assert record.reason is not None
-        assert who in record.reason
-        assert record.reason.endswith(", which is alive.")
-    for worker in workers:
-        worker.complete()
-    out, err = driver.communicate("\n", timeout=60)
-    assert (out, driver.returncode) == ("stopped\n", 0), err
-    assert read_run(root / "first").status is Status.COMPLETE
-    assert at_rest(*workers)
-
-
 # A host that cannot write.
 
 
 @pytest.fixture
-def remount(begun: tuple[Server, bool], root: Path) -> Iterator[Remount]:
-    """Mount the directory of the runs anew on the other host: ``ro`` or ``rw``."""
-    server, other = begun
-    if not other:
+def remount(engines: Any, workers: tuple[Server, Server], root: Path) -> Iterator[Remount]:
+    """Mount the directory of the runs on the other host again: ``ro`` or ``rw``."""
+    if not engines.on_two_hosts:
         pytest.skip("there is no other host: unshare is not allowed to make namespaces here")
 
     def mount(how: str) -> None:
-        enter = ["nsenter", "--target", str(server.process.pid), "--mount"]
+        enter = ["nsenter", "--target", str(workers[1].process.pid), "--mount"]
         subprocess.run([*enter, "mount", "-o", f"remount,{how},bind", root], check=True)
 
     yield mount
     mount("rw")
 
 
-def writable(server: Server) -> bool:
-    """Return what a server says of its directory."""
-    return bool(call(server, "GET", "status").json()["server"]["writable"])
-
-
 def test_a_host_that_cannot_write_refuses_and_the_others_go_on(
-    workers: tuple[Server, Server], victim: Server, remount: Remount, root: Path, rollouts: Rollouts
+    workers: tuple[Server, Server], remount: Remount, root: Path, rollouts: Rollouts
 ) -> None:
-    healthy = workers[0]
-    profiler = rollouts(settings(root, "read-only", [healthy, victim]))
+    healthy, elsewhere = workers
+    profiler = rollouts(settings(root, "read-only", workers))
     remount("ro")
-    assert (writable(healthy), writable(victim)) == (True, False)
     profiler.start(0)
     healthy.complete()
     with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 refused"):
         profiler.stop()
     found = records(root, "read-only")
-    assert (found[healthy.url].outcome, found[victim.url].outcome) == (Outcome.FLUSHED, Outcome.REFUSED)
-    reason = str(found[victim.url].reason)
-    assert "cannot write to " in reason
-    assert "Read-only file system" in reason
-    assert at_rest(healthy, victim)
+    assert (found[healthy.url].outcome, found[elsewhere.url].outcome) == (Outcome.FLUSHED, Outcome.REFUSED)
+    assert "Read-only file system" in str(found[elsewhere.url].reason)
+    assert at_rest(*workers)
     remount("rw")
-    assert writable(victim)
     profiler.start(2)
-    healthy.complete()
-    victim.complete()
+    for worker in workers:
+        worker.complete()
     profiler.stop()
     assert fleet_of(root, "read-only", 2).status is Status.COMPLETE
 
 
 def test_a_host_that_cannot_write_any_more_loses_its_own_files_only(
-    workers: tuple[Server, Server], victim: Server, remount: Remount, root: Path, rollouts: Rollouts
+    workers: tuple[Server, Server], remount: Remount, root: Path, rollouts: Rollouts
 ) -> None:
-    healthy = workers[0]
-    profiler = rollouts(settings(root, "turned", [healthy, victim]))
+    healthy, elsewhere = workers
+    profiler = rollouts(settings(root, "turned", workers))
     profiler.start(0)
-    healthy.complete()
-    victim.complete()
+    for worker in workers:
+        worker.complete()
     remount("ro")
     with pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 files_missing"):
         profiler.stop()
     found = records(root, "turned")
-    assert (found[healthy.url].outcome, found[victim.url].outcome) == (Outcome.FLUSHED, Outcome.FILES_MISSING)
-    assert "Read-only file system" in str(found[victim.url].reason)
+    assert (found[healthy.url].outcome, found[elsewhere.url].outcome) == (Outcome.FLUSHED, Outcome.FILES_MISSING)
+    assert "Read-only file system" in str(found[elsewhere.url].reason)
     assert ranks(root, "turned")[found[healthy.url].replica].status is Status.COMPLETE
-    assert victim.complete()
-    assert at_rest(healthy, victim)
+    assert elsewhere.complete()
+    assert at_rest(*workers)
 
 
 # Servers that are killed.

@@ -109,18 +109,6 @@ def test_the_trainer_and_a_real_engine_by_config_and_on_demand(job: Start, tmp_p
 
 
 @pytest.mark.long
-def test_the_older_trainer(job: Start, tmp_path: Path) -> None:
-    environ = config(
-        tmp_path / "profdeck.yaml",
-        f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: [2]\n"
-        "roles: {trainer: {backend: torch}, rollout: {backend: vllm}}\n",
-    )
-    options = ("trainer.use_v1=False", "trainer.total_training_steps=3")
-    job(PPO, "global_profiler.tool=profdeck", *options, **environ).wait()
-    check_ppo(tmp_path / "profiles" / "rl", [2])
-
-
-@pytest.mark.long
 def test_two_ranks_and_two_replicas_by_own_keys(job: Start, tmp_path: Path) -> None:
     """A job of verl's own keys changes one word; its finish hook runs once all files are whole."""
     keys = [
@@ -210,21 +198,6 @@ def test_a_real_engine_of_sglang(job: Start, cluster: Cluster, tmp_path: Path) -
     assert [(one.role, one.replica) for one in report.captures] == [("rollout", 0), ("trainer", None)]
     (path,) = traces(report.path, "rollout")
     assert {"step[DECODE bs=", "step[EXTEND bs="} <= {name[:15] for name in names(path)}
-
-
-@pytest.mark.long
-def test_fine_tuning_that_resumes(job: Start, tmp_path: Path) -> None:
-    environ = config(
-        tmp_path / "profdeck.yaml",
-        f"output: {tmp_path / 'profiles'}\nrun: sft\nsteps: [2, 5]\n"
-        "roles: {trainer: {backend: torch, ranks: all}}\n",
-    )
-    for last in (3, 5):
-        options = ("trainer.save_freq=1", "trainer.resume_mode=auto", f"trainer.total_training_steps={last}")
-        job(SFT, "profiler.tool=profdeck", *options, **environ).wait()
-    report = read_run(tmp_path / "profiles" / "sft")
-    assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert [(one.first_step, one.last_step, len(one.ranks)) for one in report.captures] == [(2, 2, 2), (5, 5, 2)]
 
 
 def test_check_says_whether_verl_loads_it(tmp_path: Path, monkeypatch: Any) -> None:

@@ -41,13 +41,7 @@ class Call:
     arguments: dict[str, str]
     """What it was given, as text; ``{}`` for a call without arguments. Numbers are decimal, masks hexadecimal."""
 
-    pid: int
     tid: int
-    time_ns: int
-    """Since the epoch."""
-
-    failed: bool
-    """Whether it answered with an error, which STUB_DRIVER_FAIL asks for."""
 
 
 def read_calls(path: Path) -> list[Call]:
@@ -55,8 +49,8 @@ def read_calls(path: Path) -> list[Call]:
     calls = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         fields = json.loads(line)
-        known = {name: fields.pop(name) for name in ("pid", "tid", "time_ns", "failed")}
-        calls.append(Call(fields.pop("call"), {name: str(value) for name, value in fields.items()}, **known))
+        name, tid, *_ = [fields.pop(field) for field in ("call", "tid", "pid", "time_ns", "failed")]
+        calls.append(Call(name, {field: str(value) for field, value in fields.items()}, tid))
     return calls
 
 
@@ -73,11 +67,6 @@ class Job:
     def calls(self) -> list[Call]:
         """The calls of the driver's profiler, in order."""
         return [call for call in self.all_calls if call.name.startswith(PROFILING)]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of `calls`."""
-        return [call.name for call in self.calls]
 
 
 @attrs.frozen

@@ -7,8 +7,8 @@ fewer metrics and tables. Every time and size in them is made up: a kernel start
 came before on its device, and takes 10 us; where the capture asked for communication, an all-reduce of 4 us follows.
 
 Environment:
-    STUB_MSPROF       "fail": exits with 1, as when CANN cannot read the data; "hang": waits until it is ended, for
-                      tests of deadlines; "nothing": exits with 0 and writes nothing; unset: works
+    STUB_MSPROF       "fail": exits with 1, as when CANN cannot read the data; "hang": waits until it is ended;
+                      unset: works
     STUB_MSPROF_PIDS  a file to which each of its processes adds its id, so that a test can tell whether it still runs
 """
 
@@ -96,8 +96,6 @@ def main(arguments: list[str]) -> int:
         case "hang":
             while True:
                 signal.pause()
-        case "nothing":
-            return 0
     options = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments)
     capture = Path(options["output"])
     devices = [read(path) for path in sorted(capture.glob("device_*"))]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import socket
@@ -20,7 +19,7 @@ import pytest
 
 from profdeck.base.processes import is_running, process_started, process_stat
 from profdeck_npu.analysis import LOG, analyse, is_analysed
-from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
+from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState
 from profdeck_npu.traces.check import check_directory
 
 PATIENCE_S = 240.0
@@ -46,7 +45,6 @@ def record(name, activities=(CPU, NPU), level=ProfilerLevel.Level1, **config):
 
 record("text")
 record("db", export_type=["db"])
-record("both", export_type=["text", "db"])
 record("cpu", activities=(CPU,))
 record("ranges", level=ProfilerLevel.Level_none, mstx=True)
 """
@@ -148,7 +146,6 @@ def test_text_is_read_back_whole(raw: Raw) -> None:
 def test_each_capture_leaves_what_is_expected_of_it(raw: Raw) -> None:
     for name, patterns in (
         ("db", ("ascend_pytorch_profiler*.db",)),
-        ("both", ("trace_view.json", "kernel_details.csv", "ascend_pytorch_profiler*.db")),
         ("ranges", ("trace_view.json",)),
     ):
         directory = raw(name)
@@ -164,23 +161,6 @@ def test_the_host_alone_needs_no_msprof(raw: Raw, driver, monkeypatch: pytest.Mo
     state = analyse(directory)
     assert (state.state, state.problems, state.expected) == ("done", (), ("trace_view.json",))
     assert check_directory(directory).whole
-
-
-def test_without_msprof_nothing_starts(raw: Raw, driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", driver.environ["PATH"])
-    directory = raw("text")
-    state = analyse(directory)
-    assert state.state == "failed"
-    assert "msprof" in state.problems[0]
-    assert not (directory / OUTPUT).exists()
-
-
-def test_without_cann_it_says_what_to_do(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LD_LIBRARY_PATH")
-    directory = raw("text")
-    (problem,) = analyse(directory).problems
-    assert "set_env.sh" in problem
-    assert not (directory / OUTPUT).exists()
 
 
 def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,38 +183,6 @@ def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch:
     assert contents(directory) == before
 
 
-def test_an_msprof_that_writes_nothing_fails_it(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = raw("text")
-    monkeypatch.setenv("STUB_MSPROF", "nothing")
-    state = analyse(directory, timeout_s=PATIENCE_S)
-    assert state.state == "failed"
-    assert not is_analysed(directory)
-
-
-def test_a_hanging_msprof_is_ended_with_all_processes(
-    raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    directory = raw("text")
-    before = contents(directory)
-    monkeypatch.setenv("STUB_MSPROF", "hang")
-    for timeout_s in (8, 32, 128):
-        with analysing(directory, timeout_s=timeout_s) as state:
-            found = hanging(tmp_path, timeout_s)
-            problems = state().problems
-        if found:  # else the machine is slow, and msprof had not been started yet
-            break
-    assert found
-    msprof, group = found
-    assert len(group) >= 4  # the leader, its worker, the worker's export, msprof
-    assert msprof in group
-    assert problems == (f"it was killed at its time limit of {timeout_s} s",)
-    assert not any(map(runs, group))
-    assert not is_analysed(directory)
-    assert contents(directory) == before
-    monkeypatch.delenv("STUB_MSPROF")
-    assert analyse(directory).state == "done"
-
-
 def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = raw("text")
     monkeypatch.setenv("STUB_MSPROF", "hang")
@@ -251,29 +199,3 @@ def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.
         problems = state().problems
     assert problems == (f"torch_npu's process died before it finished (often: out of memory) (see {LOG})",)
     assert not any(map(runs, group))
-
-
-REQUEST = """
-import sys
-from pathlib import Path
-from profdeck_npu.background import request
-
-request([Path(sys.argv[1])], 600.0)
-"""
-
-
-def test_an_analysis_outlives_its_job(job, msprof: Path, raw: Raw) -> None:
-    directory = raw("text", "rank_0000.step10")
-    job(REQUEST, directory)
-    state = read_state(directory)
-    assert state is not None
-    if state.under_way:
-        handle = os.pidfd_open(state.pid)
-        try:
-            assert select.select([handle], [], [], PATIENCE_S)[0]
-        finally:
-            os.close(handle)
-    state = read_state(directory)
-    assert state is not None
-    assert (state.state, state.problems) == ("done", ())
-    assert check_directory(directory).whole

@@ -13,7 +13,6 @@ import pytest
 from profdeck_npu.traces.check import check_directory
 from profdeck_npu.traces.directory import AscendDirectory
 from profdeck_traces.analysis.summary import summarise_trace
-from profdeck_traces.base.errors import TraceError
 from profdeck_traces.inputs.sources import find_sources
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.writing.trim import trim_trace
@@ -56,12 +55,9 @@ for name, export, options in (
     ("level1", "text", {}),
     ("level0", "text", {"level": ProfilerLevel.Level0}),
     ("both", ["text", "db"], {"mstx": True}),
-    ("database", "db", {}),
     ("device", "text", {"activities": (NPU,)}),
-    ("host", "text", {"activities": (CPU,)}),
 ):
     analyse(record(name, export, **options), 1)
-record("raw", "text")
 os.environ["STUB_DRIVER_LOSE_TASKS"] = "2"
 analyse(record("lost", "text"), 1)
 os.environ["STUB_MSPROF"] = "fail"
@@ -165,13 +161,6 @@ def test_a_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> 
     assert wanted <= {float(event["ts"]) for event in kept}
 
 
-@pytest.mark.parametrize("directory", ["level0"], indirect=True)
-def test_level_0_has_no_streams(directory: Path) -> None:
-    table = rows(directory)
-    assert "Stream ID" not in table[0]
-    assert {stream.stream for device in summarise_trace(directory).devices for stream in device.streams} == {0}
-
-
 @pytest.mark.parametrize("directory", ["device"], indirect=True)
 def test_without_the_host_there_are_kernels_and_no_steps(directory: Path) -> None:
     summary = summarise_trace(directory)
@@ -179,31 +168,6 @@ def test_without_the_host_there_are_kernels_and_no_steps(directory: Path) -> Non
     assert (summary.steps, summary.operators) == ((), ())
     assert sum(kernel.count for kernel in summary.kernels) == len(rows(directory))
     assert "Step Id" not in rows(directory)[0]
-
-
-@pytest.mark.parametrize("directory", ["host"], indirect=True)
-def test_without_the_device_there_are_operators_and_steps(directory: Path) -> None:
-    summary = summarise_trace(directory)
-    assert check_directory(directory).whole
-    assert ([step.step for step in summary.steps], summary.kernels) == ([1, 2, 3], ())
-    assert summary.operators
-
-
-@pytest.mark.parametrize("directory", ["database"], indirect=True)
-def test_a_database_is_whole_and_not_read(directory: Path) -> None:
-    check = check_directory(directory)
-    assert (check.whole, check.events) == (True, None)
-    assert check.notes == ("a database only, which profdeck does not read",)
-    with pytest.raises(TraceError, match=r"has a database only \(ascend_pytorch_profiler_3\.db\)"):
-        read_trace(directory)
-
-
-@pytest.mark.parametrize("directory", ["raw"], indirect=True)
-def test_raw_data_are_whole_and_not_read(directory: Path) -> None:
-    check = check_directory(directory)
-    assert (check.whole, check.events, check.notes) == (True, None, ("raw data only, not analysed",))
-    with pytest.raises(TraceError, match="has raw data only"):
-        read_trace(directory)
 
 
 @pytest.mark.parametrize("directory", ["lost"], indirect=True)

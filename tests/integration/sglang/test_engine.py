@@ -1,4 +1,4 @@
-"""The engine object `Engine`, used without an event loop: one engine, many captures, with one rank and with two."""
+"""Captures of an SGLang `Engine` with two ranks that is used without an event loop. All tests share one engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
-from sglang_traces import names, processes, spans, steps
+from sglang_traces import events, names, processes, spans, steps
 
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
@@ -19,11 +20,77 @@ TOKENS = 10
 """What the job generates: a prefill and nine decodes, where there is one prompt."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2], ids=["tp1", "tp2"])
-def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
-    done = run_job("engine", str(request.param), SGLANG_PLUGINS="profdeck,torchcpu")
-    done.results["ranks"] = request.param
-    return done
+RANKS = ("rank_0000_tp0", "rank_0001_tp1")
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """Config of a loop of five global steps with two replicas, and the expected captures."""
+
+    start: int = 0
+    end: int = 0
+    """The window contains the iterations from `start` up to, but not including, `end`. 0 disables the window."""
+    by_stage: bool = False
+    merge: bool = False
+    stack: bool = False
+    shapes: bool = False
+    memory: bool = False
+    activities: tuple[str, ...] = ()
+    steps: tuple[int | str, ...] = (1, 3)
+    discrete: bool = False
+    refused: str | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Arguments of the job."""
+        options: dict[str, Any] = {
+            "profile_by_stage": self.by_stage,
+            "merge_profiles": self.merge,
+            "with_stack": self.stack,
+            "record_shapes": self.shapes,
+            "profile_memory": self.memory,
+        }
+        role: dict[str, Any] = {"ranks": "all", "options": options}
+        if self.activities:
+            options["activities"] = self.activities
+        if self.end > self.start:
+            role["iterations"] = {"skip": self.start, "count": self.end - self.start}
+        return {"steps": self.steps, "role": role, "top": {"mode": "discrete"} if self.discrete else {}}
+
+    @property
+    def expected(self) -> dict[str, list[str]]:
+        """Spans of each rank in each captured step, by the suffix of the capture's name in file names."""
+        of_step = ["EXTEND", "DECODE", "DECODE", "DECODE"] * 2
+        window = slice(self.start, self.end) if self.end > self.start else slice(None)
+        if not self.by_stage:
+            return {"": of_step[window]}
+        kinds = {"-prefill": "EXTEND", "-decode": "DECODE"}
+        return {suffix: [span for span in of_step if span == kind][window] for suffix, kind in kinds.items()}
+
+    def folders(self, run: Path) -> list[Path]:
+        """Directories of the captured steps and replicas."""
+        steps = [1, 2] if self.discrete else [1, 3]
+        return [run / f"step_{step:06d}" / "rollout" / f"replica_{replica:03d}" for step in steps for replica in (0, 1)]
+
+
+# The columns are the parameters of verl's rollout captures.
+TABLE = {
+    "whole": Row(),
+    "across-prompts": Row(start=3, end=6),
+    "by-stage-start": Row(by_stage=True, start=1, end=2),
+    "all-at-once": Row(
+        start=1, end=2, by_stage=True, merge=True, stack=True, shapes=True, memory=True, activities=("cpu",)
+    ),
+    "adjacent-steps": Row(end=2, steps=("1..2",), discrete=True),
+    "cpu-and-cuda": Row(activities=("cpu", "cuda"), end=3, by_stage=True, merge=True, refused="sees no CUDA device"),
+}
+CAPTURED = [pytest.param(name, row, id=name) for name, row in TABLE.items() if not row.refused]
+
+
+@pytest.fixture(scope="module")
+def job(run_job: Callable[..., Any]) -> Any:
+    configs = json.dumps({name: row.config for name, row in TABLE.items()})
+    return run_job("engine", configs, SGLANG_PLUGINS="profdeck,torchcpu")
 
 
 def folder(job: Any, step: int, role: str = "rollout") -> Path:
@@ -55,11 +122,10 @@ def test_every_rank_records_exactly_the_window(
     job: Any, name: str, step: int, kinds: list[str], iterations: list[int]
 ) -> None:
     assert job.results[name] == {
-        "status": "complete", "problems": [], "notes": [], "expected": [*range(job.results["ranks"])],
-        "same_tokens": True,
+        "status": "complete", "problems": [], "notes": [], "expected": [0, 1], "same_tokens": True,
     }  # fmt: skip
     found = traces(job, step)
-    assert len(found) == job.results["ranks"]
+    assert len(found) == 2
     for trace in found:
         assert spans(trace) == kinds
         assert steps(trace) == iterations
@@ -67,10 +133,10 @@ def test_every_rank_records_exactly_the_window(
 
 def test_names_and_manifests_say_the_ranks(job: Any) -> None:
     stems = [trace.name.partition(".")[0] for trace in traces(job, 2)]
-    assert stems == (["rank_0000"] if job.results["ranks"] == 1 else ["rank_0000_tp0", "rank_0001_tp1"])
+    assert stems == [*RANKS]
     manifest = json.loads((folder(job, 2) / f"{stems[-1]}.step2.json").read_text())
-    assert manifest["world_size"] == job.results["ranks"]
-    assert manifest["parallel"] == ({} if job.results["ranks"] == 1 else {"tp": 1})
+    assert (manifest["world_size"], manifest["parallel"]) == (2, {"tp": 1})
+    assert 0 < manifest["stall_s"] < 30
     assert manifest["backend"] == "torch"
     assert manifest["versions"].keys() == {"torch", "sglang"}
     assert manifest["iterations"] == {"count": 3, "skip": 2, "first": None}
@@ -78,40 +144,20 @@ def test_names_and_manifests_say_the_ranks(job: Any) -> None:
     assert manifest["artifacts"][0]["anchors"]
 
 
-def test_every_rank_says_for_how_long_it_was_kept_from_its_work(job: Any) -> None:
-    for step in (0, 1, 2, 3, 4, 5):
-        for trace in traces(job, step):
-            manifest = json.loads(trace.with_name(trace.name.replace(".trace.json.gz", ".json")).read_text())
-            assert 0 < manifest["stall_s"] < 30
-
-
 def test_options_of_one_capture_do_not_reach_the_next(job: Any) -> None:
     shapes = [b'"Input Dims"' in gzip.decompress(traces(job, step)[0].read_bytes()) for step in (0, 1, 2)]
     assert shapes == [False, True, False]
-    detailed, plain = (names(traces(job, step)[0]) for step in (8, 9))
-    assert any("c_sqsk=" in name for name in detailed)
-    assert any("g_sqsk=" in name for name in detailed)
-    assert not any("sqsk=" in name for name in plain)
-
-
-def test_decode_alone(job: Any) -> None:
-    assert job.results["decode"]["status"] == "complete"
-    assert len(traces(job, 3)) == job.results["ranks"]
-    for trace in traces(job, 3):
-        assert "step3-decode." in trace.name
-        assert spans(trace) == ["DECODE"] * 5
-        assert steps(trace) == [1, 2, 3, 4, 5]
 
 
 def test_kinds_of_batches_apart(job: Any) -> None:
     assert (job.results["by_stage"]["status"], job.results["by_stage"]["problems"]) == ("complete", [])
     for kind, span in (("prefill", "EXTEND"), ("mixed", "MIXED"), ("decode", "DECODE")):
         found = [trace for trace in traces(job, 4) if trace.name.endswith(f".step4-{kind}.trace.json.gz")]
-        assert len(found) == job.results["ranks"]
+        assert len(found) == 2
         for trace in found:
             assert spans(trace) == [span]
             assert any(".py(" in name for name in names(trace))  # with_stack
-    assert len(traces(job, 4)) == 3 * job.results["ranks"]
+    assert len(traces(job, 4)) == 6
 
 
 @pytest.mark.parametrize(
@@ -124,90 +170,38 @@ def test_the_processes_beside_the_schedulers_have_roles_of_their_own(job: Any, p
 
 
 def test_one_file_has_the_traces_of_all_ranks(job: Any) -> None:
-    ranks = job.results["ranks"]
-    (merged,) = folder(job, 5).glob("target.*.merged.json.gz")
-    assert Counter(spans(merged)) == {"EXTEND": ranks, "DECODE": 3 * ranks}
-    places = ["rollout rank 0:"] if ranks == 1 else ["rollout rank 0 tp0:", "rollout rank 1 tp1:"]
-    assert all(any(name.startswith(place) for name in processes(merged)) for place in places)
-    (by_stage,) = folder(job, 4).glob("target.*.merged.json.gz")
-    assert Counter(spans(by_stage)) == dict.fromkeys(["EXTEND", "MIXED", "DECODE"], ranks)
-
-
-def test_a_window_that_has_ended_by_itself_is_not_stopped_again(job: Any) -> None:
-    # The windows above ended while the job generated; their stops found nothing to say, and others began after them.
-    for name in ("window", "later_window", "decode", "merged", "detailed", "undetailed"):
-        assert (job.results[name]["status"], job.results[name]["problems"], job.results[name]["notes"]) == (
-            "complete", [], [],
-        )  # fmt: skip
+    (merged,) = folder(job, 4).glob("target.*.merged.json.gz")
+    assert Counter(spans(merged)) == dict.fromkeys(["EXTEND", "MIXED", "DECODE"], 2)
+    for place in ("rollout rank 0 tp0:", "rollout rank 1 tp1:"):
+        assert any(name.startswith(place) for name in processes(merged))
 
 
 def test_the_tokenizer_manager_of_the_engine_will_do_once_it_has_an_event_loop(job: Any) -> None:
     assert "Nobody runs the event loop" in target(job, 40)["problems"][0]
     assert job.results["manager"]["status"] == "complete"
-    assert [len(spans(trace)) for trace in traces(job, 41)] == [TOKENS] * job.results["ranks"]
-
-
-def test_a_window_that_is_not_filled_is_partial(job: Any) -> None:
-    found = job.results["too_long"]
-    assert found["status"] == "partial"
-    assert found["problems"] == [f"Rank 0: Only {TOKENS} of 500 iterations ran before the stop."]
-    assert steps(traces(job, 6)[0]) == list(range(TOKENS))
-
-
-def test_a_window_that_is_not_reached_leaves_a_reason(job: Any) -> None:
-    found = job.results["too_late"]
-    assert found["status"] == "partial"
-    assert found["problems"][0] == "Rank 0 left no file."
-    assert f"It ended after {TOKENS} iterations, before its window began." in found["problems"][1]
-
-
-def test_start_step_counts_as_sglang_does(job: Any) -> None:
-    assert job.results["start_step"]["status"] == "complete"
-    (trace,) = traces(job, 31)
-    # The job asked for the fourth forward pass of a generation.
-    assert steps(trace) == [3, 4]
-    assert spans(trace) == ["DECODE", "DECODE"]
-
-
-def test_decode_batches_that_are_too_small_are_passed_over(job: Any) -> None:
-    assert job.results["min_batch"]["status"] == "partial"
-    assert traces(job, 32) == []
+    assert [len(spans(trace)) for trace in traces(job, 41)] == [TOKENS] * 2
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["no_cuda", "no_rank", "memory", "cuda_profiler", "passed", "unwritable"],
-)
-def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str) -> None:
-    assert job.results[name] == {"status": None, "same_tokens": True}
-
-
-@pytest.mark.parametrize(
-    ("step", "text"),
+    ("name", "step", "text"),
     [
-        (10, "sees no CUDA device"),
-        (11, "The ranks [7] are not in this engine, whose ranks are 0 to"),
-        (13, "options.memory_snapshot needs CUDA"),
-        (14, "options.cuda_profiler_range needs CUDA"),
-        (21, "Capture step20 is"),
-        (23, "Capture step22 is"),
-        (30, "this scheduler has done"),
+        ("no_rank", 11, "The ranks [7] are not in this engine, whose ranks are 0 to"),
+        ("memory", 13, "options.memory_snapshot needs CUDA"),
+        ("cuda_profiler", 14, "options.cuda_profiler_range needs CUDA"),
     ],
 )
-def test_refusals_are_in_the_manifest_of_the_target(job: Any, step: int, text: str) -> None:
+def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str, step: int, text: str) -> None:
+    assert job.results[name] == {"status": None, "same_tokens": True}
     manifest = target(job, step)
     assert manifest["status"] == "failed"
     assert text in manifest["problems"][0]
     assert [path.name for path in folder(job, step).iterdir()] == [f"target.step{step}.json"]
 
 
-def test_where_nothing_can_be_written_the_log_says_so(job: Any) -> None:
-    assert "cannot write to" in job.log
-
-
 @pytest.mark.parametrize(("name", "step"), [("first", 20), ("first_alone", 22)])
 def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any, name: str, step: int) -> None:
     assert job.results[f"{name}_second"] == {"status": None}
+    assert f"Capture step{step} is" in target(job, step + 1)["problems"][0]
     found = job.results[name]
     assert (found["status"], found["problems"]) == ("complete", [])
     assert found["stop_s"] < 10  # the tokenizer and the detokenizer of the first one were not lost
@@ -219,15 +213,10 @@ def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any
     assert roles == ({"rollout", "rollout-tokenizer", "rollout-detokenizer"} if name == "first" else {"rollout"})
 
 
-def test_a_capture_that_nobody_stops_ends_by_itself(job: Any) -> None:
-    assert job.results["limited"]["status"] == "partial"
-    assert "was not stopped within max_capture_s=0.2 seconds." in " ".join(job.results["limited"]["problems"])
-
-
 def test_the_engine_records_after_all_that(job: Any) -> None:
     assert job.results["after_all"]["status"] == "complete"
     assert job.results["after_all"]["same_tokens"]
-    assert len(traces(job, 25)) == job.results["ranks"]
+    assert len(traces(job, 25)) == 2
 
 
 def test_an_engine_that_is_shut_down_in_mid_capture_leaves_its_traces(job: Any) -> None:
@@ -235,7 +224,7 @@ def test_an_engine_that_is_shut_down_in_mid_capture_leaves_its_traces(job: Any) 
     assert found["status"] == "partial"
     assert "was shut down in mid-capture" in " ".join(found["problems"])
     assert found["stop_s"] < 10  # nobody waits for an engine that is gone
-    assert [len(spans(trace)) for trace in traces(job, 26)] == [TOKENS] * job.results["ranks"]
+    assert [len(spans(trace)) for trace in traces(job, 26)] == [TOKENS] * 2
     for role in ("rollout-tokenizer", "rollout-detokenizer"):
         assert len(traces(job, 26, role)) == 1
 
@@ -248,7 +237,57 @@ def test_nothing_but_captures_is_left_in_the_run(job: Any) -> None:
 def test_ls_reads_it_back(job: Any) -> None:
     report = read_run(job.output / "run")
     status = {found.first_step: found.status for found in report.targets}
-    assert status == dict.fromkeys([0, 1, 2, 3, 4, 5, 8, 9, 20, 22, 25, 31, 41], Status.COMPLETE) | dict.fromkeys(
-        [6, 7, 24, 26], Status.PARTIAL
-    ) | dict.fromkeys([10, 11, 13, 14, 21, 23, 30, 40], Status.FAILED) | {32: Status.MISSING}
+    complete = dict.fromkeys([0, 1, 2, 4, 20, 22, 25, 41], Status.COMPLETE)
+    assert status == complete | dict.fromkeys([11, 13, 14, 21, 23, 40], Status.FAILED) | {26: Status.PARTIAL}
     assert report.problems == ()
+
+
+# A loop of global steps with two replicas.
+
+
+@pytest.mark.parametrize(("name", "row"), TABLE.items(), ids=[*TABLE])
+def test_every_captured_step_and_replica_has_a_directory(job: Any, name: str, row: Row) -> None:
+    found = {path for path in (job.output / name).glob("step_*/*/*") if path.is_dir()}
+    assert found == set(row.folders(job.output / name))
+    assert job.results["same_tokens"][name]
+
+
+@pytest.mark.parametrize(("name", "row"), CAPTURED)
+def test_a_window_contains_the_selected_batches_and_ends_by_itself(job: Any, name: str, row: Row) -> None:
+    report = read_run(job.output / name)
+    assert (report.status, report.problems) == (Status.COMPLETE, ())
+    for directory in row.folders(job.output / name):
+        step = f"step{int(directory.parent.parent.name.removeprefix('step_'))}"
+        step += "-generate_sequences" if row.discrete else ""
+        for rank in RANKS:
+            for suffix, expected in row.expected.items():
+                # A series of one kind is a capture of its own: -2, -3 and so on.
+                parts = sorted(directory.glob(f"{rank}.{step}{suffix}.trace.json.gz"))
+                parts += sorted(directory.glob(f"{rank}.{step}{suffix}-[0-9]*.trace.json.gz"))
+                assert [span for part in parts for span in spans(part)] == expected
+        (path,) = directory.glob("target.*[!d].json")
+        manifest = json.loads(path.read_text())
+        assert (manifest["problems"], manifest["notes"], manifest["expected_ranks"]) == ([], [], [0, 1])
+
+
+@pytest.mark.parametrize(("name", "row"), CAPTURED)
+def test_traces_have_the_selected_content(job: Any, name: str, row: Row) -> None:
+    for directory in row.folders(job.output / name):
+        for trace in directory.glob("rank_*.trace.json.gz"):
+            assert any(".py(" in name for name in names(trace)) == row.stack
+            assert (b'"Input Dims"' in gzip.decompress(trace.read_bytes())) == row.shapes
+            assert any(event["name"] == "[memory]" for event in events(trace)) == row.memory
+        merged = list(directory.glob("target.*.merged.json.gz"))
+        assert len(merged) == row.merge
+        for path in merged:
+            expected = Counter(span for found in row.expected.values() for span in found)
+            assert Counter(spans(path)) == {span: 2 * count for span, count in expected.items()}
+
+
+def test_captures_that_this_device_cannot_record_are_refused_in_each_replica(job: Any) -> None:
+    row = TABLE["cpu-and-cuda"]
+    for directory in row.folders(job.output / "cpu-and-cuda"):
+        (path,) = directory.iterdir()
+        manifest = json.loads(path.read_text())
+        assert manifest["status"] == "failed"
+        assert row.refused in manifest["problems"][0]

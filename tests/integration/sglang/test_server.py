@@ -17,7 +17,8 @@ import httpx
 import plain_http
 import pytest
 from checkpoints import checkpoint
-from server_contract import ServerContract, status, stop
+from pages import ROOT
+from server_contract import EndContract, ServerContract, status, stop
 from servers import TOKEN, busy, call, command_line, finished
 from sglang_traces import names, spans
 
@@ -60,11 +61,16 @@ def fill(disk: Path) -> None:
 
 
 class TestServer(ServerContract):
-    backend = "sglang"
-    plugins = PLUGINS
     libraries: ClassVar[set[str]] = {"sglang", "torch"}
-    options = ", ignore_frontend: false"
-    roles: ClassVar[set[str]] = {"chat", "chat-tokenizer", "chat-detokenizer"}
+    page = ROOT / "docs" / "how-to" / "sglang.md"
+    url = "http://127.0.0.1:30000"
+    skipped = "needs an SGLang server"
+    runs: ClassVar[dict[str, set[str]]] = {
+        "first": {"server"},
+        "shapes": {"server"},
+        "merged": {"server"},
+        "whole": {"server", "server-tokenizer", "server-detokenizer"},
+    }
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
@@ -84,12 +90,6 @@ def test_an_option_that_the_scheduler_refuses_is_answered(server: Any) -> None:
     answer = call(server, "POST", "start", body)
     text = "options.start_step needs the role's iterations.count"
     assert (answer.status_code, text in answer.json()["error"]) == (409, True), answer.text
-
-
-def test_a_rank_that_the_engine_does_not_have_is_refused(server: Any) -> None:
-    process = command_line(server, "--iterations", "1", "--ranks", "7")
-    _, err = finished(process, server)
-    assert (process.returncode, "whose ranks are 0 to 0" in err) == (1, True), err
 
 
 def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_path: Path) -> None:
@@ -190,19 +190,6 @@ def test_what_cannot_be_written_is_said_and_the_server_serves_on(server: Any, ro
     assert server.complete()
 
 
-def test_a_full_disk_costs_the_trace_and_not_the_server(server: Any, root: Path) -> None:
-    with small_disk(root / "small") as disk:
-        body = {"id": "full", "output": str(disk), "run": "run"}
-        assert call(server, "POST", "start", body).is_success
-        assert server.complete(tokens=4)
-        fill(disk)
-        reply = stop(server, "full")
-        (capture,) = reply["captures"]
-        assert (reply["state"], capture["status"]) == ("ended", "failed")
-        assert "the trace could not be written" in capture["problems"][0]
-        assert server.complete()
-
-
 def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -> None:
     prompts = [f"{'tell me more ' * index}{index}" for index in range(6)]
 
@@ -237,11 +224,13 @@ def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -
 
 @pytest.fixture(scope="module")
 def pair(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server of two ranks, which have little time to answer."""
+    """A server of two ranks, which have little time to answer. It requires no token."""
     output = tmp_path_factory.mktemp("pair") / "profiles"
     config = output.with_name("profdeck.yaml")
-    config.write_text(f"output: {output}\nroles: {{chat: {{backend: sglang, options: {{rpc_timeout_s: 3}}}}}}\n")
-    return start_server("--tp", "2", **PLUGINS, PROFDECK_CONFIG=str(config), **TOKEN)
+    config.write_text(
+        f"output: {output}\nroles: {{chat: {{backend: sglang, options: {{rpc_timeout_s: 3, auth: none}}}}}}\n"
+    )
+    return start_server("--tp", "2", **PLUGINS, PROFDECK_CONFIG=str(config))
 
 
 @contextlib.contextmanager
@@ -256,7 +245,7 @@ def stopped(process: int) -> Iterator[None]:
 
 def record_both(server: Any) -> int:
     """Record in both ranks; returns the process of the second one."""
-    started = call(server, "POST", "start", {"id": "both", "run": "both", "ranks": "all"})
+    started = call(server, "POST", "start", {"id": "both", "run": "both", "ranks": "all"}, token=None)
     assert started.is_success, started.text
     server.complete(tokens=4)
     return int(started.json()["answer"]["ranks"][1]["pid"])
@@ -310,3 +299,8 @@ def test_a_silent_rank_is_named(pair: Any) -> None:
         assert (first["pid"] > 0, first["iterations"]) == (True, 4)
         assert (second["rank"], second["problems"]) == (1, ["It did not answer within 3 seconds."])
         assert pair.complete()
+
+
+class TestEnd(EndContract):
+    engine: ClassVar[dict[str, Any]] = {"tokenizer": True, "detokenizer": True}
+    roles: ClassVar[set[str]] = {"chat", "chat-tokenizer", "chat-detokenizer"}

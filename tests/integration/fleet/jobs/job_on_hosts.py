@@ -1,6 +1,6 @@
 """One rank of a job whose hosts share no directory: it trains, and rank 0 has servers on other hosts generate.
 
-Given: the config, the URL of a router, that of a server of SGLang or nothing, and the file that ends it.
+Arguments: the config, the URL of a router, and the file that ends the job.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from profdeck import Profiler
 
-config, router, reward, stop = sys.argv[1:]
+config, router, stop = sys.argv[1:]
 client = httpx.Client(timeout=1, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
@@ -31,8 +31,6 @@ with Profiler.from_config(config, role="trainer", targets={}) as profiler:
         with profiler.capture(step):
             if dist.get_rank() == 0:
                 post(f"{router}/v1/completions", model="tiny", prompt="hello", max_tokens=10, ignore_eos=True)
-                if reward:
-                    post(f"{reward}/generate", text="hello", sampling_params={"max_new_tokens": 10, "ignore_eos": True})
             model(torch.ones(2, 32)).sum().backward()
             told = torch.tensor([float(Path(stop).exists())])
             dist.all_reduce(told)

@@ -1,15 +1,16 @@
-"""Captures of an `Engine` that is used without an event loop, with profdeck in its schedulers; one after the other."""
+"""Captures of an `Engine` with two ranks that is used without an event loop, with profdeck in its schedulers."""
 
 from __future__ import annotations
 
-import re
+import json
 import sys
 import time
+from typing import Any
 
 import sglang
-from _job import ENGINE, OUTPUT, PROMPTS, Host, about, finish, settings
+from _job import ENGINE, PROMPTS, Host, about, finish, settings
 
-from profdeck import Profiler
+from profdeck import Identity, Profiler
 
 LONG = "a prompt that is read in several pieces, since they are small here; others go on meanwhile"
 
@@ -19,12 +20,6 @@ def windows(host: Host) -> None:
     host.capture("whole", 0)
     host.capture("window", 1, ranks="all", iterations={"count": 3}, options={"record_shapes": True})
     host.capture("later_window", 2, ranks="all", iterations={"count": 3, "skip": 2})
-    host.capture("decode", 3, ranks="all", batch_kinds=["decode"], iterations={"count": 5})
-    host.capture("merged", 5, ranks="all", iterations={"count": 4}, options={"merge_profiles": True})
-    host.capture("too_long", 6, iterations={"count": 500})
-    host.capture("too_late", 7, iterations={"count": 5, "skip": 500})
-    host.capture("detailed", 8, iterations={"count": 2}, options={"detailed_annotations": True})
-    host.capture("undetailed", 9, iterations={"count": 2})
 
 
 def kinds(host: Host) -> None:
@@ -37,26 +32,11 @@ def kinds(host: Host) -> None:
     host.results["by_stage"] = about(running)
 
 
-def counts_of_sglang(host: Host) -> None:
-    """Count forward passes from the launch on: a number that is over is refused, with the present one."""
-    host.capture("passed", 30, iterations={"count": 2}, options={"start_step": 1})
-    (manifest,) = OUTPUT.glob("run/step_000030/rollout/target.*.json")
-    done = int(re.findall(r"has done (\d+) forward passes", manifest.read_text())[0]) + len(host.expected[0])
-    host.capture("start_step", 31, iterations={"count": 2}, options={"start_step": done + 4})
-    host.capture("min_batch", 32, batch_kinds=["decode"], iterations={"count": 2}, options={"stage_min_batch_size": 2})
-
-
 def refusals(host: Host) -> None:
-    """Ask for what cannot be done."""
-    host.capture("no_cuda", 10, options={"activities": ["cuda"]})
+    """Request captures that the engine cannot record."""
     host.capture("no_rank", 11, ranks=[7])
     host.capture("memory", 13, options={"device_options": {"memory_snapshot": True}})
     host.capture("cuda_profiler", 14, options={"device_options": {"cuda_profiler_range": True}})
-    OUTPUT.joinpath("file").write_text("in the way")
-    blocked = settings(15) | {"output": str(OUTPUT / "file")}
-    profiler = Profiler.from_config(settings=blocked, role="rollout", target=host.engine)
-    host.results["unwritable"] = {**about(profiler.start(15)), "same_tokens": host.generate() == host.expected}
-    profiler.stop()
 
 
 def second_start(host: Host, name: str, step: int, *, frontends: bool) -> None:
@@ -72,16 +52,25 @@ def second_start(host: Host, name: str, step: int, *, frontends: bool) -> None:
     host.results[name] = {**about(running), "stop_s": time.monotonic() - began}
 
 
-def ends(host: Host) -> None:
-    """Let captures end that nobody stops: by the time limit, and with the engine."""
-    limited = host.profiler(24, options={"max_capture_s": 0.2})
-    running = limited.start(24)
-    while limited.active is not None:
-        host.generate()
-        limited.step(0, "mini_batch")
-    host.results["limited"] = about(running)
-    host.capture("after_all", 25, ranks="all")
+def train(host: Host, name: str, config: dict[str, Any]) -> bool:
+    """Run five global steps over an engine that stands for two replicas. Return whether the tokens are as expected."""
+    values = settings(*config["steps"], **config["role"]) | {"run": name, **config["top"]}
+    profilers = [
+        Profiler.from_config(settings=values, identity=Identity(role="rollout", replica=replica), target=host.engine)
+        for replica in range(2)
+    ]
+    same = True
+    for global_step in range(5):
+        for profiler in profilers:
+            profiler.start(global_step)
+            with profiler.stage("generate_sequences"):
+                same = [host.generate(), host.generate()] == [host.expected] * 2 and same
+            profiler.stop()
+    return same
 
+
+def shut_down(host: Host) -> None:
+    """End the engine in mid-capture."""
     last = host.profiler(26, ranks="all", options={"ignore_frontend": False})
     running = last.start(26)
     host.generate()
@@ -91,11 +80,10 @@ def ends(host: Host) -> None:
     host.results["shut_down"] = {**about(running), "stop_s": time.monotonic() - began}
 
 
-def main(tp_size: int) -> None:
+def main(configs: dict[str, Any]) -> None:
     """Run it."""
     # Prompts are read 16 tokens at a time, together with what others generate.
-    chunks = {"chunked_prefill_size": 16, "enable_mixed_chunk": True}
-    engine = sglang.Engine(**ENGINE, tp_size=tp_size, **chunks)
+    engine = sglang.Engine(**ENGINE, tp_size=2, chunked_prefill_size=16, enable_mixed_chunk=True)
     # A tokenizer manager alone does not know yet in which event loop it will get its answers.
     early = Profiler.from_config(settings=settings(40), role="rollout", target=engine.tokenizer_manager)
     early.start(40)
@@ -103,13 +91,15 @@ def main(tp_size: int) -> None:
     host.capture("manager", 41, engine.tokenizer_manager, ranks="all")
     windows(host)
     kinds(host)
-    counts_of_sglang(host)
     refusals(host)
     second_start(host, "first", 20, frontends=True)
     second_start(host, "first_alone", 22, frontends=False)
-    ends(host)
+    few_tokens = Host(engine, tokens=4)  # a prefill and three decodes
+    host.results["same_tokens"] = {name: train(few_tokens, name, config) for name, config in configs.items()}
+    host.capture("after_all", 25, ranks="all")
+    shut_down(host)
     finish(host.results)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[4]))
+    main(json.loads(sys.argv[4]))

@@ -1,14 +1,12 @@
-"""Captures under load in the event loop that serves, as RL frameworks run engines.
+"""Captures of a tokenizer manager under load in the event loop that serves, as RL frameworks run engines.
 
-They hold the tokenizer manager of an engine that was made in the loop and takes and gives tokens only; or an `Engine`
-that was made before the loop.
+The engine is created in the loop, and takes and returns tokens only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -32,15 +30,6 @@ def through_manager(manager: Any) -> Generate:
         request = GenerateReqInput(input_ids=[3 + number, 4, 5], sampling_params=sampling(TOKENS))
         output = await anext(manager.generate_request(request, None))
         return list(output["output_ids"])
-
-    return generate
-
-
-def through_engine(engine: sglang.Engine) -> Generate:
-    """Generate with the engine's coroutine."""
-
-    async def generate(number: int) -> list[int]:
-        return list((await engine.async_generate(f"prompt {number}", sampling(TOKENS)))["output_ids"])
 
     return generate
 
@@ -123,9 +112,6 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
         while recording(step):  # noqa: ASYNC110  # files tell, and no event
             await asyncio.sleep(0.01)
 
-    # The sync façade inside of the loop says what to call instead.
-    results["sync"] = about(profiler(14).start(14))
-
     # From another thread than the loop's it works.
     own = profiler(15, iterations={"count": 2})
     capture = await asyncio.to_thread(own.start, 15)
@@ -139,37 +125,19 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
     return results
 
 
-async def shut_down(engine: sglang.Engine, generate: Generate, *, in_loop: bool) -> dict[str, Any]:
-    """End the engine in mid-capture, on the loop's own thread or on another."""
-    own = Profiler.from_config(settings=settings(20), role="rollout", target=engine)
-    capture = await own.astart(20)
-    await generate(0)
-    if in_loop:
-        engine.shutdown()
-    else:
-        await asyncio.to_thread(engine.shutdown)
-    began = time.monotonic()
-    await own.astop()
-    return {**about(capture), "stop_s": time.monotonic() - began}
-
-
-async def through_a_manager() -> dict[str, Any]:
-    """Hold the tokenizer manager of an engine that was made in the loop, without tokenizer and detokenizer."""
+async def captured() -> dict[str, Any]:
+    """Run all captures. The last one ends with its engine."""
     engine = sglang.Engine(**ENGINE, skip_tokenizer_init=True)
     generate = through_manager(engine.tokenizer_manager)
     results = await main(engine.tokenizer_manager, generate)
-    return results | {"shut_down": await shut_down(engine, generate, in_loop=True)}
-
-
-async def through_an_engine(engine: sglang.Engine) -> dict[str, Any]:
-    """Hold an engine that was made before the loop."""
-    generate = through_engine(engine)
-    results = await main(engine, generate)
-    return results | {"shut_down": await shut_down(engine, generate, in_loop=False)}
+    own = Profiler.from_config(settings=settings(20), role="rollout", target=engine)
+    capture = await own.astart(20)
+    await generate(0)
+    engine.shutdown()
+    began = time.monotonic()
+    await own.astop()
+    return results | {"shut_down": {**about(capture), "stop_s": time.monotonic() - began}}
 
 
 if __name__ == "__main__":
-    if sys.argv[4] == "tokenizer_manager":
-        finish(asyncio.run(through_a_manager()))
-    else:
-        finish(asyncio.run(through_an_engine(sglang.Engine(**ENGINE))))
+    finish(asyncio.run(captured()))

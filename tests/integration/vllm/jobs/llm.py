@@ -1,9 +1,11 @@
-"""Captures of an `LLM` whose workers have profdeck, one after the other."""
+"""Captures of an `LLM` with two ranks whose workers have profdeck. The last capture loses a worker."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
+import signal
+import time
 
 from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
 from vllm import LLM, SamplingParams
@@ -11,8 +13,7 @@ from vllm import LLM, SamplingParams
 from profdeck import Profiler
 
 if __name__ == "__main__":
-    tensor_parallel_size = int(sys.argv[4])
-    llm = LLM(**ENGINE, tensor_parallel_size=tensor_parallel_size)
+    llm = LLM(**ENGINE, tensor_parallel_size=2)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
     results = {}
 
@@ -71,4 +72,20 @@ if __name__ == "__main__":
         limited.step(0, "mini_batch")
     results["limited"] = about(running)
     capture("after_all", 23, ranks="all")
+
+    # A worker is killed between two iterations.
+    killed = settings(0, ranks="all") | {"run": "killed"}
+    profiler = Profiler.from_config(settings=killed, role="rollout", target=llm)
+    running = profiler.start(0)
+    generate()
+    (manifest,) = OUTPUT.rglob("killed/**/rank_0001_tp1.step0.json")
+    os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
+    # vLLM now ends the other worker. No process except vLLM's own could wait for it.
+    (other,) = OUTPUT.rglob("killed/**/rank_0000_tp0.step0.json")
+    deadline = time.monotonic() + 30
+    while json.loads(other.read_text())["status"] == "recording" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    profiler.stop()
+    results["killed"] = about(running)
     finish(results)
+    os._exit(0)  # vLLM waits for workers that it has lost
