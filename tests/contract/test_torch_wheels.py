@@ -61,6 +61,6 @@ def test_the_allocator_history_has_the_functions_we_call(wheel) -> None:
 
 def test_the_backend_declares_support_for_the_release(version: str) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    (requirement,) = project["project"]["optional-dependencies"]["torch"]
+    requirement, *_ = project["project"]["optional-dependencies"]["torch"]
     assert version in SpecifierSet(TorchBackend.libraries[0].versions)
     assert version in SpecifierSet(requirement.removeprefix("torch"))

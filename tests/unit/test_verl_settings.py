@@ -85,7 +85,7 @@ def test_stages_and_ascend() -> None:
     found, _ = gathered(config)
     assert found.mode is Mode.DISCRETE
     assert (found.roles["trainer"].backend, found.roles["trainer"].options) == (
-        "npu", {"level": "level1", "analysis": False},
+        "npu", {"level": "level1", "analyse": False},
     )  # fmt: skip
 
 
