@@ -1,4 +1,4 @@
-"""Distributions that tests install: metadata in a directory of the import path."""
+"""Installs distributions without code: only their metadata, in a directory of the import path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def install(site: Path, name: str, entry_points: str = "", version: str = "1.0") -> None:
-    """Install a distribution in a directory, which may not exist.
+    """Write the metadata of a distribution to a directory. Create the directory if necessary.
 
     Args:
         site: the directory, which the caller adds to the import path.

@@ -1,4 +1,4 @@
-"""Captures of simulated servers: run a check, and read the outcomes in a manifest."""
+"""Helpers for tests that capture several simulated servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def outcomes(manifest: Manifest) -> list[Outcome | None]:
 
 
 def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], count: int) -> None:
-    """Run a check with servers. No connection may remain open until the next capture."""
+    """Run a check against simulated servers, then wait until all connections to them are closed."""
 
     async def main() -> None:
         async with simulated_servers(count) as servers:
@@ -38,7 +38,7 @@ def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], coun
 
 
 async def capture(profiler: Profiler, step: int = 1) -> None:
-    """Capture a step. Ignore its failure."""
+    """Capture one step and ignore a `CaptureError`."""
     try:
         async with profiler.capture(step):
             pass

@@ -1,4 +1,4 @@
-"""Captures that the handlers of the process's end would finish, and recorders that still write."""
+"""Helpers for tests of captures that are still open or whose files are still being written."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from profdeck.records.request import Reply, RequestState
 
 
 def count_open() -> int:
-    """Return the number of captures that the end of this process would finish."""
+    """Return the number of open captures, which the exit handler would end."""
     return len(shutdown._open)
 
 
 def end_process(reason: str) -> bool:
-    """Finish all open captures, as at the end of the process. Return False if one of them is busy."""
+    """End all open captures, like the exit handler. Return False if a capture is busy and will end later."""
     return shutdown._finish_all(reason)
 
 
 def wait_for_files(recorder: EngineRecorder) -> Reply:
-    """Wait until a recorder has written its files."""
+    """Wait until a recorder has written its files. Return its reply."""
     until(lambda: recorder.reply().state is not RequestState.WRITING, every_s=0.001)
     return recorder.reply()
 
 
 def calls_of(profiler: Profiler) -> list[str]:
-    """Return the hook calls that the backend `tally` of a profiler's only role received."""
+    """Return the hook calls that a profiler's `tally` backend received. The profiler must have one role."""
     (role,) = profiler._roles
     return list(role.backend.calls)  # type: ignore[attr-defined]  # defined by `tally`

@@ -1,4 +1,4 @@
-"""A store of fsspec for tests of uploads and copies."""
+"""An fsspec file system for tests of uploads and copies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class RecordingStore(MemoryFileSystem):
-    """A store in memory that records transfers and can fail. Its URLs start with ``recording://``."""
+    """An in-memory file system that records transfers and can fail. Its URLs start with ``recording://``."""
 
     protocol = ("recording",)
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     transfers: ClassVar[list[str]] = []
-    """Paths of the files that were written or read, in order."""
+    """Paths of the transferred files, in order."""
     transfers_left: ClassVar[float] = float("inf")
-    """Number of transfers before the store fails."""
+    """Number of remaining transfers before the store fails."""
     extra_files: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Files that a listing reports in addition."""
+    """Additional files in the listings."""
 
     @classmethod
     def empty(cls) -> Self:
-        """Register the protocol, and return the store without any files."""
+        """Register the protocol, reset the class variables and delete all files."""
         fsspec.register_implementation("recording", cls, clobber=True)
         cls.store.clear()
         cls.pseudo_dirs[:] = [""]

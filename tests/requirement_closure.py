@@ -1,4 +1,4 @@
-"""The distributions that an installed distribution requires, directly and indirectly."""
+"""Direct and indirect requirements of an installed distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from packaging.utils import canonicalize_name
 
 
 def required(name: str) -> set[str]:
-    """Return the names of a distribution's requirements without extras. Ignore what a missing requirement requires."""
+    """Return the names of all direct and indirect requirements of a distribution, without its extras.
+
+    The requirements of distributions that are not installed are unknown and omitted.
+    """
     closure: set[str] = set()
     pending = [(name, "")]
     visited: set[tuple[str, str]] = set()

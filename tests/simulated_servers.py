@@ -164,14 +164,15 @@ class SimulatedEngine:
 
 
 class RecordingEngine:
-    """Ranks that record their iterations, with the backend of a device that tests install."""
+    """An engine whose ranks record their iterations, with a device backend that the test installs.
+
+    Args:
+        device: the device type of the backend.
+        ranks: the number of ranks.
+        output: the output directory on the engine's host, if it differs from the driver's output directory.
+    """
 
     def __init__(self, device: str, ranks: int = 1, output: Path | None = None) -> None:
-        """Args:
-        device: the type of device that the backend records.
-        ranks: their number.
-        output: the output directory of the engine's host, if it differs from the driver's.
-        """
         self.ranks = [EngineRecorder(Identity(rank=rank, world_size=ranks), device, {}) for rank in range(ranks)]
         self._output = output
 

@@ -1,4 +1,4 @@
-"""Functions that read, check, compress and summarise Chrome traces in one pass and bounded memory.
+"""Read, check, compress and summarise Chrome traces in one pass and with bounded memory.
 
 Each name is imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Everything that there is to say of some traces: the one document behind the terminal, reports, tables and diffs."""
+"""Creates the complete summary of traces: the input of the terminal output, reports, tables and diffs."""
 
 from __future__ import annotations
 
@@ -33,30 +33,26 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     on_progress: Progress | None = None,
     on_left_out: Callable[[Path, str], None] | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
-    """Summarise all traces below some paths: what `summarise_run` says, the captures, and what stands out.
+    """Summarise all traces in the given paths. The summary includes the captures and the findings.
+
+    `profdeck_traces.analysis.run_summary.summarise_run` describes the arguments that are not listed here.
 
     Args:
         paths: Runs, captures, directories or trace files.
-        devices_only: See `profdeck_traces.analysis.run_summary.summarise_run`, as for what follows.
-        classifier: As there.
-        buckets: As there.
-        processes: As there.
-        cache: As there.
-        on_progress: As there.
         on_left_out: See `profdeck_traces.inputs.sources.find_sources`.
 
     Returns:
-        The summary of those that could be read, and why the others could not be read.
+        The summary of the readable traces, and the errors of the other traces.
 
     Raises:
-        TraceError: There is no trace below a directory, or one holds several ranks.
+        TraceError: A directory contains no trace, or a file is a merged trace of several ranks.
     """
     sources = find_sources(paths, on_left_out=on_left_out)
     for source in sources:
         if is_merged(source.path):
             raise TraceError(
-                f"{source.path} holds the traces of several ranks in one. Give those, or the run that they are in: "
-                "here their steps and devices would be added up."
+                f"{source.path} is a merged trace of several ranks. Its steps and devices would be summed. "
+                "Pass the individual traces or their run instead."
             )
     run, errors = summarise_run(
         sources,
@@ -74,7 +70,10 @@ def summarise(  # noqa: PLR0913 - what to read, and where
 
 
 def _checks(run: RunSummary, sources: Sequence[TraceSource], cache: ResultCache | None) -> dict[str, FileCheck]:
-    """Return the results of reading the traces of a run. Traces that were read in part have none."""
+    """Return the check results of the traces in runs, by path.
+
+    An intact trace has no result if only its devices were read, because the remaining events were not checked.
+    """
     kept = KeptChecks(cache)
     facts = {str(source.path): source.facts for source in sources if source.facts is not None}
     checks = {}

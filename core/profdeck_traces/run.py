@@ -34,12 +34,12 @@ _FRAME_PIXELS = 900
 
 @attrs.frozen
 class Run:
-    """All traces below some paths. Made by `profdeck_traces.load`."""
+    """Results of reading the traces in one or more paths. `profdeck_traces.load` returns this object."""
 
     summary: RunSummary = attrs.field(repr=False)
-    """What ``profdeck summary --json`` says; the tables have its numbers."""
+    """Content of ``profdeck summary --json``. The tables are created from it."""
     problems: tuple[str, ...]
-    """Why some traces could not be read."""
+    """Messages about traces that could not be read."""
     paths: tuple[Path, ...]
     _how: dict[str, Any] = attrs.field(factory=dict, repr=False)
 

@@ -1,1 +1,1 @@
-"""Ray plugin: engines in actors as capture targets, and a store for on-demand requests."""
+"""Ray plugin. It captures engines in Ray actors and provides a store for on-demand requests."""

@@ -22,7 +22,7 @@ class RayCluster(Cluster):
 
     @property
     def command_options(self) -> Mapping[str, Callable[..., object]]:
-        """Options for `profdeck capture servers` and `profdeck collect`."""
+        """Functions that define additional options of `profdeck capture servers` and `profdeck collect`."""
         from profdeck_ray import command_options
 
         return {"capture servers": command_options.capture_servers, "collect": command_options.collect}

@@ -24,7 +24,7 @@ def capture_servers(
         ),
     ] = None,
 ) -> Sequence[str] | None:
-    """Return the names of the actors to capture, or ``None`` without ``--ray``."""
+    """Return the values of ``--ray``: names of actors to capture. Return ``None`` without the option."""
     return ray
 
 

@@ -107,7 +107,8 @@ async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list
     if len(answered) > 1:
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(answered.items()))
         raise ConfigError(
-            f"Several Ray jobs have engines. Select one with --set server.targets.actor_namespace=NAME: {listed}."
+            f"Several Ray jobs have engines. Select one with --set server.targets.actor_namespace=NAME. Engines by "
+            f"namespace: {listed}."
         )
     if not answered:
         which = f"actors named {', '.join(names)}" if list(names) != [ALL] else "named actors"

@@ -1,11 +1,12 @@
-"""How SGLang names its forward passes in a trace; see :class:`profdeck_traces.analysis.step_names.StepNames`.
+"""Pattern for the names of SGLang's forward passes in traces.
 
-By ``build_step_span_name`` in sglang/srt/utils/profile_utils.py (0.5.23); before 0.5.11 they had no names:
+:class:`profdeck_traces.analysis.step_names.StepNames` loads this pattern. The names are created by
+``build_step_span_name`` in sglang/srt/utils/profile_utils.py (0.5.23). Versions before 0.5.11 wrote no names. Examples:
 
-- ``step[EXTEND bs=1 toks=6]``, ``step[DECODE bs=2]``, ``step[VERIFY bs=2]`` (``TARGET_VERIFY`` of old),
+- ``step[EXTEND bs=1 toks=6]``, ``step[DECODE bs=2]``, ``step[VERIFY bs=2]`` (formerly ``TARGET_VERIFY``),
   ``step[DRAFT bs=2]``, ``step[DRAFT_LOOP raw_bs=2 bs=4 topk=1]`` (``bs`` is padded) and other modes;
-- with detailed annotations also, say, ``step[MIXED bs=3 c=1 g=2 c_sq=6 ... g_sq=2 ...]``: requests and tokens of
-  prefill (``c``) and of decoding (``g``).
+- ``step[MIXED bs=3 c=1 g=2 c_sq=6 ... g_sq=2 ...]`` with detailed annotations: numbers of requests and tokens in
+  prefill (``c``) and decode (``g``).
 """
 
 ITERATION = (

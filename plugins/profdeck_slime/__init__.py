@@ -1,1 +1,1 @@
-"""Functions for the arguments of slime and vime; docs/how-to/frameworks.md says which goes where."""
+"""Plugin for slime and vime. Its functions are passed as command-line arguments; see docs/how-to/frameworks.md."""

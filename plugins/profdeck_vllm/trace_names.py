@@ -1,14 +1,15 @@
-"""How vLLM names its iterations in a trace; see :class:`profdeck_traces.analysis.step_names.StepNames`.
+"""Pattern for the names of vLLM's iterations in traces.
 
-Without and with ``detailed_trace_annotation`` (``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py, 0.32.0),
-and as it was before vLLM told the phases apart:
+:class:`profdeck_traces.analysis.step_names.StepNames` loads this pattern. The names are created by
+``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (0.32.0):
 
-- ``execute_context_1(6)_generation_3(3)``: requests, and tokens in brackets;
-- ``execute_9_context_1(sq6sk6sqsq36sqsk36)_generation_3(sq3sk30sqsq3sqsk30)``: ``sq`` are the tokens;
-- ``execute_new_1_cached_3``: those cached may be in either phase, so no stage is read from it.
+- ``execute_context_1(6)_generation_3(3)``: numbers of requests, with numbers of tokens in parentheses.
+- ``execute_9_context_1(sq6sk6sqsq36sqsk36)_generation_3(sq3sk30sqsq3sqsk30)``: with ``detailed_trace_annotation``.
+  The number after ``sq`` is the number of tokens.
+- ``execute_new_1_cached_3``: in older versions. A cached request can be in either phase, so the stage is unknown.
 
-And as :mod:`profdeck_vllm.diffusion_worker` names them in diffusion stages of vLLM-Omni, with their requests:
-``diffusion_request(1)``, ``diffusion_batch(4)``, ``diffusion_step(2)``.
+:mod:`profdeck_vllm.diffusion_worker` names the iterations in diffusion stages of vLLM-Omni. The number is the number
+of requests: ``diffusion_request(1)``, ``diffusion_batch(4)``, ``diffusion_step(2)``.
 """
 
 ITERATION = (

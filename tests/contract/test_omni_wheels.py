@@ -1,4 +1,7 @@
-"""Tests of the vLLM-Omni interfaces that the plugin uses. docs/how-to/vllm.md describes their limits."""
+"""Tests of the vLLM-Omni interfaces that the plugin uses, in each release.
+
+docs/how-to/vllm.md lists the limitations of older releases.
+"""
 
 from __future__ import annotations
 

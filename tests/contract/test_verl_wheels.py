@@ -1,4 +1,7 @@
-"""Tests of the verl interfaces that the adapter wraps and reads. docs/how-to/frameworks.md describes their limits."""
+"""Tests of the verl interfaces that the adapter wraps or reads, in each release.
+
+docs/how-to/frameworks.md lists the limitations of older releases.
+"""
 
 from __future__ import annotations
 

@@ -80,13 +80,13 @@ def run_commands(page: Path, url: str, skipped: str, shell: Shell, server: Any) 
 
 
 class PageContract:
-    """The scripts on the how-to page of an engine work. `ServerContract` runs the page's commands for a server."""
+    """Tests of the Python scripts in an engine's how-to guide. `ServerContract` tests the commands for servers."""
 
     page: ClassVar[Path]
     plugins: ClassVar[dict[str, str]]
-    """The variable of the engine that loads its plugins."""
+    """The environment variable that selects the engine's plugins, with its value."""
     tiny: ClassVar[str]
-    """What an engine of the tiny model is given besides its path, as arguments in Python."""
+    """Python source of the engine arguments for the tiny model, except for its path."""
 
     def test_the_scripts(self, model: Path, engine_environment: dict[str, str], tmp_path: Path) -> None:
         shell = Shell(tmp_path)

@@ -1,6 +1,6 @@
-"""Tests of the servers of all engines: profdeck's routes, the command line, and the end of a server in mid-capture.
+"""Tests for servers of all engines: profdeck's routes, the command line and shutdown during a capture.
 
-The test module of an engine has subclasses of `ServerContract` and `EndContract`, and the fixture ``server``.
+The test module of each engine defines subclasses of `ServerContract` and `EndContract`, and the fixture ``server``.
 """
 
 from __future__ import annotations
@@ -259,10 +259,10 @@ class ServerContract:
 
 
 class EndContract:
-    """The end of a server in mid-capture. This class must be the last of its module, because it ends the server."""
+    """Shutdown during a capture. Define the subclass at the end of its module, because the test stops the server."""
 
     engine: ClassVar[dict[str, Any]] = {}
-    """Options of the engine in the request."""
+    """Engine options in the capture request."""
     roles: ClassVar[set[str]]
     """Roles of the processes that record with these options."""
 

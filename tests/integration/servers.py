@@ -56,12 +56,12 @@ def listed(router: Any) -> dict[str, dict[str, Any]]:
 
 
 def command_line(server: Any, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-    """Start `profdeck capture servers` for one server; see `command_line_of_many`."""
+    """Start `profdeck capture servers` for one server. See `command_line_of_many`."""
     return command_line_of_many("--url", server.url, *arguments, **environ)
 
 
 def command_line_of_many(*arguments: str, **environ: str) -> subprocess.Popen[str]:
-    """Start `profdeck capture servers`, without the config of whoever runs the tests."""
+    """Start `profdeck capture servers` without the ``PROFDECK*`` environment variables of the test process."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
     command = [sys.executable, "-m", "profdeck", "capture", "servers", *arguments]
     return subprocess.Popen(

@@ -1,4 +1,7 @@
-"""The finish of captures by real processes: once, after all of them, also if processes are killed."""
+"""Tests of finish tasks with real processes, including killed processes.
+
+A finish task runs the finish command once, after all processes have ended their captures of a step.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ profiler = build()
 CAPTURE = BEGIN + "profiler.start(1); tell('recording'); profiler.stop()\n"
 # Appends a line each time.
 COUNT = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> finished'
-# Blocks until the test reads from the pipe.
+# Writes to the named pipe, and blocks until the test reads from it.
 TELL = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
 
 
@@ -59,7 +62,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """Wait for a process that exits with 0. Return its stderr without the closing message."""
+    """Wait until a process exits with status 0. Return its stderr without the closing message."""
     output, errors = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0, errors
     assert output == "", "stdout belongs to the job"
@@ -67,7 +70,6 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def without_closing_message(errors: str) -> str:
-    """Remove the closing message of a job."""
     return re.sub(r"profdeck: \d+ captures? in \S+\. Next: [^\n]+\n\Z", "", errors)
 
 
@@ -85,7 +87,7 @@ def handed_over(path: Path, step: int = 1) -> dict[str, Any]:
 
 
 def await_over(path: Path, step: int = 1) -> FinishRecord:
-    """Wait for a finish whose parent may have ended."""
+    """Wait until a finish task is over. The job that started the task may have exited."""
     pause = threading.Event()
     while not (found := record(path, step)).over:
         assert found.by.alive is not False or not record(path, step).over
@@ -95,7 +97,7 @@ def await_over(path: Path, step: int = 1) -> FinishRecord:
 
 @pytest.fixture
 def news(tmp_path: Path) -> Callable[[], str]:
-    """Return a function that waits for the output of the command `TELL` and returns it."""
+    """Return a function that reads the next message from the named pipe ``news``. It blocks until a command writes."""
     os.mkfifo(tmp_path / "news")
     return (tmp_path / "news").read_text
 
@@ -241,7 +243,7 @@ def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: 
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-# Commands that fail or hang.
+# Finish commands that fail or hang.
 
 
 def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:

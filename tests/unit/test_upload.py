@@ -1,4 +1,7 @@
-"""Uploads of runs to stores of fsspec. tests/integration/trackers/test_upload.py uses real S3 and Google servers."""
+"""Tests of uploads to fsspec file systems.
+
+tests/integration/trackers/test_upload.py uses local S3 and Google Cloud Storage servers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ URL = "recording://profiles"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of three captures with two ranks: 13 files."""
+    """A run with 13 files, from three captures of two ranks."""
     RecordingStore.empty()
     monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path / "cache"))
     run = write_run(tmp_path / "output" / "job", 3, lambda _: GpuJob(ranks=2))

@@ -1,4 +1,4 @@
-"""Local copies of runs at URLs. The server may be hostile, slow or unreachable."""
+"""Tests of local copies of runs at URLs, including interrupted copies and malicious file names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def store() -> RecordingStore:
-    """A store with a run of 40 files."""
+    """A store that contains a run with 40 files."""
     store = RecordingStore.empty()
     store.pipe("/profiles/job/run.json", b"{}")
     for number in range(39):
@@ -91,7 +91,7 @@ def test_a_damaged_index_or_file_is_repaired(store: RecordingStore) -> None:
 
 def test_a_file_that_changes_during_the_copy(store: RecordingStore) -> None:
     type(store).extra_files = {"/profiles/job/run.json": {"name": "/profiles/job/run.json", "size": 3, "type": "file"}}
-    with pytest.raises(ProfdeckError, match=r"changed while it was copied: job/run.json\. .*Repeat the command"):
+    with pytest.raises(ProfdeckError, match=r"job/run.json changed during the copy\. .*Repeat the command"):
         fetch(URL)
 
 
@@ -104,7 +104,7 @@ def test_names_that_lead_out_of_the_copy(store: RecordingStore, tmp_path: Path, 
     store.pipe("/profiles/job/ok", b"")
     store.store[path] = store.store["/profiles/job/ok"]
     type(store).extra_files = {path: {"name": path, "size": 0, "type": "file"}}
-    with pytest.raises(ProfdeckError, match="which is not a path below it. Nothing was copied"):
+    with pytest.raises(ProfdeckError, match="contains the invalid path .*Nothing was copied"):
         fetch(URL)
     assert not [*tmp_path.rglob("out"), *tmp_path.rglob("run.json")]
 
@@ -146,7 +146,7 @@ def test_a_hostile_name_of_the_newest_run(store: RecordingStore, tmp_path: Path)
 
 def test_nothing_at_the_url() -> None:
     RecordingStore.empty()
-    with pytest.raises(ProfdeckError, match="recording://profiles/job does not exist, or there is no file in it"):
+    with pytest.raises(ProfdeckError, match="recording://profiles/job does not exist or contains no files"):
         fetch(URL)
     with pytest.raises(ProfdeckError, match="wrong://x is not a URL that fsspec supports"):
         fetch(f"wrong://user:{SECRET}@x")
@@ -181,7 +181,7 @@ def test_old_copies_are_deleted(store: RecordingStore, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[str]:
-    """URL of an HTTP server with the directory ``runs``."""
+    """URL of the directory ``runs`` on an HTTP server. The directory contains one run."""
     directory = tmp_path / "web"
     (directory / "runs" / "jöb" / "step_000001").mkdir(parents=True)
     (directory / "runs" / "jöb" / "run.json").write_text('{"created_ns": 5}')

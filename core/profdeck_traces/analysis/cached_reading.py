@@ -50,7 +50,10 @@ def question(classifier: Classifier, step_names: StepNames, *, devices_only: boo
 
 
 def about(source: TraceSource) -> list[Any]:
-    """Return the facts that a reading depends on. The path of the run is not one of them: a run may be moved."""
+    """Return the facts of a trace that are part of its cache key.
+
+    The path of the run is excluded, so that a cached reading stays valid after the run is moved.
+    """
     return [None if source.facts is None else repr(attrs.evolve(source.facts, run=""))]
 
 

@@ -80,11 +80,11 @@ _Found = tuple[int | None, int | None]
 
 
 def _by_anchors(source: TraceSource, *, is_compared: bool) -> _Found:
-    """Return the shift of a trace according to its run.
+    """Return the clock shift of a trace and its maximum error, from the clock anchors in the facts of its run.
 
     Args:
         source: The trace.
-        is_compared: True if the offsets of all traces refer to the clock of the same host.
+        is_compared: True if the offsets of all traces refer to the same host's clock. Otherwise the error is unknown.
     """
     facts = source.facts
     if facts is None or facts.clock_offset_ns is None:

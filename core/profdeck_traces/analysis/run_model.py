@@ -1,6 +1,6 @@
-"""Findings of a summary: what stands out in the traces of a run.
+"""Data model of findings: performance problems detected in the traces of a run.
 
-Times are microseconds, as in `profdeck_traces.analysis.model`.
+Times are in microseconds, as in `profdeck_traces.analysis.model`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Evidence:
-    """Where to look: a part of one trace."""
+    """Time range in one trace that shows a finding."""
 
     path: str
     start_us: float
@@ -19,19 +19,18 @@ class Evidence:
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """Something that stands out, in one sentence, and what to do about it."""
+    """A performance problem, with its evidence and a suggested action."""
 
     rule: str
-    """Its id, such as ``host-bound``; ``docs/explanation/numbers.md`` says when each applies."""
+    """Id of the rule, such as ``host-bound``. ``docs/explanation/numbers.md`` describes the rules."""
     text: str
-    """The sentence, with numbers."""
+    """Description of the problem in one sentence, with numbers."""
     do: str
-    """What to do."""
+    """Suggested action."""
     gain_us: float | None
-    """At most so much of a step, or of the recording where it has no steps, can be gained; ``None`` where no bound is
-    known."""
+    """Upper bound of the time that can be saved per step, or per recording without steps. ``None`` if unknown."""
     share: float | None
-    """The same as a fraction of the step."""
+    """`gain_us` as a fraction of the step or recording."""
     ranks: tuple[str, ...]
-    """Whom it is about, worst first, such as ``trainer rank 3``."""
+    """Affected ranks, worst first, such as ``trainer rank 3``."""
     evidence: Evidence | None

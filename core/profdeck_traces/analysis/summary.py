@@ -1,4 +1,4 @@
-"""What one trace says, in one pass over it: a :class:`~profdeck_traces.analysis.model.RankSummary`."""
+"""Summary of one trace, computed in one pass: a :class:`~profdeck_traces.analysis.model.RankSummary`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library that searches large buffers for substrings. It belongs to the extra ``traces``."""
+"""Import of stringzilla, which searches large buffers for substrings. The extra ``traces`` installs it."""
 
 from __future__ import annotations
 

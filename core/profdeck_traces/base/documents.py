@@ -122,7 +122,7 @@ def _reason(error: Exception) -> str:
 
 
 def show(value: Any) -> str:
-    """Describe a wrong value: what it is and of which type."""
+    """Return the text and the type of an invalid value, for an error message."""
     names = {str: "text", bool: "a bool", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
     if value is None:
         return "nothing (null)"
@@ -134,5 +134,5 @@ def show(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text of which a reader sees enough."""
+    """Truncate a text to `_SHOWN` characters. A truncated text ends with ``...``."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

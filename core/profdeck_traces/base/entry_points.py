@@ -16,7 +16,10 @@ TRACE_NAMES = "profdeck.trace_names"
 
 
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points of a group by name, without importing them. No package can replace those of profdeck."""
+    """Return the entry points of a group by name, without importing them.
+
+    If several distributions use the same name, the entry point of profdeck is returned.
+    """
 
     def order(point: metadata.EntryPoint) -> tuple[str, bool]:
         return point.name, point.dist is not None and point.dist.name == "profdeck"

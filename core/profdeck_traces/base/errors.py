@@ -1,4 +1,7 @@
-"""Errors of both packages. A message says what is wrong, where, what is allowed and what to do."""
+"""Base exceptions of ``profdeck`` and ``profdeck_traces``.
+
+A message describes the problem, its location, the allowed values and the solution.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import ClassVar, Self
 
 
 class ProfdeckError(Exception):
-    """Root of all errors that profdeck raises on purpose; the command line prints it without a traceback."""
+    """Base class of profdeck's exceptions. The command line prints their messages without a traceback."""
 
     exit_code: ClassVar[int] = 4
     """Exit code of the command line."""
 
 
 class ConfigError(ProfdeckError):
-    """The config, an option or a command-line value is wrong."""
+    """The config, an option or a command-line value is invalid."""
 
     exit_code = 2
 
@@ -27,41 +30,41 @@ class PluginError(ProfdeckError):
 
 
 class UnknownPluginError(PluginError):
-    """No installed distribution offers a plugin of that name."""
+    """No installed distribution provides a plugin with the requested name."""
 
 
 class MissingLibraryError(PluginError):
-    """A library that a plugin requires is not installed."""
+    """A library that a plugin or a function requires is not installed."""
 
     @classmethod
     def of(cls, who: str, library: str, extra: str | None = None) -> Self:
-        """Say so.
+        """Return an error whose message has the command that installs the library.
 
         Args:
-            who: who needs it, as in ``URLs need``.
-            library: what is not installed.
-            extra: that of profdeck which brings it, if it has another name.
+            who: subject and verb of the message, such as ``URLs need``.
+            library: name of the missing library.
+            extra: the extra of profdeck that installs the library, if its name differs.
         """
         how = f"pip install 'profdeck[{extra or library}]'"
         return cls(f"{who} {library}, which is not installed. Install it with: {how}")
 
 
 class BrokenPluginError(PluginError):
-    """The plugin is installed and fails to import or does not follow the hook specification."""
+    """An installed plugin cannot be imported or does not follow the hook specification."""
 
 
 class TraceError(ProfdeckError):
-    """A trace file cannot be read."""
+    """A trace is missing, cannot be read or cannot be used for the requested operation."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string."""
+    """Return ``" Did you mean 'x'?"`` with the most similar allowed word, or an empty string."""
     found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{found[0]}'?" if found else ""
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a one-line message for an error. Messages of other libraries' errors include the exception type."""
+    """Return the message of an error, with the exception type unless the error is a `ProfdeckError`."""
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all and never replace another; sizes and locks."""
+"""Atomic creation and replacement of files, file sizes and directory locks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Errors of file systems without hard links, such as FAT and some network file systems.
+# Error codes of os.link if no hard link can be created. FAT and some network file systems have no hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _COPY_BYTES = 1 << 20
 
@@ -119,7 +119,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
 
 @contextmanager
 def _written(path: Path, content: bytes, *, durable: bool) -> Generator[Path, None, None]:
-    """Write a temporary file beside a path; the block gives it its name, or it goes."""
+    """Write a temporary file to the directory of `path`. The block renames it; if the block raises, it is deleted."""
     temporary = _temporary(path)
     try:
         _write(temporary, content, durable=durable)
@@ -130,7 +130,7 @@ def _written(path: Path, content: bytes, *, durable: bool) -> Generator[Path, No
 
 
 def _write(path: Path, content: bytes, *, durable: bool) -> None:
-    # Few system calls, between which other threads run: a fleet writes a thousand manifests at once.
+    # Use few system calls, because other threads can run at each call. A fleet writes a thousand manifests at once.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         rest = memoryview(content)
@@ -143,13 +143,13 @@ def _write(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    # By chance: processes of several hosts and containers can have the same pid.
-    # Shortened, as a name may be as long as the file system allows.
+    # Random, because processes on different hosts or in different containers can have the same pid.
+    # Shortened, because the name of `path` may already have the maximum length.
     return path.with_name(f".{path.name[:128]}.{secrets.token_hex(8)}.tmp")
 
 
 def directory_size(path: Path) -> int:
-    """Return the total size in bytes of the files in a directory tree. Links are not counted."""
+    """Return the total size in bytes of the files in a directory tree. Symbolic links are not counted."""
     return sum(
         size
         for directory, _, names in os.walk(path)

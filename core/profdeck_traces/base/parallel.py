@@ -1,4 +1,4 @@
-"""Runs a function over many traces in processes of this machine.
+"""Calls a function for many traces, in parallel processes on this host.
 
 Each process reads one item at a time, the largest items first. Results are in the order of the items. If a process
 dies, only its current item is lost.

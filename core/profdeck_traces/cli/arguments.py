@@ -46,7 +46,7 @@ def cores(processes: int) -> int:
 
 
 def left_out(path: Path, why: str) -> None:
-    """Warn of a file below a directory that is passed over."""
+    """Print a warning about a file that is skipped."""
     terminal.warn(f"{terminal.short_path(path)} {why}.")
 
 

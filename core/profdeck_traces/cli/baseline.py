@@ -92,7 +92,7 @@ def check(  # noqa: PLR0913 - the options of the command line
     file, limit = _file(directory, name), 0.05 if fail_over is None else fail_over
     if not file.exists():
         raise ConfigError(
-            f"There is no baseline {name} in {terminal.short_path(directory)}. Create it: profdeck baseline save"
+            f"There is no baseline {name} in {terminal.short_path(directory)}. Create it with `profdeck baseline save`."
         )
     before = load_summary(file)
     after, problems = arguments.summarise_paths([run], processes=processes, cache=cache)

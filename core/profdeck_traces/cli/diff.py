@@ -111,7 +111,7 @@ def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> No
     for path, alone in zip(paths, (diff.only_before, diff.only_after), strict=True):
         if alone:
             names = ", ".join(terminal.short_path(Path(name)) for name in alone)
-            terminal.warn(f"{terminal.short_path(path)}: the other side has no counterpart of {names}")
+            terminal.warn(f"{terminal.short_path(path)}: the other run has no trace that corresponds to {names}")
 
 
 def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:

@@ -39,13 +39,13 @@ def command(  # noqa: PLR0913  # the options of a command line
     annotations, or of the events of each --category.
     """
     if not output.name.endswith((*_CHROME, *merging.PERFETTO)):
-        raise ConfigError(f"--output {output}: its name must end in {', '.join((*_CHROME, *merging.PERFETTO))}.")
+        raise ConfigError(f"--output {output}: the file name must end in {', '.join((*_CHROME, *merging.PERFETTO))}.")
     part = trace_range.TracePart.of(steps, iterations, time, category)
     destination = trace_range.new_file(output)
     wanted = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
     written = merging.write(wanted, destination)
     for problem in written.problems:
-        terminal.warn(f"{problem} What is readable was merged.")
+        terminal.warn(f"{problem} Only the readable part was merged.")
     _report(destination, written, json=json)
     if written.problems:
         raise typer.Exit(ExitCode.UNREADABLE)

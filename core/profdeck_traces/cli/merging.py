@@ -159,7 +159,7 @@ def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
     for source in sources:
         if not source.is_json:
             terminal.warn(
-                f"{terminal.short_path(source.path)} is skipped: it can only be merged into a slim trace (.pftrace)."
+                f"{terminal.short_path(source.path)} is skipped. It can be merged only into a slim trace (.pftrace)."
             )
     if not kept:
         raise TraceError("There is no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others.")
@@ -184,9 +184,7 @@ def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> S
     with terminal.show_progress("Aligning the clocks") as on_progress:
         shifts = align(sources, how, processes=processes, on_progress=on_progress)
     for source in shifts.unknown:
-        terminal.warn(
-            f"{terminal.short_path(source.path)}: --align {how} found nothing to align by; the clock is unchanged."
-        )
+        terminal.warn(f"{terminal.short_path(source.path)}: no clock data for --align {how}. The times are unchanged.")
     return shifts
 
 

@@ -165,8 +165,8 @@ def new_file(destination: Path) -> Path:
     for parent in destination.resolve().parents:
         if run_records().is_run(parent):
             raise ConfigError(
-                f"{terminal.short_path(destination.absolute())} is inside the run {parent}, where it would be read as "
-                "one of its traces. Choose an --output elsewhere."
+                f"{terminal.short_path(destination.absolute())} is inside the run {parent} and would be read as a "
+                "trace of that run. Choose an --output outside of the run."
             )
     return destination
 

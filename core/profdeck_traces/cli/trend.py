@@ -1,4 +1,4 @@
-"""`profdeck trend`: how the numbers of captures change over a run, and over runs."""
+"""`profdeck trend`: changes of performance over the captures of one or more runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def command(  # noqa: PLR0913 - the options of the command line
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Say since when a run, or its runs, got slower, and what changed.
+    """Find when a run, or a series of runs, became slower, and what changed.
 
-    Each number of a role is followed over its captures: the median step or iteration, tokens per second, device busy,
-    exposed communication, stalls. A change of level is told if chance gives one less often than in 1 of 100 calls.
+    The command compares the captures of each role. It compares the median step or iteration, tokens per second, device
+    busy time, exposed communication and stalls. Without a real change, at most 1 of 100 calls reports one.
     """
     from profdeck_traces.base.result_cache import ResultCache
     from profdeck_traces.inputs.sources import recorded_sources

@@ -52,7 +52,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         selection = part.selection(file, on_progress)
     check = _trim(file, destination, selection)
     if check.problem:
-        terminal.warn(f"{check.problem} What is readable was kept.")
+        terminal.warn(f"{check.problem} Only the readable part was kept.")
     _report(file, destination, check, json=json)
 
 

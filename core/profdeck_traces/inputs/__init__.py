@@ -1,1 +1,1 @@
-"""Traces and other files that are read, and the facts that a run knows about them."""
+"""Input files: traces and other artifacts, and the facts that a run contains about them."""

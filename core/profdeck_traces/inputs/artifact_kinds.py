@@ -34,15 +34,15 @@ ASIDE = ".pruned."
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of reading a file or an artifact to its end."""
+    """Result of reading and checking a file or another artifact."""
 
     whole: bool
     problem: str | None
-    """Damage of the file; ``None`` if it is whole."""
+    """Description of the damage; ``None`` if the file is intact."""
     events: int | None
-    """Number of trace events; ``None`` if the file has none, or cannot be read."""
+    """Number of trace events; ``None`` if the file is not a trace or cannot be read."""
     notes: tuple[str, ...] = ()
-    """Remarks about a whole artifact."""
+    """Remarks about an intact artifact."""
     sha256: str | None = None
     """SHA-256 of the file in hexadecimal digits, if it was requested."""
     kept: bool = False
@@ -132,7 +132,7 @@ class ArtifactKind(ABC):
         return None
 
     def tables(self, path: Path) -> Any:
-        """Return what its recorder has worked out: a `profdeck_traces.analysis.model.RecorderTables`, or None."""
+        """Return the tables that the recorder computed, as `profdeck_traces.analysis.model.RecorderTables`, or None."""
         del path
 
     def steps_on_devices(self, path: Path) -> list[StepOnDevice]:

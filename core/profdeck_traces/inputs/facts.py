@@ -1,4 +1,7 @@
-"""Facts that the recorder of a run knows about its traces. A provider in the recorder's package supplies them."""
+"""Facts about traces, from the files that the recorder wrote to the run.
+
+The recorder's package contains a provider that reads these files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ CLOCK_ANCHOR = "profdeck.clock_anchor"
 """Name of the marker event of a clock anchor. Statistics exclude this event."""
 
 RUN_RECORDS = "profdeck_traces.run_records"
-"""Entry-point group of the provider. It has at most one entry: a class without arguments that follows `RunRecords`."""
+"""Entry-point group of the provider: at most one class, without arguments, that implements `RunRecords`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +45,7 @@ class TraceFacts:
     started_ns: int
     """Start of the capture in Unix nanoseconds."""
     stall_s: float | None
-    """Time in seconds for which the start and the stop blocked the job."""
+    """Time in seconds for which the start and the stop of the capture blocked the job."""
     has_digest: bool
     """True if the run contains the SHA-256 of the trace file."""
     clock_offset_ns: int | None
@@ -62,7 +65,7 @@ class TraceFacts:
 
 @attrs.frozen(kw_only=True)
 class CaptureStatus:
-    """State of one rank of a capture, or of a failed target."""
+    """Status of one rank in a capture, or of a target whose capture failed."""
 
     run: str
     """Path of the run directory."""
@@ -82,7 +85,7 @@ class CaptureStatus:
 
 @attrs.frozen(kw_only=True)
 class RecordingAbout:
-    """Software and options that recorded a role."""
+    """Software versions and backend options with which a role was recorded."""
 
     role: str
     backend: str
@@ -96,7 +99,7 @@ class RecordingAbout:
 
 @attrs.frozen(kw_only=True)
 class RunState:
-    """Captures found in some directories."""
+    """State of the captures in one or more directories."""
 
     captures: tuple[CaptureStatus, ...] = ()
     recordings: tuple[RecordingAbout, ...] = ()
@@ -108,14 +111,14 @@ class RunRecords(Protocol):
     """Reads the files that a recorder writes next to its traces."""
 
     def facts(self, path: Path) -> Mapping[Path, TraceFacts]:
-        """Return the facts of a trace, or of all traces in a directory, by path."""
+        """Return the facts about a trace, or about all traces in a directory, by path."""
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
-        """Return the state of all captures in some directories.
+        """Return the state of all captures in the given directories.
 
         Args:
             paths: The directories.
-            checks: Results of reading the traces, by path.
+            checks: Results of checking the traces, by path.
         """
 
     def newest_run(self, output: Path) -> Path | None:
@@ -126,7 +129,7 @@ class RunRecords(Protocol):
 
 
 class NoRecords:
-    """Provider that is used if no recorder is installed. It knows no facts."""
+    """Provider without any facts. It is used if no recorder is installed."""
 
     def facts(self, path: Path) -> Mapping[Path, TraceFacts]:  # noqa: ARG002
         """Return no facts."""
@@ -147,7 +150,7 @@ class NoRecords:
 
 @functools.cache
 def run_records() -> RunRecords:
-    """Return the installed provider.
+    """Return the installed provider, or `NoRecords` if no provider is installed.
 
     Raises:
         BrokenPluginError: The provider cannot be imported.

@@ -1,4 +1,4 @@
-"""Cache of the results of checks, and checksums of files."""
+"""Cache of file checks, and checksums of files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _decode = msgspec.json.Decoder(FileCheck).decode
 
 
 class KeptChecks:
-    """FileChecks in a cache.
+    """Reads and writes cached `FileCheck` results.
 
     Args:
         cache: The cache; ``None`` disables caching.
@@ -25,7 +25,7 @@ class KeptChecks:
         self._results = KeptResults(cache, "whole")
 
     def get(self, path: Path, *, with_sum: bool) -> FileCheck | None:
-        """Return the cached check of a trace, if the file has not changed.
+        """Return the cached check of a trace if the file has not changed, or ``None``.
 
         Args:
             path: The trace.
@@ -38,20 +38,20 @@ class KeptChecks:
             return None
 
     def before(self, path: Path) -> FileIdentity | None:
-        """Return what a trace is before it is read; ``None`` if nothing will be kept of it."""
+        """Return the identity of a trace file before it is read; ``None`` if its check cannot be cached."""
         return self._results.before(path)
 
     def put(self, before: FileIdentity | None, path: Path, check: FileCheck, *, with_sum: bool) -> None:
-        """Cache a check, if the file has not changed since `before`."""
+        """Cache a check if the file still has the identity `before`."""
         self._results.put(before, path, msgspec.json.encode(check), with_sum)
 
     def tidy_up(self) -> None:
-        """Keep the cache within its bounds."""
+        """Delete the least recently used results if the cache exceeds its limits."""
         self._results.tidy_up()
 
 
 def sha256_of(path: Path) -> str | None:
-    """Return the SHA-256 of a file; ``None`` if it cannot be read."""
+    """Return the SHA-256 of a file in hexadecimal digits, or ``None`` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Search for traces in files and directories."""
+"""Finds traces in files and directories."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TraceSource:
 
     @property
     def rank(self) -> int | None:
-        """Rank according to the run, or else according to the recorder's files; ``None`` if unknown."""
+        """Rank from the facts of the run. Outside a run, the rank from the artifact, or ``None`` if unknown."""
         if self.facts is not None:
             return self.facts.rank
         kind = kind_of(self.path)

@@ -1,7 +1,7 @@
-"""Local copies of runs at URLs, for commands that read. Each command copies the files that changed into the cache.
+"""Local copies of runs at URLs. A command that reads a run first updates the copy in the cache.
 
-The server may be hostile, so a file name that leads out of the copy is an error. `fsspec.generic.rsync` writes such
-files, and fsspec's caching file systems provide no directory tree.
+The server is not trusted, so a file name that points outside the copy is an error. `fsspec.generic.rsync` would write
+such files. fsspec's caching file systems provide no directory tree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
 
 MAX_BYTES = 50_000_000_000
-"""Size limit of all copies together. Copies used on the last day are kept."""
+"""Size limit of all copies together. Copies used within the last 24 hours are kept beyond this limit."""
 _DAY_S = 86_400
 _RUN_FILE = "run.json"
 _decode_versions = msgspec.json.Decoder(dict[str, str]).decode
@@ -35,10 +35,12 @@ _RETRY = "Files copied so far are kept. Repeat the command to continue."
 
 
 def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
-    """Copy a run, a capture or a trace from a URL. Files that did not change since the last copy are not copied again.
+    """Copy a run, a capture or a trace from a URL, and return the local path.
+
+    Unchanged files are not copied again, except from HTTP directories: their listings have no sizes or versions.
 
     Args:
-        url: URL of a file or directory. ``latest`` as its last component is the newest run in that directory.
+        url: URL of a file or directory. The last component ``latest`` selects the newest run.
         on_progress: called with the numbers of copied files and of files to copy.
 
     Raises:
@@ -59,7 +61,7 @@ def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
 
 
 def _name(remote: RemotePath) -> str:
-    """Return the last component of a path. Paths of HTTP are URLs."""
+    """Return the last component of a remote path. For HTTP, the path is a complete URL."""
     return (redact(remote.path) if is_url(remote.path) else remote.path).rpartition("/")[2]
 
 
@@ -75,7 +77,7 @@ def _newest_run(output: RemotePath) -> RemotePath:
 
 
 def _runs(output: RemotePath) -> list[str]:
-    """Return the names of the runs in a directory."""
+    """Return the sorted names of the runs in a directory."""
     try:
         entries = output.read("ls", output.path, detail=True)
     except FileNotFoundError:
@@ -85,10 +87,10 @@ def _runs(output: RemotePath) -> list[str]:
 
 
 def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
-    """Return information about the files to copy, by their path in the copy.
+    """Return fsspec's information about each file to copy, by the path in the copy.
 
     Raises:
-        RemoteError: nothing exists at the URL, it is a directory of runs, or a file name leads out of the copy.
+        RemoteError: the URL does not exist, is a directory of runs, or contains an invalid file name.
     """
     with suppress(FileNotFoundError):  # over HTTP, this can also mean that the server does not reply
         info = remote.read("info", remote.path)
@@ -105,16 +107,20 @@ def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
             name = path.removeprefix(f"{remote.path}/")
             name = f"{_name(remote)}/{unquote(name) if is_url(path) else name}"
             if PurePosixPath(name).as_posix() != name.rstrip("/") or ".." in PurePosixPath(name).parts:
-                raise RemoteError(f"{remote} has a file {path!r}, which is not a path below it. Nothing was copied.")
+                raise RemoteError(f"{remote} contains the invalid path {path!r}. Nothing was copied.")
             if not name.endswith("/"):  # some tools create an empty object for a directory
                 listed[name] = {**info, "name": path}
     if not listed:
-        raise RemoteError(f"{remote} does not exist, or there is no file in it.")
+        raise RemoteError(f"{remote} does not exist or contains no files.")
     return listed
 
 
 def _copy_directory(url: str) -> Path:
-    """Create the directory of a copy, in the cache or else as a temporary directory of this process."""
+    """Create the directory of a copy in the cache.
+
+    If the cache is disabled or the directory cannot be created, create a temporary directory. It is deleted when this
+    process exits.
+    """
     cache = ResultCache.of_user()
     if cache is not None:
         directory = cache.directory / "copies" / hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -130,7 +136,7 @@ def _copy_directory(url: str) -> Path:
 
 
 def _delete_old_copies(current: Path) -> None:
-    """Delete the least recently used copies if all copies exceed `MAX_BYTES`."""
+    """Delete the least recently used copies while the total size exceeds `MAX_BYTES`."""
     os.utime(current)
     total_bytes = 0
     for used_s, directory in sorted(((path.stat().st_mtime, path) for path in current.parent.iterdir()), reverse=True):
@@ -142,9 +148,9 @@ def _delete_old_copies(current: Path) -> None:
 def _update(
     directory: Path, remote: RemotePath, listed: Mapping[str, Mapping[str, Any]], on_progress: Progress | None
 ) -> None:
-    """Make the directory ``files`` of a copy equal to the remote files.
+    """Update the directory ``files`` of a copy from the remote files.
 
-    A file is complete if ``index.json`` has its version.
+    ``index.json`` contains the versions of the files that were copied completely.
     """
     from fsspec.callbacks import Callback
     from fsspec.utils import tokenize
@@ -157,7 +163,7 @@ def _update(
     changed = [
         name
         for name, info in listed.items()
-        # A listing over HTTP has neither sizes nor versions.
+        # An HTTP listing has no sizes and versions. Its files have the size None and are always copied.
         if versions.get(name) != tokenize(info) or file_size(files / name) != info["size"]
     ]
     if not changed:
@@ -167,7 +173,7 @@ def _update(
         callback.hooks["progress"] = lambda _, done, **__: on_progress(done, len(changed))
     for interrupted in directory.glob("partial-*"):
         shutil.rmtree(interrupted, ignore_errors=True)
-    # The directory has a unique name, because fsspec may still write other files after an error.
+    # Use a unique directory name, because fsspec may continue to write other files after an error.
     with tempfile.TemporaryDirectory(prefix="partial-", dir=directory, ignore_cleanup_errors=True) as partial:
         for batch in batches(changed):
             temporary = [Path(partial, str(number)) for number in range(len(batch))]
@@ -177,7 +183,7 @@ def _update(
                 raise remote.error("cannot be copied", error, _RETRY) from error
             for name, path in zip(batch, temporary, strict=True):
                 if listed[name]["size"] not in {None, file_size(path)}:
-                    raise RemoteError(f"{remote} changed while it was copied: {name}. {_RETRY}")
+                    raise RemoteError(f"{remote}: {name} changed during the copy. {_RETRY}")
                 (files / name).parent.mkdir(parents=True, exist_ok=True)
                 path.replace(files / name)
                 versions[name] = tokenize(listed[name])
@@ -185,7 +191,7 @@ def _update(
 
 
 def _delete_missing(files: Path, listed: Container[str]) -> None:
-    """Delete the files that are not listed, and empty directories."""
+    """Delete local files that are not in the remote listing, and empty directories."""
     for path in sorted(files.rglob("*"), reverse=True):
         if path.is_dir():
             with suppress(OSError):  # the directory is not empty

@@ -1,4 +1,7 @@
-"""URLs of runs, such as ``s3://bucket/profiles/job``, opened with fsspec. Messages do not contain a URL's secrets."""
+"""Access to runs at URLs, such as ``s3://bucket/profiles/job``, with fsspec.
+
+Error messages do not contain the secrets in a URL.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class RemotePath:
 
     @classmethod
     def from_url(cls, url: str) -> RemotePath:
-        """Open a URL. Most file systems connect at the first request.
+        """Create the file system for a URL. Most file systems connect at the first request.
 
         Raises:
             MissingLibraryError: fsspec, or its library for this protocol, is not installed.
@@ -46,7 +49,7 @@ class RemotePath:
             from fsspec.core import url_to_fs
         except ImportError:
             raise MissingLibraryError.of(f"{redact(url)}: URLs need", "fsspec", "upload") from None
-        # Other file systems create parent directories automatically, or have none.
+        # Only set for local files. Other file systems create parent directories automatically or do not have them.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         try:
             files, path = url_to_fs(url, **options)
@@ -67,18 +70,18 @@ class RemotePath:
         return redact(self.url)
 
     def error(self, problem: str, cause: BaseException, advice: str = "") -> RemoteError:
-        """Return an error for an exception of the file system.
+        """Return the `RemoteError` for an exception that the file system raised.
 
         Args:
-            problem: the end of a sentence about this path, such as ``cannot be read``.
+            problem: the predicate of the message, such as ``cannot be read``. The subject is this URL.
             cause: the exception.
-            advice: sentences that say what to do.
+            advice: sentences that suggest a solution.
         """
         text = f"{self} {problem}: {_message(cause, self.url)}"
         return RemoteError(f"{text.rstrip('.')}. {advice}" if advice else text)
 
     def read(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the file system that only reads.
+        """Call a read-only method of the file system.
 
         Raises:
             FileNotFoundError: the file or directory does not exist.
@@ -93,22 +96,25 @@ class RemotePath:
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is a URL and not a path."""
+    """Return True if a text starts with a URL scheme. Otherwise the text is a local path."""
     return _URL.match(text) is not None
 
 
 def redact(url: str) -> str:
-    """Return a URL without user, password, query and fragment."""
+    """Remove the user, password, query and fragment from a URL."""
     return _SECRETS.sub("", url)
 
 
 def batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Split the items of a transfer. Asynchronous file systems transfer all files of a call at the same time."""
+    """Split the items of a transfer into batches of `_BATCH`.
+
+    Asynchronous file systems transfer all files of one call in parallel, so a batch limits the number of transfers.
+    """
     return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
 
 
 def _message(error: BaseException, url: str) -> str:
-    """Return the message of an error without the secrets of a URL."""
+    """Return the message of an error, with the secrets of a URL removed."""
     text = describe_error(error).replace(url, redact(url))
     for secret in _SECRETS.findall(url):
         for part in re.split(r"[?#@&:=]", secret):

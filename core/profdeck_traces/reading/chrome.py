@@ -52,7 +52,10 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
     max_json_bytes: int,
     slice_events: int = SLICE_EVENTS,
 ) -> Trace:
-    """Read the events of some categories, or all, in the way of a handler; see `profdeck_traces.reading.reader`."""
+    """Read a Chrome trace with a handler of the class `kind`. If `categories` is None, read all categories.
+
+    `profdeck_traces.reading.reader.read_trace` describes the other arguments.
+    """
     store = EventStore(is_step, categories, tables, slice_events)
     handler = kind(KEYS, store.tables, store.add)
     check = check_trace(path, handler, on_progress=on_progress, max_json_bytes=max_json_bytes)

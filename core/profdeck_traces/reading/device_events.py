@@ -44,7 +44,10 @@ class DeviceEvents(AllEvents):
         self._dense = KinetoForm(self.collector, Complete, DEVICE_CATEGORIES | MARKS)
 
     def batch(self, text: memoryview) -> int | None:
-        """Take the events of the lanes; see :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process the device and annotation events of a batch.
+
+        See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`.
+        """
         self.flush()
         names = named(bytes(text), PROCESS_NAME) if stringzilla.find(text, PROCESS_NAME) >= 0 else []
         copies: list[int] | None = None

@@ -61,7 +61,7 @@ class _AnchorHandler(CountingHandler):
 
     def batch(self, text: memoryview) -> int | None:
         count = super().batch(text)
-        # Recording processes may lack the libraries that read traces, so this copies the batch and uses `in`.
+        # Search a copy with `in`, because the recording process may not have stringzilla from the extra `traces`.
         if count is not None and self._needle in (array := bytes(text)):
             self._take(array)
         return count

@@ -34,14 +34,16 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     max_json_bytes: int,
     slice_events: int,
 ) -> Trace:
-    """Read a directory of torch_npu; the arguments are those of `profdeck_traces.reading.reader.read_trace`.
+    """Read a trace directory of torch_npu.
 
-    Kernels come from ``kernel_details.csv``, all else from ``trace_view.json`` without the lanes of its process
-    ``Ascend Hardware``: these show the same kernels, and between them waits and ranges of mstx. If one of the two files
-    is missing, the other is read alone.
+    `profdeck_traces.reading.reader.read_trace` describes the arguments.
+
+    Kernels are read from ``kernel_details.csv``, and all other events from ``trace_view.json``. The lanes of its
+    process ``Ascend Hardware`` are skipped, because they contain the same kernels, with waits and mstx ranges. If one
+    of the two files is missing, only the other file is read.
 
     Raises:
-        TraceError: it cannot be read, or has not been analysed.
+        TraceError: the directory cannot be read or has not been analysed.
     """
     directory = AscendDirectory(path)
     if error := directory.unreadable():

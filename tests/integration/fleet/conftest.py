@@ -28,8 +28,8 @@ from profdeck import Profiler
 
 HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
-# Starts a process on a simulated host with another name. That host mounts the directory of the runs separately and has
-# its own shared memory.
+# Prefixes of a command that runs on a simulated second host. The host has its own name, its own shared memory and a
+# separate mount of the directory of the runs.
 OTHER_HOST = ["unshare", "--uts", "--mount"]
 MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --bind "$0" "$0" && exec "$@"']
 
@@ -128,7 +128,7 @@ def engines(begin: Begin, root: Path) -> Engines:
 
 @pytest.fixture(scope="session")
 def workers(engines: Engines) -> tuple[Server, Server]:
-    """Two servers of vLLM, on two hosts if namespaces are allowed here."""
+    """Two vLLM servers, on two simulated hosts if this machine allows namespaces."""
     first, second = map(up, engines.workers)
     return first, second
 

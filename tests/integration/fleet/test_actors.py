@@ -1,6 +1,7 @@
-"""Engines of the tests in actors of a real Ray cluster, with which much can go wrong.
+"""Tests of captures of simulated engines in actors of a real Ray cluster, including failures of the actors.
 
-The driver is `jobs/actors.py`. The tests check its results. For vLLM engines in actors, see `test_agent_loop`.
+The driver `jobs/actors.py` runs the captures, and the tests check its results. `test_agent_loop` tests vLLM engines in
+actors.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def cluster(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def ours(cluster: Cluster, environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """Run the driver. Return its results."""
+    """Results of the driver, which runs once for all tests of this module."""
     directory = tmp_path_factory.mktemp("ours")
     results = directory / "results.json"
     command = [sys.executable, HERE / "jobs" / "actors.py", directory / "profiles", results, cluster.address]
@@ -269,7 +270,7 @@ def ray_jobs(cluster: Cluster, environ: dict[str, str]) -> Iterator[tuple[RayJob
 def captured_from_outside(
     cluster: Cluster, environ: dict[str, str], directory: Path, *options: str, names: str = "*"
 ) -> tuple[int, dict[str, Any], str]:
-    """Run `profdeck capture servers --ray NAMES`. Return its exit code, its JSON document and its messages."""
+    """Run `profdeck capture servers --ray NAMES`. Return its exit code, its JSON output and its stderr."""
     given = ["--ray", names, "--iterations", "3", "--output", str(directory / "profiles")]
     given += ["--set", "server.options.device_options.thread_bound=false", "--json"]
     done = subprocess.run(

@@ -39,13 +39,13 @@ Remount = Callable[[str], None]
 
 @pytest.fixture
 def victim(begin: Any) -> Server:
-    """A vLLM server that the test kills."""
+    """A vLLM server that a test can kill."""
     return up(begin.vllm())
 
 
 @pytest.fixture
 def doomed(begin: Any, reward: SglangServer) -> SglangServer:
-    """An SGLang server that the test kills."""
+    """An SGLang server that a test can kill."""
     return up(begin.sglang())
 
 
@@ -201,7 +201,7 @@ def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
 
 @pytest.fixture
 def remount(engines: Any, workers: tuple[Server, Server], root: Path) -> Iterator[Remount]:
-    """Mount the directory of the runs on the other host again: ``ro`` or ``rw``."""
+    """Return a function that remounts the directory of the runs on the second host, as ``ro`` or ``rw``."""
     if not engines.on_two_hosts:
         pytest.skip("there is no other host: unshare is not allowed to make namespaces here")
 

@@ -1,4 +1,4 @@
-"""Execute docs/how-to/sglang.md: the scripts, with engines of the tiny model."""
+"""Run the scripts in docs/how-to/sglang.md with a tiny model."""
 
 from __future__ import annotations
 

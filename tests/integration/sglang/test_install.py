@@ -1,5 +1,3 @@
-"""The packages that profdeck adds to the environment of SGLang."""
-
 from __future__ import annotations
 
 from requirement_closure import required

@@ -1,4 +1,7 @@
-"""Captures of engines whose processes have not loaded profdeck. For what is refused, see `test_native_server`."""
+"""Tests of captures with SGLang's own profiler, in engines without profdeck.
+
+`test_native_server` tests the captures that profdeck refuses.
+"""
 
 from __future__ import annotations
 

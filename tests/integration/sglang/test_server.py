@@ -224,7 +224,7 @@ def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -
 
 @pytest.fixture(scope="module")
 def pair(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server of two ranks, which have little time to answer. It requires no token."""
+    """A server with two ranks, a short RPC timeout and no authentication."""
     output = tmp_path_factory.mktemp("pair") / "profiles"
     config = output.with_name("profdeck.yaml")
     config.write_text(

@@ -1,4 +1,4 @@
-"""Captures of a tokenizer manager under load, in the event loop that serves."""
+"""Tests of captures of a tokenizer manager while its event loop serves requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from profdeck.verification.run_report import read_run
 pytestmark = pytest.mark.long
 
 TOKENS = 6
-"""What each request of the job generates."""
+"""Number of tokens that each request of the job generates."""
 
 
 FRONTENDS = {"rollout-tokenizer"}
-"""The engine of the job takes and returns tokens, so it has no detokenizer."""
+"""The requests and responses of the job contain tokens, so its engine has no detokenizer."""
 
 
 @pytest.fixture(scope="module")

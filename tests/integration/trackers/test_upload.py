@@ -225,14 +225,14 @@ def test_names_that_lead_out_of_a_copy_are_refused(profdeck: Profdeck, bucket: A
     files.pipe_file(f"{name}/job/../../../../out", b"x")
     refused = profdeck("ls", f"s3://{name}/job")
     assert refused.returncode == 4
-    assert "which is not a path below it. Nothing was copied." in refused.stderr
+    assert "Nothing was copied." in refused.stderr
     assert not list(tmp_path.rglob("out"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ls", "s3://BUCKET"], "BUCKET does not exist, or there is no file in it"),
+        (["ls", "s3://BUCKET"], "BUCKET does not exist or contains no files"),
         (["ls", "s3://BUCKET/latest"], "There is no run in s3://BUCKET, so 'latest' cannot be resolved"),
         (["ls", "wrong://place"], "wrong://place is not a URL that fsspec supports"),
         (["upload", "profiles/job", "s3://no-such-bucket"], "cannot be written: FileNotFoundError"),

@@ -1,4 +1,4 @@
-"""Execute docs/how-to/vllm.md: the scripts, with engines of the tiny model."""
+"""Run the scripts in docs/how-to/vllm.md with a tiny model."""
 
 from __future__ import annotations
 

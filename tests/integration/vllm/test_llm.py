@@ -1,4 +1,4 @@
-"""Captures of a vLLM `LLM` with two ranks and profdeck in its workers. All tests share one engine."""
+"""Tests of captures of a vLLM `LLM` with two ranks. Its workers load profdeck. All tests share one engine."""
 
 from __future__ import annotations
 

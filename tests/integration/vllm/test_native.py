@@ -1,4 +1,7 @@
-"""Captures of engines whose workers have not loaded profdeck. For what is refused, see `test_server`."""
+"""Tests of captures with vLLM's own profiler, in engines without profdeck.
+
+`test_server` tests the captures that profdeck refuses.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def python() -> Program:
 
 @pytest.fixture
 def python_without(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Run a Python program in which some modules cannot be imported. This includes its child processes."""
+    """Return a function that runs Python without the given modules, in child processes as well."""
 
     def run(modules: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
         blocked = tmp_path_factory.mktemp("blocked")

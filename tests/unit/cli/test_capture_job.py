@@ -1,4 +1,4 @@
-"""`profdeck capture job`, against jobs that run in processes of their own and step by themselves."""
+"""Tests of `profdeck capture job`. Each job runs in a separate process and executes steps continuously."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profdeck capture servers`: many at once, what is checked before, and what is said of each."""
+"""Tests of `profdeck capture servers`: several servers, the checks before a capture, and the output."""
 
 from __future__ import annotations
 

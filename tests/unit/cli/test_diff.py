@@ -181,7 +181,7 @@ def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) ->
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "warning: run/rank0.trace.json: It ends early. Only the readable part is compared.",
-        "warning: a.json: the other side has no counterpart of run/rank1.trace.json",
+        "warning: a.json: the other run has no trace that corresponds to run/rank1.trace.json",
     ]
     assert "Operators are not compared: of some traces only the devices were read." in words(result)
 

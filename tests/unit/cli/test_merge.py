@@ -110,7 +110,7 @@ def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp
     assert result.exit_code == 0
     assert (
         result.stderr
-        == "warning: ascend/kernel_details.csv is skipped: it can only be merged into a slim trace (.pftrace).\n"
+        == "warning: ascend/kernel_details.csv is skipped. It can be merged only into a slim trace (.pftrace).\n"
     )
     assert result.stdout.startswith(f"{tmp_path / 'all.json'}: 1 traces, ")
     assert "MatMulV2" not in (tmp_path / "all.json").read_text()
@@ -185,7 +185,7 @@ def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_pat
     run = record(3, ranks=(0, 1), world_size=2)
     result = cli("merge", run, "-o", tmp_path / "all.json", "--align", "anchors")
     assert result.exit_code == 0
-    assert result.stderr.count("--align anchors found nothing to align by; the clock is unchanged.") == 2
+    assert result.stderr.count("no clock data for --align anchors. The times are unchanged.") == 2
     shared = cli("merge", run, "-o", tmp_path / "shared.json", "--align", "collectives")
     assert (shared.exit_code, shared.stderr) == (0, "")  # ranks of one host share a clock
 
@@ -193,7 +193,7 @@ def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["-o", "all.txt"], 2, "its name must end in .json, .json.gz, .pftrace, .pftrace.gz"),
+        (["-o", "all.txt"], 2, "the file name must end in .json, .json.gz, .pftrace, .pftrace.gz"),
         (["-o", "all.json", "--align", "guess"], 2, "it is one of none, anchors, collectives"),
         (["-o", "no/such/all.json"], 2, "is not a directory: create it"),
         (["-o", "there.json"], 2, "exists, and is left as it is"),
@@ -246,7 +246,7 @@ def test_directories_of_torch_npu_are_merged_by_their_ranks(cli: Cli, tmp_path: 
     result = cli("merge", tmp_path, "-o", tmp_path / "more.json")
     assert result.exit_code == 0
     assert (
-        "rank_0003.step10_4711_2026_ascend_pt is skipped: it can only be merged into a slim trace (.pftrace)."
+        "rank_0003.step10_4711_2026_ascend_pt is skipped. It can be merged only into a slim trace (.pftrace)."
         in result.stderr
     )
 

@@ -1,4 +1,4 @@
-"""`ls` and the commands that read traces agree on the state of every rank of every capture."""
+"""`profdeck ls` and the commands that read traces report the same status for every rank of a capture."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cut(path: Path) -> None:
 
 
 def change_content(path: Path) -> None:
-    """Rename events, so that the file is a different, whole trace."""
+    """Rename events. The file remains a valid trace, but its checksum changes."""
     packed = path.read_bytes().startswith(b"\x1f\x8b")
     text = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
     text = text.replace(b"paper::fold", b"paper::tear")

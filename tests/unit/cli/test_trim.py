@@ -121,7 +121,7 @@ def test_a_run_gets_no_strays(cli: Cli, record: Record, monkeypatch: pytest.Monk
     for arguments in ((), ("-o", run), ("-o", "../any.json")):
         result = cli("trim", artifact.name, "--steps", 3, *arguments)
         assert result.exit_code == 2
-        assert f"is inside the run {run}, where it would be read as one of its traces" in result.stderr
+        assert f"is inside the run {run} and would be read as a trace of that run" in result.stderr
     assert cli("ls", run).exit_code == 0
 
 
@@ -179,7 +179,7 @@ def test_a_truncated_trace_is_trimmed_with_a_warning(cli: Cli, trace: Path) -> N
 
     assert result.exit_code == 0
     assert f"warning: {trace}: The JSON is not closed" in result.stderr
-    assert result.stderr.endswith("What is readable was kept.\n")
+    assert result.stderr.endswith("Only the readable part was kept.\n")
     assert names(trace.parent / "rank_0001.step0.trim-steps0.trace.json.gz")[0] == "ProfilerStep#0"
 
 

@@ -1,4 +1,4 @@
-"""Summaries of invented traces."""
+"""Functions that create trace summaries from invented times."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def trace(
     capture: str | None = "step10",
     **members: Any,
 ) -> RankSummary:
-    """Make the summary of a rank's trace.
+    """Create the summary of one trace. All times are in microseconds.
 
     Args:
-        kernels: The time in each step, by kernel name.
-        operators: The time in each step, by operator name.
-        steps: Step durations. For iterations, pairs of stage and duration. By default 1,000 us per time.
-        of: The kind and stage of the steps that have these times, or None for a trace without steps.
+        kernels: The times in each step, by kernel name.
+        operators: The times in each step, by operator name.
+        steps: Durations of the steps. For iterations, pairs of stage and duration. By default, 1,000 us for each step.
+        of: The kind and stage of the steps, or None for a trace without steps.
         path: The path of the trace.
         role: The role of the rank.
         replica: The replica of the rank.

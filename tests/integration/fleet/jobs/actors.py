@@ -223,7 +223,7 @@ class Broken:
 
 
 def late() -> None:
-    """An actor that blocks between being reached and its start."""
+    """Block an actor after the profiler has connected to it and before the profiler starts the recording."""
     actor = make(held_engines.SyncActor)
     fifo = OUTPUT.parent / "fifo"
     os.mkfifo(fifo)

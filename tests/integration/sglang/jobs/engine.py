@@ -1,4 +1,7 @@
-"""Captures of an `Engine` with two ranks that is used without an event loop, with profdeck in its schedulers."""
+"""Job that captures an SGLang `Engine` with two ranks.
+
+The job uses the engine without an event loop. The schedulers load profdeck.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def second_start(host: Host, name: str, step: int, *, frontends: bool) -> None:
 
 
 def train(host: Host, name: str, config: dict[str, Any]) -> bool:
-    """Run five global steps over an engine that stands for two replicas. Return whether the tokens are as expected."""
+    """Run five global steps, with one engine in place of two replicas. Return True if all tokens are as expected."""
     values = settings(*config["steps"], **config["role"]) | {"run": name, **config["top"]}
     profilers = [
         Profiler.from_config(settings=values, identity=Identity(role="rollout", replica=replica), target=host.engine)
@@ -70,7 +73,7 @@ def train(host: Host, name: str, config: dict[str, Any]) -> bool:
 
 
 def shut_down(host: Host) -> None:
-    """End the engine in mid-capture."""
+    """Shut down the engine during a capture."""
     last = host.profiler(26, ranks="all", options={"ignore_frontend": False})
     running = last.start(26)
     host.generate()

@@ -1,6 +1,6 @@
-"""Captures of a tokenizer manager under load in the event loop that serves, as RL frameworks run engines.
+"""Job that captures a tokenizer manager while its event loop serves requests, as in RL frameworks.
 
-The engine is created in the loop, and takes and returns tokens only.
+The job creates the engine inside the event loop. Requests and responses contain only tokens.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
 
 
 async def captured() -> dict[str, Any]:
-    """Run all captures. The last one ends with its engine."""
+    """Run all captures. The engine is shut down during the last capture."""
     engine = sglang.Engine(**ENGINE, skip_tokenizer_init=True)
     generate = through_manager(engine.tokenizer_manager)
     results = await main(engine.tokenizer_manager, generate)

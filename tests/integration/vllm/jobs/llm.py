@@ -1,4 +1,7 @@
-"""Captures of an `LLM` with two ranks whose workers have profdeck. The last capture loses a worker."""
+"""Job that captures a vLLM `LLM` with two ranks.
+
+The workers load profdeck. During the last capture, the job kills one worker.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +76,14 @@ if __name__ == "__main__":
     results["limited"] = about(running)
     capture("after_all", 23, ranks="all")
 
-    # A worker is killed between two iterations.
+    # Kill a worker between two iterations.
     killed = settings(0, ranks="all") | {"run": "killed"}
     profiler = Profiler.from_config(settings=killed, role="rollout", target=llm)
     running = profiler.start(0)
     generate()
     (manifest,) = OUTPUT.rglob("killed/**/rank_0001_tp1.step0.json")
     os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
-    # vLLM now ends the other worker. No process except vLLM's own could wait for it.
+    # vLLM then stops the other worker. Poll its manifest, because only the parent process can wait for the worker.
     (other,) = OUTPUT.rglob("killed/**/rank_0000_tp0.step0.json")
     deadline = time.monotonic() + 30
     while json.loads(other.read_text())["status"] == "recording" and time.monotonic() < deadline:
